@@ -39,9 +39,7 @@ _ADD_ALL = text("""
     INSERT INTO bench.totals AS t (account, movements, cents)
     SELECT * FROM unnest(:accounts, :movements, :cents)
     ON CONFLICT (account) DO UPDATE SET movements = t.movements + excluded.movements, cents = t.cents + excluded.cents
-""").bindparams(
-    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("accounts", "movements", "cents"))
-)
+""").bindparams(*(bindparam(name, type_=ARRAY(BigInteger)) for name in ("accounts", "movements", "cents")))
 
 
 AROUND_A_NOTE = 55
@@ -91,11 +89,7 @@ def _sums(payloads: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
         cents[data["account"]] += data["cents"]
     # Sorted, so that two shards that update the same accounts wait for each other and do not deadlock.
     accounts = sorted(movements)
-    return {
-        "accounts": accounts,
-        "movements": [movements[a] for a in accounts],
-        "cents": [cents[a] for a in accounts],
-    }
+    return {"accounts": accounts, "movements": [movements[a] for a in accounts], "cents": [cents[a] for a in accounts]}
 
 
 def total_each(session: Session, record: Record) -> None:
@@ -115,9 +109,7 @@ def make_channel(form: Form, shards: int = 4, keep: timedelta = timedelta(days=1
 
 
 def make_pipeline(
-    shards: int,
-    wrap: Callable[[ConsumerFunction], ConsumerFunction] = lambda function: function,
-    form: Form = "packed",
+    shards: int, wrap: Callable[[ConsumerFunction], ConsumerFunction] = lambda function: function, form: Form = "packed"
 ) -> Pipeline:
     """A pipeline with its rules and its consumers, whose functions are wrapped."""
     channel = make_channel(form, shards)

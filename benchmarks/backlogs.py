@@ -95,9 +95,7 @@ VARIANTS: dict[str, Form] = {"plain entries": "plain", "zstd": "zstd"}
 """The other forms, by the names of the variants of a case."""
 
 
-def make_variants(
-    measure: Callable[[Backlog], Figures], backlog: Backlog, *names: str
-) -> dict[str, Contestant]:
+def make_variants(measure: Callable[[Backlog], Figures], backlog: Backlog, *names: str) -> dict[str, Contestant]:
     """Variants of a case that measures a backlog: the same rows in a log of another form; all forms if none is named."""
     return {name: partial(measure, backlog.kept_as(VARIANTS[name])) for name in names or VARIANTS}
 

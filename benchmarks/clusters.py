@@ -40,11 +40,7 @@ def start_cluster(keys: Sequence[str]) -> Iterator[tuple[str, list[EmbeddedRedis
 
 
 def _make_server(directory: Path, password: str) -> EmbeddedRedis:
-    settings = {
-        "cluster-enabled": "yes",
-        "cluster-port": str(free_port()),
-        "auto-aof-rewrite-percentage": "0",
-    }
+    settings = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "auto-aof-rewrite-percentage": "0"}
     server = EmbeddedRedis(directory, settings=settings, port=0)
     server._password = password  # noqa: SLF001  the URL of a Cluster has one for all servers
     return server
@@ -55,9 +51,7 @@ def _join(servers: Sequence[EmbeddedRedis], keys: Sequence[str]) -> None:
     slots = sorted(key_slot(key.encode()) for key in keys)
     first_of_second = slots[len(slots) // 2]
     clients: list[RedisClient] = [redis.Redis.from_url(server.url) for server in servers]
-    for client, bounds in zip(
-        clients, ((0, first_of_second - 1), (first_of_second, SLOTS - 1)), strict=True
-    ):
+    for client, bounds in zip(clients, ((0, first_of_second - 1), (first_of_second, SLOTS - 1)), strict=True):
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", *bounds)
     second = servers[1]._settings["cluster-port"], servers[1]._port  # noqa: SLF001  the same
     clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", second[1], second[0])

@@ -11,14 +11,7 @@ import typer
 from benchmarks.backlogs import FULL, QUICK, Scale
 from benchmarks.cases import all_cases
 from benchmarks.interrupts import remember_interrupts
-from benchmarks.measuring import (
-    INTERRUPTED,
-    Case,
-    ContestantFailed,
-    Interrupted,
-    NotMeasured,
-    compare,
-)
+from benchmarks.measuring import INTERRUPTED, Case, ContestantFailed, Interrupted, NotMeasured, compare
 from benchmarks.plot import check_matplotlib, draw, has_picture
 from benchmarks.report import Report, describe_machine, format_report, read_versions
 from benchmarks.servers import BenchServers
@@ -45,23 +38,13 @@ def bench(
         ),
     ] = None,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="About a minute: less of everything, no peers, no Spark, no other settings.",
-        ),
+        bool, typer.Option("--quick", help="About a minute: less of everything, no peers, no Spark, no other settings.")
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="How often each contestant is measured. Default: 5; with --quick 1.",
-        ),
+        typer.Option(min=1, metavar="N", help="How often each contestant is measured. Default: 5; with --quick 1."),
     ] = None,
-    peers: Annotated[
-        bool, typer.Option(help="Also measure the peers, the scripts in benchmarks/peers.")
-    ] = True,
+    peers: Annotated[bool, typer.Option(help="Also measure the peers, the scripts in benchmarks/peers.")] = True,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -69,9 +52,7 @@ def bench(
             help="Draw throughput against backlog, and latencies, as PNG and SVG files in this directory.",
         ),
     ] = None,
-    list_cases: Annotated[
-        bool, typer.Option("--list", help="List the cases; measure nothing.")
-    ] = False,
+    list_cases: Annotated[bool, typer.Option("--list", help="List the cases; measure nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Measure Penstock beside its limits and its peers, on its own servers: medians and ratios.
@@ -147,9 +128,7 @@ def _check_plot(cases: list[Case]) -> None:
     """
     check_matplotlib()
     if not any(has_picture(case.name) for case in cases):
-        raise InvalidSetting(
-            "--plot: only the cases backlog-… and latency-… have pictures, and none was chosen"
-        )
+        raise InvalidSetting("--plot: only the cases backlog-… and latency-… have pictures, and none was chosen")
 
 
 def _list(cases: list[Case], *, json: bool) -> None:
@@ -198,9 +177,7 @@ def _publish(report: Report, plot: Path | None, *, json: bool) -> None:
 
 
 app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
 )
 app.command()(bench)
 

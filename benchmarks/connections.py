@@ -7,6 +7,4 @@ from penstock.database.connections import Connection, plain_url
 
 def connect(database_url: str) -> Connection:
     """A connection in autocommit mode."""
-    return psycopg.connect(
-        plain_url(database_url), autocommit=True, application_name="penstock bench"
-    )
+    return psycopg.connect(plain_url(database_url), autocommit=True, application_name="penstock bench")

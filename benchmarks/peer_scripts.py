@@ -43,9 +43,7 @@ STREAMER = ("drain", "latency")
 TIMEOUT_S = 300.0
 
 
-def find_peers(
-    work: str, servers: BenchServers, backlog: Backlog, **load: float
-) -> dict[str, Contestant]:
+def find_peers(work: str, servers: BenchServers, backlog: Backlog, **load: float) -> dict[str, Contestant]:
     """The peers that can do this work, by name; with ``costs=True`` the figures are of processor time."""
     return {
         script.stem.replace("_", "-"): partial(_run, script, work, servers, backlog, load)
@@ -54,9 +52,7 @@ def find_peers(
     }
 
 
-def _run(
-    script: Path, work: str, servers: BenchServers, backlog: Backlog, load: dict[str, float]
-) -> Figures:
+def _run(script: Path, work: str, servers: BenchServers, backlog: Backlog, load: dict[str, float]) -> Figures:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
         raise NotMeasured("uv is not installed; it creates the environments of the peers")
@@ -79,12 +75,7 @@ def _run(
 def _run_command(command: list[str], work: dict[str, str]) -> Figures:
     environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"} | work
     peer = subprocess.Popen(  # noqa: S603  a script of this repository
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=environment,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
     )
     with peer:
         try:
@@ -112,9 +103,7 @@ def parse_needs(script: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _prepare_database(
-    work: str, servers: BenchServers, backlog: Backlog, needs: dict[str, Any]
-) -> Iterator[str]:
+def _prepare_database(work: str, servers: BenchServers, backlog: Backlog, needs: dict[str, Any]) -> Iterator[str]:
     """URL of a database with the backlog staged, or published if the peer consumes; with the extension that it needs."""
     if work == "consume":
         yield servers.publish_and_register(backlog)

@@ -97,9 +97,7 @@ def _commit_in_sessions(database_url: str, shards: int) -> Iterator[Callable[[ra
 
     def commit(ids: range) -> None:
         with sessions.begin() as session:
-            session.add_all(
-                Movement(id=n, account=n % ACCOUNTS, cents=n % 977, note=NOTE) for n in ids
-            )
+            session.add_all(Movement(id=n, account=n % ACCOUNTS, cents=n % 977, note=NOTE) for n in ids)
 
     try:
         yield commit
@@ -107,9 +105,7 @@ def _commit_in_sessions(database_url: str, shards: int) -> Iterator[Callable[[ra
         engine.dispose()
 
 
-def produce_freely(
-    database_url: str, producers: int, at_once: int, seconds: float, shards: int
-) -> tuple[int, float]:
+def produce_freely(database_url: str, producers: int, at_once: int, seconds: float, shards: int) -> tuple[int, float]:
     """Commits transactions of ``at_once`` records as fast as possible, from several processes.
 
     Returns the number of records and the seconds that they took.
@@ -117,9 +113,7 @@ def produce_freely(
     with ExitStack() as stack:
         started = [
             stack.enter_context(
-                start_process(
-                    *(_produce_freely, database_url, number, producers, at_once, seconds, shards)
-                )
+                start_process(*(_produce_freely, database_url, number, producers, at_once, seconds, shards))
             )
             for number in range(producers)
         ]
@@ -131,13 +125,7 @@ def produce_freely(
 
 
 def _produce_freely(  # noqa: PLR0913, PLR0917  the arguments of a process
-    pipe: Pipe,
-    database_url: str,
-    number: int,
-    producers: int,
-    at_once: int,
-    seconds: float,
-    shards: int,
+    pipe: Pipe, database_url: str, number: int, producers: int, at_once: int, seconds: float, shards: int
 ) -> None:
     shard_for = _map_shards(shards)
     committed = 0

@@ -66,9 +66,7 @@ def read_versions(servers: BenchServers) -> dict[str, str]:
         [(found["postgres"],)] = connection.execute("SHOW server_version").fetchall()
     with servers.redis() as client:
         server = client.info("server")
-    found[str(server.get("server_name", "redis"))] = str(
-        server.get("valkey_version", server["redis_version"])
-    )
+    found[str(server.get("server_name", "redis"))] = str(server.get("valkey_version", server["redis_version"]))
     return found
 
 
@@ -85,8 +83,7 @@ def _read_field(path: str, name: str) -> str | None:
 def format_report(report: Report) -> str:
     """The report as text: the machine, a table, and what was not measured."""
     head = "\n".join(
-        ", ".join(f"{name} {value}" for name, value in facts.items())
-        for facts in (report.machine, report.versions)
+        ", ".join(f"{name} {value}" for name, value in facts.items()) for facts in (report.machine, report.versions)
     )
     rows = [row for outcome in report.cases for row in _make_rows(outcome)]
     text = f"{head}\n\n{table_text(COLUMNS, rows)}"

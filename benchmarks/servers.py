@@ -37,9 +37,7 @@ class BenchServers:
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
         self._embedded = EmbeddedServers(
-            self._directory,
-            postgres_settings=POSTGRES_SETTINGS,
-            redis_settings={"auto-aof-rewrite-percentage": "0"},
+            self._directory, postgres_settings=POSTGRES_SETTINGS, redis_settings={"auto-aof-rewrite-percentage": "0"}
         )
         self._databases: dict[str, str] = {}
         self._published: Backlog | None = None
@@ -51,10 +49,7 @@ class BenchServers:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             self.before_stop.close()
@@ -125,10 +120,7 @@ class BenchServers:
         with self.postgres(url) as connection:
             connection.execute("TRUNCATE penstock.checkpoints, penstock.dead_letters, bench.totals")
             # A consumer updates rows, and its statements have statistics, as in a pipeline that has run before.
-            connection.execute(
-                "INSERT INTO bench.totals SELECT n, 0, 0 FROM generate_series(0, %s) n",
-                [ACCOUNTS - 1],
-            )
+            connection.execute("INSERT INTO bench.totals SELECT n, 0, 0 FROM generate_series(0, %s) n", [ACCOUNTS - 1])
             connection.execute("VACUUM ANALYZE bench.totals")
         return url
 
@@ -137,9 +129,7 @@ class BenchServers:
         url = self.publish(backlog)
         with self.postgres(url) as connection:
             for name in (BULK, EACH):
-                register_consumer(
-                    connection, backlog.pipeline.scope, backlog.pipeline.get_consumer(name)
-                )
+                register_consumer(connection, backlog.pipeline.scope, backlog.pipeline.get_consumer(name))
         return url
 
     def empty_redis(self) -> None:
@@ -164,7 +154,5 @@ def prepare(database_url: str, fill: Callable[[Connection], None]) -> None:
 
 def _has_no_slots(connection: Connection) -> bool:
     """Drops inactive replication slots; the server may keep the slot of a reader active for a while after its end."""
-    connection.execute(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
-    )
+    connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
     return connection.execute("SELECT 1 FROM pg_replication_slots").fetchone() is None

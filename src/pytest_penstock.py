@@ -34,9 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def penstock_postgres(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def penstock_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the run's Postgres: your own, or an embedded one; tests use databases of their own on it."""
     if given := _given(request.config, DATABASE_URL):
         yield given
@@ -48,9 +46,7 @@ def penstock_postgres(
 
 
 @pytest.fixture(scope="session")
-def penstock_redis(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def penstock_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the run's Redis: your own, or an embedded Valkey."""
     if given := _given(request.config, REDIS_URL):
         if hasattr(request.config, "workerinput"):
@@ -100,9 +96,7 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
 
 
 @pytest.fixture
-def penstock_database_url(
-    _penstock_databases: "TemplateDatabases", penstock_pipeline: "Pipeline"
-) -> Iterator[str]:
+def penstock_database_url(_penstock_databases: "TemplateDatabases", penstock_pipeline: "Pipeline") -> Iterator[str]:
     """URL of the test's database: Penstock's tables and yours, all empty, and the triggers that the pipeline declares."""
     with _extra():
         from penstock.capture import install_triggers  # noqa: PLC0415  not at start
@@ -132,9 +126,7 @@ def penstock_engine(penstock_database_url: str) -> "Iterator[Engine]":
 
 
 @pytest.fixture
-def penstock_sessions(
-    penstock_engine: "Engine", penstock_pipeline: "Pipeline"
-) -> "sessionmaker[Session]":
+def penstock_sessions(penstock_engine: "Engine", penstock_pipeline: "Pipeline") -> "sessionmaker[Session]":
     """A sessionmaker for the test's database, attached to the pipeline."""
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415  not at start
 
@@ -174,6 +166,4 @@ def _extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        pytest.fail(
-            f"Penstock's fixtures need {error.name}: pip install 'penstock[testing]'", pytrace=False
-        )
+        pytest.fail(f"Penstock's fixtures need {error.name}: pip install 'penstock[testing]'", pytrace=False)

@@ -80,18 +80,12 @@ def make_bulk_variants(
     return {
         **make_variants(lambda of_form: measure(of_form, BULK, None), backlog),
         "columns": lambda: measure(backlog, COLUMNS, make_columns_pipeline("packed")),
-        "columns, zstd": lambda: measure(
-            backlog.kept_as("zstd"), COLUMNS, make_columns_pipeline("zstd")
-        ),
-        "columns, plain entries": lambda: measure(
-            backlog.kept_as("plain"), COLUMNS, make_columns_pipeline("plain")
-        ),
+        "columns, zstd": lambda: measure(backlog.kept_as("zstd"), COLUMNS, make_columns_pipeline("zstd")),
+        "columns, plain entries": lambda: measure(backlog.kept_as("plain"), COLUMNS, make_columns_pipeline("plain")),
     }
 
 
-def measure_consumer(
-    servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None
-) -> Figures:
+def measure_consumer(servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None) -> Figures:
     """Records per second of one worker that applies the log; without connecting.
 
     Raises:
@@ -106,11 +100,7 @@ def measure_consumer(
 
 @contextmanager
 def prepare_consumer(
-    servers: BenchServers,
-    backlog: Backlog,
-    database_url: str,
-    name: str,
-    pipeline: Pipeline | None = None,
+    servers: BenchServers, backlog: Backlog, database_url: str, name: str, pipeline: Pipeline | None = None
 ) -> Iterator[Callable[[], None]]:
     """Yields what applies the log by one worker, which has connected."""
     pipeline = pipeline or backlog.pipeline
@@ -131,8 +121,7 @@ def prepare_consumer(
 def count_applied(connection: Connection, consumer: str) -> int:
     """Number of records that the consumer has applied, from its checkpoints."""
     [(count,)] = connection.execute(
-        "SELECT coalesce(sum(applied), 0)::bigint FROM penstock.checkpoints WHERE consumer = %s",
-        [consumer],
+        "SELECT coalesce(sum(applied), 0)::bigint FROM penstock.checkpoints WHERE consumer = %s", [consumer]
     )
     return int(count)
 

@@ -8,15 +8,7 @@ from functools import partial
 
 from benchmarks import watching
 from benchmarks.application import BULK, CHANNEL
-from benchmarks.backlogs import (
-    ROWS_A_TRANSACTION,
-    Backlog,
-    Scale,
-    drain,
-    fill,
-    make_variants,
-    unsequence,
-)
+from benchmarks.backlogs import ROWS_A_TRANSACTION, Backlog, Scale, drain, fill, make_variants, unsequence
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.processor import read_processor_s
@@ -59,12 +51,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             better="less",
             rounds=1,
         ),
-        _make_memory_case(
-            servers, backlog, "cost-memory", "payloads of letters that hardly compress"
-        ),
-        _make_memory_case(
-            *(servers, replace(backlog, in_words=True), "cost-memory-words", "payloads of words")
-        ),
+        _make_memory_case(servers, backlog, "cost-memory", "payloads of letters that hardly compress"),
+        _make_memory_case(*(servers, replace(backlog, in_words=True), "cost-memory-words", "payloads of words")),
         Case(
             name="cost-idle-streamer",
             unit="% of a core",
@@ -92,13 +80,9 @@ def _make_memory_case(servers: BenchServers, backlog: Backlog, name: str, payloa
         unit="bytes",
         sentence=f"Redis memory per record in the log: {payloads}",
         ours=lambda: _measure_memory_of_log(servers, backlog),
-        limits={
-            "XADD of its payload": lambda: _measure_memory_of_entries(servers, backlog, [b"data"]),
-        },
+        limits={"XADD of its payload": lambda: _measure_memory_of_entries(servers, backlog, [b"data"])},
         variants=make_variants(partial(_measure_memory_of_log, servers), backlog),
-        peers={
-            "XADD of all its fields": lambda: _measure_memory_of_entries(servers, backlog, None)
-        },
+        peers={"XADD of all its fields": lambda: _measure_memory_of_entries(servers, backlog, None)},
         better="less",
         rounds=1,
     )
@@ -116,10 +100,7 @@ def _measure_wal_of_records(servers: BenchServers, backlog: Backlog) -> Figures:
         drain(backlog, url, servers.redis_url)
         _remove(connection, client, backlog)
         ended = _read_wal(connection)
-    return {
-        "": (ended - began) / backlog.records,
-        "-staged": (staged - began) / backlog.records,
-    }
+    return {"": (ended - began) / backlog.records, "-staged": (staged - began) / backlog.records}
 
 
 def _measure_wal_of_rows(servers: BenchServers, backlog: Backlog) -> Figures:
@@ -152,9 +133,7 @@ def insert(connection: Connection, table: str, backlog: Backlog) -> None:
 
 def _read_wal(connection: Connection) -> int:
     """Bytes of WAL since the server was created."""
-    [(found,)] = connection.execute(
-        "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
-    ).fetchall()
+    [(found,)] = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").fetchall()
     return int(found)
 
 
@@ -167,9 +146,7 @@ def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> No
     channel = Log(CHANNEL, shards=backlog.shards, keep=timedelta(0))
     found = extents(client, backlog.pipeline.scope.namespace, channel.shard_names)
     tails = {shard: extent.tail for shard, extent in found.items()}
-    connection.execute(
-        "TRUNCATE penstock.checkpoints"
-    )  # without a consumer, what is published is done
+    connection.execute("TRUNCATE penstock.checkpoints")  # without a consumer, what is published is done
     retain(connection, client, DEFAULT_SCOPE, channel, tails)
     [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     if left > backlog.records // 2:
@@ -179,14 +156,10 @@ def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> No
 def _measure_memory_of_log(servers: BenchServers, backlog: Backlog) -> Figures:
     servers.publish(backlog)
     with servers.redis() as client:
-        return {
-            "": sum(_read_memory(client, stream) for stream in backlog.streams) / backlog.records
-        }
+        return {"": sum(_read_memory(client, stream) for stream in backlog.streams) / backlog.records}
 
 
-def _measure_memory_of_entries(
-    servers: BenchServers, backlog: Backlog, fields: Iterable[bytes] | None
-) -> Figures:
+def _measure_memory_of_entries(servers: BenchServers, backlog: Backlog, fields: Iterable[bytes] | None) -> Figures:
     """Plain entries with some of their fields, appended by ``XADD`` to as many streams with ids by Redis."""
     servers.publish(backlog.kept_as("plain"))
     used = 0
@@ -216,9 +189,7 @@ def _measure_idle(servers: BenchServers, seconds: float, *, streamer: bool) -> F
     with (
         servers.postgres(url) as connection,
         servers.redis() as client,
-        watching.run_engine(
-            "inline", url, servers.redis_url, streamer=streamer, consumers=consumers
-        ) as process,
+        watching.run_engine("inline", url, servers.redis_url, streamer=streamer, consumers=consumers) as process,
     ):
         time.sleep(REST_S)
         backends = connection.execute(

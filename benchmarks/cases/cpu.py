@@ -28,10 +28,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             name="cost-cpu-publish",
             unit="µs",
             sentence="processor time per record from staged to published: the sum, the worker, Postgres, Redis; and of staging it",
-            ours=lambda: {
-                **_measure_publishing(servers, backlog),
-                **_measure_staging(servers, backlog),
-            },
+            ours=lambda: {**_measure_publishing(servers, backlog), **_measure_staging(servers, backlog)},
             limits={"xadd": lambda: _measure_append(servers, backlog)},
             variants=make_variants(partial(_measure_publishing, servers), backlog),
             peers=find_peers("drain", servers, Backlog(scale.records, shards=1), costs=True),
@@ -74,9 +71,7 @@ def _measure_staging(servers: BenchServers, backlog: Backlog) -> Figures:
     url = make_source(servers, backlog)
     with servers.postgres(url) as connection:
         connection.execute("TRUNCATE penstock.staged_records")
-        used = _measure(
-            servers, url, lambda: insert(connection, "penstock.staged_records", backlog)
-        )
+        used = _measure(servers, url, lambda: insert(connection, "penstock.staged_records", backlog))
     return {"-staged": 1e6 * used["postgres"] / backlog.records}
 
 
@@ -87,9 +82,7 @@ def _measure_append(servers: BenchServers, backlog: Backlog) -> Figures:
     return _describe({who: used[who] for who in ("worker", "redis")}, backlog)
 
 
-def _measure_consuming(
-    servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None
-) -> Figures:
+def _measure_consuming(servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None) -> Figures:
     url = servers.publish_and_register(backlog)
     with prepare_consumer(servers, backlog, url, name, pipeline) as apply_all:
         return _describe(_measure(servers, url, apply_all), backlog)

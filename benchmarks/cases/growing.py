@@ -36,11 +36,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     """Large backlogs; drains with kept records, with removal, and with an open transaction."""
     alone = {"nothing else": lambda: _drain_alone(servers, Backlog(scale.records))}
     return [
-        *(
-            case
-            for waiting in BACKLOGS
-            for case in _make_large_cases(servers, scale, Backlog(waiting))
-        ),
+        *(case for waiting in BACKLOGS for case in _make_large_cases(servers, scale, Backlog(waiting))),
         *(
             Case(
                 name=f"drain-kept-{kept}",
@@ -75,11 +71,7 @@ def _make_large_cases(servers: BenchServers, scale: Scale, backlog: Backlog) -> 
     found = []
     for who, sentence, run in (
         ("streamer", "the streamer empties", lambda: _drain_alone(servers, backlog)),
-        (
-            "consumer",
-            "a consumer applies, in bulk,",
-            lambda: measure_consumer(servers, backlog, BULK),
-        ),
+        ("consumer", "a consumer applies, in bulk,", lambda: measure_consumer(servers, backlog, BULK)),
     ):
         found.append(
             Case(
@@ -145,13 +137,7 @@ def _drain_and_remove(servers: BenchServers, backlog: Backlog) -> Figures:
         began = perf_counter()
         streamer.drain()
         found = extents(client, "penstock", channel.shard_names)
-        retain(
-            connection,
-            client,
-            DEFAULT_SCOPE,
-            channel,
-            {shard: each.tail for shard, each in found.items()},
-        )
+        retain(connection, client, DEFAULT_SCOPE, channel, {shard: each.tail for shard, each in found.items()})
         took = perf_counter() - began
         [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records")
     if left > JOURNAL_CHUNK * backlog.shards:

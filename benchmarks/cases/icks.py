@@ -71,9 +71,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             unit="ms",
             sentence=f"how long Redis is busy with one call that marks {SLICE:,} in an Ick of {members:,} members (longest, p99; longest by the clock)",
             ours=lambda: _measure_longest_call(servers, members, "evalsha", _mark_again(_add)),
-            limits={
-                "zadd": lambda: _measure_longest_call(servers, members, "zadd", _mark_again(_zadd))
-            },
+            limits={"zadd": lambda: _measure_longest_call(servers, members, "zadd", _mark_again(_zadd))},
             better="less",
             rounds=rounds,
         ),
@@ -82,11 +80,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             unit="ms",
             sentence=f"the same for one that exchanges a reservation of {DEFAULT_SIZE}",
             ours=lambda: _measure_longest_call(servers, members, "evalsha", _take_fenced),
-            limits={
-                "zpopmin": lambda: _measure_longest_call(
-                    servers, members, "zpopmin", _take_by_zpopmin
-                )
-            },
+            limits={"zpopmin": lambda: _measure_longest_call(servers, members, "zpopmin", _take_by_zpopmin)},
             better="less",
             rounds=rounds,
         ),
@@ -99,15 +93,10 @@ def _make_marks(members: int, turn: int) -> Iterator[Marks]:
     step = pow(7919, turn + 1)
     for first in range(0, members, MARKS_AT_ONCE):
         last = min(first + MARKS_AT_ONCE, members)
-        yield [
-            (b"document-%d" % (n * step % members), FIRST_SCORE + turn * members + n)
-            for n in range(first, last)
-        ]
+        yield [(b"document-%d" % (n * step % members), FIRST_SCORE + turn * members + n) for n in range(first, last)]
 
 
-def _measure_marking(
-    servers: BenchServers, members: int, mark: Callable[[RedisClient, Marks], float]
-) -> Figures:
+def _measure_marking(servers: BenchServers, members: int, mark: Callable[[RedisClient, Marks], float]) -> Figures:
     """Marks per second: every member once, and then ``AGAIN`` times again; preparing the marks is not counted."""
     servers.empty_redis()
     took = 0.0
@@ -236,9 +225,7 @@ def _mark_again(mark: Callable[[RedisClient, Marks], float]) -> Calls:
     return calls
 
 
-def _measure_longest_call(
-    servers: BenchServers, members: int, command: str, calls: Calls
-) -> Figures:
+def _measure_longest_call(servers: BenchServers, members: int, command: str, calls: Calls) -> Figures:
     """How long Redis is busy with one call of ``command``, in ms.
 
     There are two upper bounds for a call: its time by the clock, which includes the load of other processes, and the

@@ -37,9 +37,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 sentence=f"from a producer's BEGIN to the consumer's COMMIT, inline, {rate:,} records/s (p50, p99)",
                 ours=partial(_measure_to_effect, servers, load, "inline"),
                 limits={"a commit": lambda: limits.time_commits(servers)},
-                variants={
-                    "plain entries": partial(_measure_to_effect, servers, load, "inline", "plain")
-                },
+                variants={"plain entries": partial(_measure_to_effect, servers, load, "inline", "plain")},
                 better="less",
             )
         )
@@ -51,9 +49,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 ours=partial(_measure_to_log, servers, load),
                 limits={"a commit": lambda: limits.time_commits(servers)},
                 variants={"plain entries": partial(_measure_to_log, servers, load, "plain")},
-                peers=find_peers(
-                    "latency", servers, NOTHING, rate=rate, at_once=at_once, seconds=load.seconds
-                ),
+                peers=find_peers("latency", servers, NOTHING, rate=rate, at_once=at_once, seconds=load.seconds),
                 better="less",
             )
         )
@@ -78,35 +74,24 @@ def _make_spark_case(servers: BenchServers, scale: Scale) -> Case:
 
 
 def _measure_to_effect(
-    servers: BenchServers,
-    load: ProducerLoad,
-    engine: watching.EngineName,
-    form: Form = "packed",
+    servers: BenchServers, load: ProducerLoad, engine: watching.EngineName, form: Form = "packed"
 ) -> Figures:
     database_url = servers.stage(NOTHING)
     app = watching.name_app(watching.NOTING, form)
-    with watching.watch_effects(
-        engine, database_url, servers.redis_url, [BULK], app=app
-    ) as arrivals:
+    with watching.watch_effects(engine, database_url, servers.redis_url, [BULK], app=app) as arrivals:
         return time_records(database_url, load, arrivals)
 
 
 def _measure_to_log(servers: BenchServers, load: ProducerLoad, form: Form = "packed") -> Figures:
     database_url = servers.stage(NOTHING)
     with (
-        watching.run_engine(
-            "inline", database_url, servers.redis_url, app=watching.name_app(watching.APP, form)
-        ),
+        watching.run_engine("inline", database_url, servers.redis_url, app=watching.name_app(watching.APP, form)),
         watching.watch_entries(servers.redis_url, NOTHING.streams) as arrivals,
     ):
         return time_records(database_url, load, arrivals)
 
 
-def time_records(
-    database_url: str,
-    load: ProducerLoad,
-    arrivals: Callable[[int], Mapping[int, float]],
-) -> Figures:
+def time_records(database_url: str, load: ProducerLoad, arrivals: Callable[[int], Mapping[int, float]]) -> Figures:
     """Produces a load, and measures how long each record took: median and 99th percentile, in ms.
 
     Raises:

@@ -79,28 +79,20 @@ def _measure_idle(servers: BenchServers, seconds: float) -> Figures:
     return {name: 100 * took / seconds for name, took in used.items()}
 
 
-def _measure_on_one_redis(
-    servers: BenchServers, backlog: Backlog, shares: Sequence[str]
-) -> Figures:
+def _measure_on_one_redis(servers: BenchServers, backlog: Backlog, shares: Sequence[str]) -> Figures:
     url = servers.stage(backlog)
     with servers.redis() as client:
         return {"": _measure_rate(backlog, shares, url, servers.redis_url, client)}
 
 
-def _measure_on_a_cluster(
-    servers: BenchServers, backlog: Backlog, shares: Sequence[str]
-) -> Figures:
+def _measure_on_a_cluster(servers: BenchServers, backlog: Backlog, shares: Sequence[str]) -> Figures:
     url = servers.stage(backlog)
     with start_cluster(backlog.streams) as (redis_url, _), connect_redis(redis_url) as client:
         return {"": _measure_rate(backlog, shares, url, redis_url, client)}
 
 
 def _measure_rate(
-    backlog: Backlog,
-    shares: Sequence[str],
-    database_url: str,
-    redis_url: str,
-    client: RedisClient,
+    backlog: Backlog, shares: Sequence[str], database_url: str, redis_url: str, client: RedisClient
 ) -> float:
     """Records per second from the start of the first tick until all records are in the log; without connecting."""
     with run_streamers(shares, backlog.shards, database_url, redis_url) as (begin, _):

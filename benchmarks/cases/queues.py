@@ -95,9 +95,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
 
 def _write(queue: FairQueue, count: int) -> None:
     for first in range(0, count, AT_ONCE):
-        queue.write_many(
-            [NewMessage(f"tenant-{n % TENANTS}", PAYLOAD) for n in range(first, first + AT_ONCE)]
-        )
+        queue.write_many([NewMessage(f"tenant-{n % TENANTS}", PAYLOAD) for n in range(first, first + AT_ONCE)])
 
 
 def _fill_stream(client: RedisClient, count: int) -> None:
@@ -191,9 +189,7 @@ def _measure_plain_pickup(servers: BenchServers) -> Figures:
         client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
 
         def read() -> float:
-            [[_, [[id_, _]]]] = client.xreadgroup(
-                GROUP, "reader", {STREAM: ">"}, count=1, block=10_000
-            )
+            [[_, [[id_, _]]]] = client.xreadgroup(GROUP, "reader", {STREAM: ">"}, count=1, block=10_000)
             at = monotonic()
             client.xack(STREAM, GROUP, id_)
             return at
@@ -240,10 +236,7 @@ def _measure_mice(servers: BenchServers, elephants: int, seconds: float) -> Figu
                     *(NewMessage("other elephant", PAYLOAD, key=f"{n % 100}") for n in some),
                 ]
             )
-        threads = [
-            threading.Thread(target=_work_beside, args=(servers, done, took))
-            for _ in range(READERS)
-        ]
+        threads = [threading.Thread(target=_work_beside, args=(servers, done, took)) for _ in range(READERS)]
         for thread in threads:
             thread.start()
         end, number = monotonic() + seconds, 0

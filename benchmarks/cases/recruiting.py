@@ -105,9 +105,7 @@ def _make_fault_case(servers: BenchServers, backlog: Backlog, seconds: float, fa
     )
 
 
-def _side_by_side(
-    measure: Callable[[], tuple[list[float], list[float]]],
-) -> tuple[Contestant, Contestant]:
+def _side_by_side(measure: Callable[[], tuple[list[float], list[float]]]) -> tuple[Contestant, Contestant]:
     """A limit and its counterpart, measured together when it is the limit's time."""
     left: list[Figures] = []
 
@@ -241,10 +239,7 @@ def _run_fresh(script: str, *arguments: str) -> Any:
 
 def _measure_memory(servers: BenchServers) -> Figures:
     chore = ("chore", servers.database("recruit-memory"), servers.redis_url)
-    return {
-        "": _run_fresh("memory.py", "enlist"),
-        "-chore": _run_fresh("memory.py", *chore),
-    }
+    return {"": _run_fresh("memory.py", "enlist"), "-chore": _run_fresh("memory.py", *chore)}
 
 
 def _measure_memory_without() -> Figures:

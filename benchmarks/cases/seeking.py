@@ -61,9 +61,7 @@ def _fill(client: RedisClient, entries: str, records: int) -> None:
     if entries == "plain":
         per_entry, names, values = 1, NAMES, [1, *row, STAGED_US]
     else:
-        columns = Columns.pack(
-            [(n, *row[:-2], f'{{"n":{n},{row[3][1:]}', "", STAGED_US) for n in range(PER_ENTRY)]
-        )
+        columns = Columns.pack([(n, *row[:-2], f'{{"n":{n},{row[3][1:]}', "", STAGED_US) for n in range(PER_ENTRY)])
         per_entry, names = PER_ENTRY, FIELDS
         values = Entry(SHARD, Offset(1), columns).values()
     fields = [each for pair in zip(names, values, strict=True) for each in pair]

@@ -23,10 +23,7 @@ FlushObjects = Callable[[Session, int], None]
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     """One for each size of a flush, through the ORM and by hand."""
     found = []
-    for way, with_penstock, without in (
-        ("orm", _orm, _orm_and_insert),
-        ("core", _core, _core_and_insert),
-    ):
+    for way, with_penstock, without in (("orm", _orm, _orm_and_insert), ("core", _core, _core_and_insert)):
         for objects in OBJECTS:
             times = max(3, min(300, scale.records // 50 // objects))
             found.append(
@@ -34,23 +31,15 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                     name=f"stage-{way}-{objects}",
                     unit="ms",
                     sentence=f"a flush of {objects} new rows ({way}) stages a record for each",
-                    ours=partial(
-                        _time_flush, servers, with_penstock, objects, times, attached=True
-                    ),
-                    limits={
-                        "one INSERT more": partial(
-                            _time_flush, servers, without, objects, times, attached=False
-                        )
-                    },
+                    ours=partial(_time_flush, servers, with_penstock, objects, times, attached=True),
+                    limits={"one INSERT more": partial(_time_flush, servers, without, objects, times, attached=False)},
                     better="less",
                 )
             )
     return found
 
 
-def _time_flush(
-    servers: BenchServers, flush: FlushObjects, objects: int, times: int, *, attached: bool
-) -> Figures:
+def _time_flush(servers: BenchServers, flush: FlushObjects, objects: int, times: int, *, attached: bool) -> Figures:
     """Milliseconds per flush; its transaction is rolled back, so that the tables do not change."""
     engine = make_engine(servers.database("staging"), application="bench")
     sessions = sessionmaker(engine)
@@ -63,9 +52,7 @@ def _time_flush(
         engine.dispose()
 
 
-def _flush_repeatedly(
-    sessions: sessionmaker[Session], flush: FlushObjects, objects: int, times: int
-) -> float:
+def _flush_repeatedly(sessions: sessionmaker[Session], flush: FlushObjects, objects: int, times: int) -> float:
     took = 0.0
     for _ in range(times):
         with sessions() as session:
@@ -78,9 +65,7 @@ def _flush_repeatedly(
 
 
 def _make_values(objects: int) -> list[dict[str, object]]:
-    return [
-        {"id": n, "account": n % ACCOUNTS, "cents": n % 977, "note": NOTE} for n in range(objects)
-    ]
+    return [{"id": n, "account": n % ACCOUNTS, "cents": n % 977, "note": NOTE} for n in range(objects)]
 
 
 def _orm(session: Session, objects: int) -> None:
@@ -98,10 +83,7 @@ def _core(session: Session, objects: int) -> None:
     stage_many(
         session,
         get_pipeline(4).channels["movements"],
-        [
-            {"key": v["account"], "action": "insert", "object": "movement", "data": v}
-            for v in _make_values(objects)
-        ],
+        [{"key": v["account"], "action": "insert", "object": "movement", "data": v} for v in _make_values(objects)],
     )
 
 

@@ -24,9 +24,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence=f"a consumer applies what {PRODUCERS} producers commit as fast as they can, {AT_ONCE} per transaction",
             ours=lambda: _measure_with_pipeline(servers, scale.seconds),
             limits={"producers alone": lambda: _measure_producers_alone(servers, scale.seconds)},
-            variants={
-                "plain entries": lambda: _measure_with_pipeline(servers, scale.seconds, "plain")
-            },
+            variants={"plain entries": lambda: _measure_with_pipeline(servers, scale.seconds, "plain")},
         )
     ]
 
@@ -40,11 +38,7 @@ def _measure_with_pipeline(servers: BenchServers, seconds: float, form: Form = "
     database_url = servers.stage(NOTHING)
     with (
         watching.run_engine(
-            "inline",
-            database_url,
-            servers.redis_url,
-            consumers=[BULK],
-            app=watching.name_app(APP, form),
+            "inline", database_url, servers.redis_url, consumers=[BULK], app=watching.name_app(APP, form)
         ),
         servers.postgres(database_url) as connection,
     ):
@@ -62,7 +56,5 @@ def _measure_with_pipeline(servers: BenchServers, seconds: float, form: Form = "
 
 
 def _measure_producers_alone(servers: BenchServers, seconds: float) -> Figures:
-    committed, took = produce_freely(
-        servers.stage(NOTHING), PRODUCERS, AT_ONCE, seconds, NOTHING.shards
-    )
+    committed, took = produce_freely(servers.stage(NOTHING), PRODUCERS, AT_ONCE, seconds, NOTHING.shards)
     return {"": committed / took, "-produced": committed / took}

@@ -48,7 +48,5 @@ match sys.argv[1:]:
     case _:
         pass
 gc.collect()
-private = re.findall(
-    r"^Private_\w+: +(\d+)", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE
-)
+private = re.findall(r"^Private_\w+: +(\d+)", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
 print(json.dumps(sum(map(int, private)) / 1024))

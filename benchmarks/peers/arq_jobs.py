@@ -38,9 +38,7 @@ def _settings() -> RedisSettings:
 async def _main() -> None:
     pool = await create_pool(_settings())
     for first in range(0, COUNT, CONCURRENCY):
-        await asyncio.gather(
-            *(pool.enqueue_job("nothing", "x" * 200) for _ in range(first, first + CONCURRENCY))
-        )
+        await asyncio.gather(*(pool.enqueue_job("nothing", "x" * 200) for _ in range(first, first + CONCURRENCY)))
     worker = Worker(
         [nothing],
         redis_pool=pool,

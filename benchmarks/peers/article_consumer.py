@@ -37,9 +37,7 @@ ON CONFLICT (stream) DO UPDATE SET last_entry = excluded.last_entry
 def run_once(connection: harness.Connection, client: Any, stream: str) -> int:
     """One transaction."""
     with connection.transaction():
-        row = connection.execute(
-            "SELECT last_entry FROM peer_checkpoints WHERE stream = %s", [stream]
-        ).fetchone()
+        row = connection.execute("SELECT last_entry FROM peer_checkpoints WHERE stream = %s", [stream]).fetchone()
         entries = client.xrange(stream, f"({row[0]}" if row else "-", "+", count=harness.BATCH)
         if not entries:
             return 0

@@ -37,10 +37,7 @@ OUTBOX = make_outbox_table(MetaData())
 
 
 def _make_ddl() -> str:
-    ddl: tuple[ExecutableDDLElement, ...] = (
-        CreateTable(OUTBOX),
-        *(CreateIndex(each) for each in OUTBOX.indexes),
-    )
+    ddl: tuple[ExecutableDDLElement, ...] = (CreateTable(OUTBOX), *(CreateIndex(each) for each in OUTBOX.indexes))
     statements = (str(each.compile(dialect=dialect())) for each in ddl)  # type: ignore[no-untyped-call]  # SQLAlchemy does not type it
     return ";".join((*statements, outbox_autovacuum_ddl()))
 
@@ -74,14 +71,7 @@ async def _work() -> None:
     async def relay(payload: bytes, message: OutboxMessage) -> None:
         row = message.raw_message
         headers = message.headers
-        entry = (
-            row.id,
-            headers["key"],
-            headers["action"],
-            headers["object"],
-            payload,
-            row.created_at,
-        )
+        entry = (row.id, headers["key"], headers["action"], headers["object"], payload, row.created_at)
         await client.xadd(harness.STREAM, harness.make_fields(entry))
         worker.moved += 1
 

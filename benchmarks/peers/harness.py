@@ -184,9 +184,7 @@ def _drain_for_costs(
         connection.execute(peer.fill.encode())
 
     staged = _measure_costs(connection, client, fill)["postgres"]
-    if (
-        peer.start
-    ):  # it reads while rows are written: those of another fill, since it begins with the next one
+    if peer.start:  # it reads while rows are written: those of another fill, since it begins with the next one
         peer.start(connection, client)
 
         def fill_and_relay() -> None:
@@ -213,9 +211,7 @@ def _time(work: Callable[[], None]) -> float:
     return perf_counter() - began
 
 
-def _measure_costs(
-    connection: Connection, client: redis.Redis, work: Callable[[], None]
-) -> dict[str, float]:
+def _measure_costs(connection: Connection, client: redis.Redis, work: Callable[[], None]) -> dict[str, float]:
     """Seconds of processor time that this process and each server use while it runs."""
     processes = (os.getpid(), connection.info.backend_pid, client.info("server")["process_id"])
     meter = [*shlex.split(os.environ["PEER_METER"]), *map(str, processes)]
@@ -314,10 +310,7 @@ def _produce(peer: Peer) -> dict[str, Any]:
                 sleep(left)
             ids = list(range(number * at_once, (number + 1) * at_once))
             accounts = [n % ACCOUNTS for n in ids]
-            payloads = [
-                json.dumps({"id": n, "account": n % ACCOUNTS, "cents": n % 977, "note": NOTE})
-                for n in ids
-            ]
+            payloads = [json.dumps({"id": n, "account": n % ACCOUNTS, "cents": n % 977, "note": NOTE}) for n in ids]
             now = monotonic()
             began.update(dict.fromkeys(ids, now))
             connection.execute(

@@ -23,16 +23,9 @@ if __name__ == "__main__":
         connection.execute(get_embedded_install_sql().encode())
         connection.execute("SELECT pgmq.create('bench')")
         payload = json.dumps({"note": "x" * 200})
-        connection.execute(
-            "SELECT pgmq.send_batch('bench', array_fill(%s::jsonb, ARRAY[%s]))", [payload, COUNT]
-        )
+        connection.execute("SELECT pgmq.send_batch('bench', array_fill(%s::jsonb, ARRAY[%s]))", [payload, COUNT])
         began, processor, done = perf_counter(), process_time(), 0
-        while ids := [
-            row[0]
-            for row in connection.execute(
-                "SELECT msg_id FROM pgmq.read('bench', 30, %s)", [AT_ONCE]
-            )
-        ]:
+        while ids := [row[0] for row in connection.execute("SELECT msg_id FROM pgmq.read('bench', 30, %s)", [AT_ONCE])]:
             connection.execute("SELECT pgmq.delete('bench', %s::bigint[])", [ids])
             done += len(ids)
         took, busy = perf_counter() - began, process_time() - processor

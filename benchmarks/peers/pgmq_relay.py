@@ -31,8 +31,7 @@ def relay(connection: harness.Connection, client: Any) -> int:
 if __name__ == "__main__":
     harness.main(
         harness.Peer(
-            create="CREATE SCHEMA pgmq; "
-            f"{get_embedded_install_sql()}; SELECT pgmq.create('outbox')",
+            create=f"CREATE SCHEMA pgmq; {get_embedded_install_sql()}; SELECT pgmq.create('outbox')",
             fill="SELECT pgmq.send_batch('outbox', array_agg(data ORDER BY id)) FROM penstock.staged_records "
             "GROUP BY (id - 1) / 1000 ORDER BY min(id)",
             stage="SELECT pgmq.send_batch('outbox', %(payloads)s::jsonb[])",

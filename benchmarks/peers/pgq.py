@@ -64,9 +64,7 @@ def make_relay(send: Callable[[Any, EventRows], None]) -> Callable[[harness.Conn
             if batch is None:
                 return 0
             with connection.transaction():
-                cursor.execute(
-                    "SELECT * FROM pgq.get_batch_cursor(%s, 'batch', %s)", [batch, harness.BATCH]
-                )
+                cursor.execute("SELECT * FROM pgq.get_batch_cursor(%s, 'batch', %s)", [batch, harness.BATCH])
                 while events := cursor.fetchall():
                     # id, time, transaction, retry, type, data, extra1: key, extra2: object
                     send(client, [(e[0], e[6], e[4], e[7], e[5], e[1]) for e in events])

@@ -37,16 +37,10 @@ async def _main() -> None:
     async with app.open_async():
         await connector.execute_query_async(SchemaManager.get_schema().replace("%", "%%"))
         for first in range(0, COUNT, 1000):
-            await nothing.batch_defer_async(
-                *({"payload": "x" * 200} for _ in range(first, min(first + 1000, COUNT)))
-            )
+            await nothing.batch_defer_async(*({"payload": "x" * 200} for _ in range(first, min(first + 1000, COUNT))))
         began, processor = perf_counter(), process_time()
         await app.run_worker_async(
-            queues=["bench"],
-            concurrency=CONCURRENCY,
-            delete_jobs="always",
-            wait=False,
-            install_signal_handlers=False,
+            queues=["bench"], concurrency=CONCURRENCY, delete_jobs="always", wait=False, install_signal_handlers=False
         )
         took, busy = perf_counter() - began, process_time() - processor
     if done != COUNT:

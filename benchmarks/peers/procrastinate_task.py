@@ -42,10 +42,7 @@ async def send(context: Any, key: str, action: str, object: str, data: Any, at: 
 async def _work() -> None:
     async with app.open_async():
         await app.run_worker_async(
-            queues=["outbox"],
-            concurrency=CONCURRENCY,
-            delete_jobs="always",
-            install_signal_handlers=False,
+            queues=["outbox"], concurrency=CONCURRENCY, delete_jobs="always", install_signal_handlers=False
         )
 
 

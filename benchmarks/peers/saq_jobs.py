@@ -31,12 +31,7 @@ async def _main() -> None:
     queue = Queue.from_url(os.environ["PEER_REDIS_URL"])
     await queue.connect()
     for first in range(0, COUNT, CONCURRENCY):
-        await asyncio.gather(
-            *(
-                queue.enqueue("nothing", payload="x" * 200)
-                for _ in range(first, first + CONCURRENCY)
-            )
-        )
+        await asyncio.gather(*(queue.enqueue("nothing", payload="x" * 200) for _ in range(first, first + CONCURRENCY)))
     worker = Worker(queue, functions=[nothing], concurrency=CONCURRENCY)
     began, processor = perf_counter(), process_time()
     running = asyncio.create_task(worker.start())

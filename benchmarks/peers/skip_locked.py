@@ -32,9 +32,7 @@ def make_peer(send: Callable[[Any, OutboxRows], None]) -> harness.Peer:
             rows = connection.execute(TAKE, [harness.BATCH]).fetchall()
             if rows:
                 send(client, rows)
-                connection.execute(
-                    "DELETE FROM peer_outbox WHERE id = ANY (%s)", [[row[0] for row in rows]]
-                )
+                connection.execute("DELETE FROM peer_outbox WHERE id = ANY (%s)", [[row[0] for row in rows]])
         return len(rows)
 
     return harness.Peer(

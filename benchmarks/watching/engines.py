@@ -62,8 +62,7 @@ def run_engine(  # noqa: PLR0913  the options of an engine
     with (
         tempfile.NamedTemporaryFile(prefix="penstock-bench-", mode="r") as output,
         start_process(
-            *(_work, output.name, engine, app, database_url, redis_url, streamer, list(consumers)),
-            bound,
+            *(_work, output.name, engine, app, database_url, redis_url, streamer, list(consumers)), bound
         ) as engine_process,
         connect(database_url) as connection,
     ):
@@ -79,20 +78,13 @@ def run_engine(  # noqa: PLR0913  the options of an engine
         try:
             eventually(connected, f"{', '.join(names)} have connected", timeout_s=READY_S)
         except AssertionError as error:
-            raise NotMeasured(
-                f"the engine {engine}: {error}; its output: {output.read()[-2000:]}"
-            ) from None
+            raise NotMeasured(f"the engine {engine}: {error}; its output: {output.read()[-2000:]}") from None
         yield engine_process.number
 
 
 @contextmanager
 def watch_effects(
-    engine: EngineName,
-    database_url: str,
-    redis_url: str,
-    consumers: Sequence[str],
-    *,
-    app: str = NOTING,
+    engine: EngineName, database_url: str, redis_url: str, consumers: Sequence[str], *, app: str = NOTING
 ) -> Iterator[Arrivals]:
     """Runs the streamer and the consumers; a record arrives when the transaction of its effect is committed.
 
@@ -166,22 +158,9 @@ def _work(  # noqa: PLR0913, PLR0917  the arguments of a process
         from penstock.spark.engine import application  # noqa: PLC0415  an optional dependency
 
         application.run(
-            app,
-            pipeline,
-            database_url,
-            redis_url,
-            stop=ended.is_set,
-            consumers=consumers,
-            streamer=streamer,
+            app, pipeline, database_url, redis_url, stop=ended.is_set, consumers=consumers, streamer=streamer
         )
     else:
         from penstock import inline  # noqa: PLC0415  in the child alone
 
-        inline.run(
-            pipeline,
-            database_url,
-            redis_url,
-            stop=ended.is_set,
-            consumers=consumers,
-            streamer=streamer,
-        )
+        inline.run(pipeline, database_url, redis_url, stop=ended.is_set, consumers=consumers, streamer=streamer)

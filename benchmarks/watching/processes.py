@@ -50,9 +50,7 @@ def start_process(work: Callable[..., None], *arguments: Any) -> Iterator[Starte
 
 
 def _run(work: Callable[..., None], pipe: Pipe, *arguments: Any) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends Ctrl-C to us too: the pipe ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to us too: the pipe ends us
     work(pipe, *arguments)
 
 

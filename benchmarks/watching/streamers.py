@@ -26,8 +26,7 @@ def run_streamers(
     """
     with ExitStack() as stack:
         started = [
-            stack.enter_context(start_process(_work, share, shards, database_url, redis_url))
-            for share in shares
+            stack.enter_context(start_process(_work, share, shards, database_url, redis_url)) for share in shares
         ]
 
         def begin() -> None:

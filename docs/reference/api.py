@@ -40,10 +40,7 @@ PAGES: dict[str, tuple[str, ...]] = {
 MAX_LINE = 92
 """Longest signature on one line, in characters."""
 
-_STARS = {
-    griffe.ParameterKind.var_positional: "*",
-    griffe.ParameterKind.var_keyword: "**",
-}
+_STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 _NAMED_FOLLOW = {griffe.ParameterKind.var_positional, griffe.ParameterKind.keyword_only}
 
 _INHERITED_RAISES = re.compile(r"^Raises:\n +As (.+)$", re.MULTILINE)
@@ -59,12 +56,7 @@ class Reference:
     """
 
     def __init__(self) -> None:
-        package = griffe.load(
-            "penstock",
-            search_paths=[ROOT / "src"],
-            docstring_parser="google",
-            resolve_aliases=True,
-        )
+        package = griffe.load("penstock", search_paths=[ROOT / "src"], docstring_parser="google", resolve_aliases=True)
         self._objects: Any = package.modules_collection
         self.names = {module: dict(self._named(module, more)) for module, more in PAGES.items()}
 

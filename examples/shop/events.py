@@ -6,15 +6,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from penstock import Cancel, Ick, Job, Log, Pipeline, Queue, Record, Snooze
-from shop.models import (
-    IndexedRide,
-    Receipt,
-    ReportLine,
-    Ride,
-    RideCopy,
-    RideTotal,
-    SessionLocal,
-)
+from shop.models import IndexedRide, Receipt, ReportLine, Ride, RideCopy, RideTotal, SessionLocal
 
 rides = Log("rides", shards=4)
 rides_trial = Log("rides-trial", shards=4)  # for replays
@@ -24,11 +16,7 @@ receipts = Queue("receipts")
 pipeline = Pipeline(channels=[rides, rides_trial, ride_index, receipts])
 pipeline.stages(Ride, to=rides, key="id", data=["id", "fare"])
 pipeline.stages(
-    Ride,
-    to=receipts,
-    on="insert",
-    tenant="account",
-    data=lambda ride: {"ride_id": ride.id, "paid": ride.paid},
+    Ride, to=receipts, on="insert", tenant="account", data=lambda ride: {"ride_id": ride.id, "paid": ride.paid}
 )
 pipeline.marks_dirty(Ride, to=ride_index, key="id")
 pipeline.attach(SessionLocal)

@@ -144,13 +144,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     execute("LOCK TABLE {schema}.staged_records", REFUSAL)
-    for table in (
-        "dead_letters",
-        "checkpoints",
-        "channels",
-        "journal",
-        "ticks",
-        "epochs",
-        "staged_records",
-    ):
+    for table in ("dead_letters", "checkpoints", "channels", "journal", "ticks", "epochs", "staged_records"):
         execute(f"DROP TABLE {{schema}}.{table}")

@@ -76,15 +76,7 @@ ONLY_GRANTED = "REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) F
 
 
 def upgrade() -> None:
-    execute(
-        SHAPE,
-        WAITING_RECORDS,
-        WAITING_DUE,
-        WAITING_TENANTS,
-        WAITING_GIVEN,
-        FINISH_RECORDS,
-        ONLY_GRANTED,
-    )
+    execute(SHAPE, WAITING_RECORDS, WAITING_DUE, WAITING_TENANTS, WAITING_GIVEN, FINISH_RECORDS, ONLY_GRANTED)
 
 
 def downgrade() -> None:

@@ -70,9 +70,7 @@ class TriggerOperation(MigrateOperation):
 @Operations.implementation_for(TriggerOperation)
 def _execute(operations: Operations, operation: TriggerOperation) -> None:
     for statement in operation.statements:
-        operations.execute(
-            statement.replace(":", r"\:")
-        )  # text() would take a colon for a parameter
+        operations.execute(statement.replace(":", r"\:"))  # text() would take a colon for a parameter
 
 
 def _find_triggers(pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:

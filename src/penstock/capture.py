@@ -84,10 +84,7 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     triggers = make_triggers(pipeline)
     installed = _read_installed(connection, pipeline)
     channels = registered_channels(connection, pipeline.scope) if triggers else {}
-    faults = [
-        _find_fault(trigger, _list_bodies(trigger, pipeline, channels), installed)
-        for trigger in triggers
-    ]
+    faults = [_find_fault(trigger, _list_bodies(trigger, pipeline, channels), installed) for trigger in triggers]
     undeclared = _find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)
     return [*(fault for fault in faults if fault), *undeclared]
 
@@ -133,9 +130,7 @@ def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
             with postgres_errors(f"installing the trigger of {trigger.table}"):
                 try:
                     done += [trigger.table] if _install(connection, pipeline, trigger) else []
-                except (
-                    psycopg.ProgrammingError
-                ) as error:  # the table, a column or a privilege is missing
+                except psycopg.ProgrammingError as error:  # the table, a column or a privilege is missing
                     failed.append(f"{trigger.rule.type.__name__}: {first_line(error)}")
     if failed:
         raise TriggerMissing(
@@ -159,8 +154,7 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
         for statement in trigger.statements:
             connection.execute(statement.encode())
         [(table,)] = connection.execute(
-            "SELECT %s::pg_catalog.regclass::pg_catalog.oid",
-            [quote(trigger.schema, trigger.table)],
+            "SELECT %s::pg_catalog.regclass::pg_catalog.oid", [quote(trigger.schema, trigger.table)]
         ).fetchall()
         connection.execute(OUR_SEARCH_PATH)
         _try_columns(connection, trigger, table)
@@ -176,9 +170,7 @@ def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
     ).fetchall()
     columns = ", ".join(quote("changed", name) for name in trigger.columns)
     condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
-    connection.execute(
-        f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode()
-    )
+    connection.execute(f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode())
 
 
 def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Installed]:
@@ -188,9 +180,7 @@ def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Install
     return [_Installed(*row) for row in rows]
 
 
-def _list_bodies(
-    trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]
-) -> set[str]:
+def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]) -> set[str]:
     """Lists the bodies that a trigger's function may have: of any number of shards that its channel has had.
 
     Once that number was changed, the shard that a trigger stages no longer matters.
@@ -200,15 +190,10 @@ def _list_bodies(
     shards = {rule.channel.shards}
     if registered is not None and registered.generations:
         shards |= {each.shards for each in registered.every_generation}
-    return {
-        make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body
-        for n in shards
-    }
+    return {make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body for n in shards}
 
 
-def _find_fault(
-    trigger: Trigger, bodies: Collection[str], installed: Sequence[_Installed]
-) -> CaptureFault | None:
+def _find_fault(trigger: Trigger, bodies: Collection[str], installed: Sequence[_Installed]) -> CaptureFault | None:
     """Compares what a rule declares with what is installed under the name of its trigger."""
     cls, table = trigger.rule.type.__name__, quote(trigger.schema, trigger.table)
     own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
@@ -233,9 +218,7 @@ def _is_on(installed: _Installed, trigger: Trigger) -> bool:
 
 
 def _find_undeclared(
-    pipeline: Pipeline,
-    known: Collection[str],
-    installed: Sequence[_Installed],
+    pipeline: Pipeline, known: Collection[str], installed: Sequence[_Installed]
 ) -> Iterator[CaptureFault]:
     """Finds triggers that go on capturing for a rule that has gone: a class may have been renamed."""
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
@@ -243,9 +226,7 @@ def _find_undeclared(
         if name not in known:
             table = quote(each.schema, each.table or "")
             drop = f"DROP FUNCTION {quote(pipeline.scope.schema, name)}() CASCADE"
-            message = (
-                f"trigger {each.trigger} of table {table} captures for no rule of this pipeline"
-            )
+            message = f"trigger {each.trigger} of table {table} captures for no rule of this pipeline"
             if name in by_hooks:
                 message = f"trigger {each.trigger} of table {table} stages again what the session's hooks stage"
             else:

@@ -41,11 +41,7 @@ CRASH_POINTS = (
 )
 """Every crash point: those of a start, then in the order in which a record passes them."""
 
-QUEUE_CRASH_POINTS = (
-    "queues.after_waiting",
-    "queues.after_write",
-    "queues.after_feed",
-)
+QUEUE_CRASH_POINTS = ("queues.after_waiting", "queues.after_write", "queues.after_feed")
 """Those that only records of queues pass."""
 
 RECONCILING_CRASH_POINTS = (
@@ -62,11 +58,7 @@ CHANNEL_CRASH_POINTS = ("retire.after_registry", "retire.after_journal")
 JOB_CRASH_POINTS = ("jobs.after_apply", "jobs.before_commit", "jobs.after_commit")
 """Those that only a job of a queue passes."""
 
-SPARK_CRASH_POINTS = (
-    "dataframes.after_apply",
-    "dataframes.after_checkpoint",
-    "dataframes.after_commit",
-)
+SPARK_CRASH_POINTS = ("dataframes.after_apply", "dataframes.after_checkpoint", "dataframes.after_commit")
 """Those that only a driver of Spark passes."""
 
 _installed: Callable[[str], None] | None = None

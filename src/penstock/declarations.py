@@ -147,9 +147,7 @@ class StagingRule:
                 f"{where}: tenant is for queues, and channel {self.channel.name} is a {self.channel.kind}"
             )
         if not is_queue and self.key is None:
-            raise DeclarationError(
-                f'{where}: key is missing; name what keeps its order, for example key="id"'
-            )
+            raise DeclarationError(f'{where}: key is missing; name what keeps its order, for example key="id"')
 
     def _checked_names(self, part: str) -> Named | None:
         """What key or tenant names: one name as text, several as a tuple."""
@@ -166,9 +164,7 @@ class StagingRule:
     def _check_capture(self) -> None:
         name = self.type.__name__
         if self.capture not in get_args(Capture):
-            raise DeclarationError(
-                f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'"
-            )
+            raise DeclarationError(f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'")
         if self.capture == "orm" and isinstance(self.when, str):
             raise DeclarationError(
                 f"staging rule of {name}: when is SQL text, which only triggers understand; "
@@ -360,9 +356,7 @@ class ReconciliationSpec:
         checked_name(self.name, "reconciliation")
         for column in {*self.key, *(self.columns or ()), *self.tolerance}:
             if not isinstance(cast("object", column), str) or not column or "\0" in column:
-                raise DeclarationError(
-                    f"reconciliation {self.name}: {column!r} is no name of a column"
-                )
+                raise DeclarationError(f"reconciliation {self.name}: {column!r} is no name of a column")
         twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
         if twice:
             raise DeclarationError(

@@ -29,11 +29,7 @@ class DeclaresWorkers:
     def worker(self, *, reads: Queue, **options: Unpack[WorkerDeclaration]) -> JobDecorator: ...
 
     def worker(
-        self,
-        *,
-        reads: Queue,
-        payload: type[Any] | None = None,
-        **options: Unpack[WorkerDeclaration],
+        self, *, reads: Queue, payload: type[Any] | None = None, **options: Unpack[WorkerDeclaration]
     ) -> Callable[[Any], Any]:
         """Declares the decorated function the worker of a queue: see ``WorkerSpec`` for the parts.
 

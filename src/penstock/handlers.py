@@ -116,9 +116,7 @@ class MemberDecorator(Protocol):
     """Takes ``handler(session, member)`` of a consumer of an Ick, plain or ``async def``."""
 
     @overload
-    def __call__(
-        self, handler: Callable[[Session, str], None], /
-    ) -> Callable[[Session, str], None]: ...
+    def __call__(self, handler: Callable[[Session, str], None], /) -> Callable[[Session, str], None]: ...
 
     @overload
     def __call__(
@@ -129,9 +127,7 @@ class MemberDecorator(Protocol):
 class DataFrameDecorator(Protocol):
     """Takes ``handler(session, frame)`` of a set-based consumer."""
 
-    def __call__(
-        self, handler: Callable[[Session, "DataFrame"], None], /
-    ) -> Callable[[Session, "DataFrame"], None]:
+    def __call__(self, handler: Callable[[Session, "DataFrame"], None], /) -> Callable[[Session, "DataFrame"], None]:
         """Declares it."""
 
 

@@ -70,9 +70,7 @@ def checked_consumer(name: object) -> str:
     """
     checked = checked_name(name, "consumer")
     if REPLAY_RULE.fullmatch(checked):
-        raise InvalidName(
-            f"consumer {checked!r}: such names are those of replays; take another one"
-        )
+        raise InvalidName(f"consumer {checked!r}: such names are those of replays; take another one")
     return checked
 
 
@@ -98,9 +96,7 @@ def checked_channel(name: object) -> str:
     base, at, source = name.partition("@") if isinstance(name, str) else (name, "", "")
     checked_name(base, "channel")
     if at and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
-        raise InvalidName(
-            f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters"
-        )
+        raise InvalidName(f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters")
     return f"{base}{at}{source}"
 
 
@@ -166,9 +162,7 @@ class _Sharded:
     def _check(self) -> None:
         self._check_name()
         if not is_number(self.shards, 1, MAX_SHARDS):
-            raise DeclarationError(
-                f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}"
-            )
+            raise DeclarationError(f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}")
         if not isinstance(cast("object", self.keep), timedelta) or self.keep < timedelta(0):
             raise DeclarationError(
                 f"channel {self.name}: keep is {self.keep!r}; it takes a timedelta that is not negative"
@@ -253,17 +247,13 @@ class Log(_Sharded):
         object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
         base, at, named = str(self.name).partition("@")
         if self.source is not None and at and self.source != named:
-            raise DeclarationError(
-                f"channel {self.name}: its name has another source than {self.source!r}"
-            )
+            raise DeclarationError(f"channel {self.name}: its name has another source than {self.source!r}")
         if self.sources and (at or self.source is not None):
             raise DeclarationError(
                 f"channel {self.name}: it has a source where it is staged, or sources where they are read together, not both"
             )
         if len(set(self.sources)) < len(self.sources):
-            raise DeclarationError(
-                f"channel {self.name}: sources has a name twice: {', '.join(self.sources)}"
-            )
+            raise DeclarationError(f"channel {self.name}: sources has a name twice: {', '.join(self.sources)}")
         if at:
             object.__setattr__(self, "source", named)
         elif self.source is not None:
@@ -357,14 +347,9 @@ class Queue(_Sharded):
         self._check_max_bytes(self.max_bytes)
         if self.hand is None and isinstance(self.streams, int):
             object.__setattr__(self, "hand", min(DEFAULT_HAND, max(1, self.streams)))
-        for what, number, most in (
-            ("streams", self.streams, MAX_STREAMS),
-            ("hand", self.hand, self.streams),
-        ):
+        for what, number, most in (("streams", self.streams, MAX_STREAMS), ("hand", self.hand, self.streams)):
             if not is_number(number, 1, most):
-                raise DeclarationError(
-                    f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}"
-                )
+                raise DeclarationError(f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}")
         self._check_limits()
 
     def _check_limits(self) -> None:

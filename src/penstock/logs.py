@@ -59,8 +59,7 @@ def configure(*, console: bool, level: str) -> None:
     )
     ending = _console_processors() if console else _json_processors()
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=stamps,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        foreign_pre_chain=stamps, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending]
     )
     stderr = logging.StreamHandler(sys.stderr)
     stderr.setFormatter(_MaskingFormatter(formatter))
@@ -76,10 +75,7 @@ def follow_application() -> None:
     if structlog.is_configured():
         return
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.KeyValueRenderer(key_order=["event"]),
-        ],
+        processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
@@ -107,9 +103,7 @@ def configure_task() -> None:
 def _json_processors() -> list[Any]:
     """Tracebacks without local variables, which hold payloads; JSON escapes everything that is not ASCII."""
     return [
-        structlog.processors.ExceptionRenderer(
-            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-        ),
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
         structlog.processors.JSONRenderer(),
     ]
 
@@ -118,9 +112,7 @@ def _console_processors() -> list[Any]:
     return [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
 
 
-def _escape_values(
-    _logger: object, _method: str, event: MutableMapping[str, Any]
-) -> Mapping[str, Any]:
+def _escape_values(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     """Every value as one line; a traceback as several."""
     for name, value in event.items():
         if isinstance(value, str):

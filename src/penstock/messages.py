@@ -68,9 +68,7 @@ class TenantLimits:
             if value is None and name not in ("weight", "burst"):
                 continue
             if not isinstance(value, int | float) or not least <= value < most or value == 0:
-                raise InvalidMessage(
-                    name, f"is {value!r}; it takes a number above {least:g} and below {most:g}"
-                )
+                raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}")
 
 
 def check_unique(unique: object) -> None:
@@ -83,15 +81,12 @@ def check_unique(unique: object) -> None:
         raise InvalidMessage("unique", f"is {type(unique).__name__}; it takes Unique(name)")
     checked_text("unique.name", unique.name)
     if unique.until not in ("queued", "running", "window"):
-        raise InvalidMessage(
-            "unique.until", f"is {unique.until!r}; it takes queued, running or window"
-        )
+        raise InvalidMessage("unique.until", f"is {unique.until!r}; it takes queued, running or window")
     if unique.within not in ("queue", "tenant"):
         raise InvalidMessage("unique.within", f"is {unique.within!r}; it takes queue or tenant")
     if not 0 <= unique.for_s <= MAX_DELAY_S or (unique.until == "window") != (unique.for_s > 0):
         raise InvalidMessage(
-            "unique.for_s",
-            f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window",
+            "unique.for_s", f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window"
         )
 
 

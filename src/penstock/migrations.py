@@ -147,9 +147,7 @@ def _read_revision(schema: str, start: str) -> str:
         return start
     connection = op.get_bind()
     lock_migrations(connection, schema)
-    found = _exists(connection, _table(schema)) and connection.scalar(
-        text(f"SELECT version_num FROM {_table(schema)}")
-    )
+    found = _exists(connection, _table(schema)) and connection.scalar(text(f"SELECT version_num FROM {_table(schema)}"))
     if not found and _exists(connection, quote(schema, "staged_records")):
         raise SchemaMissing(
             f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name their revision. "

@@ -124,9 +124,7 @@ class Pipeline(DeclaresWorkers):
             DeclarationError: The pipeline has no such consumer.
         """
         if name not in self._consumers:
-            raise DeclarationError(
-                f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}"
-            )
+            raise DeclarationError(f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}")
         return self._consumers[name]
 
     def get_reconciliation(self, name: str) -> ReconciliationSpec:
@@ -136,9 +134,7 @@ class Pipeline(DeclaresWorkers):
             DeclarationError: The pipeline has no such reconciliation.
         """
         if name not in self._reconciliations:
-            raise DeclarationError(
-                f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}"
-            )
+            raise DeclarationError(f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}")
         return self._reconciliations[name]
 
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
@@ -165,9 +161,7 @@ class Pipeline(DeclaresWorkers):
         """
         self._own(to, f"staging rule of {type.__name__}")
         changes = checked_changes(on)
-        rule = StagingRule(
-            type, to, changes, key, data, when, object, capture, headers, tenant=tenant
-        )
+        rule = StagingRule(type, to, changes, key, data, when, object, capture, headers, tenant=tenant)
         checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
@@ -213,22 +207,12 @@ class Pipeline(DeclaresWorkers):
 
     @overload
     def consumer(
-        self,
-        *,
-        reads: Log,
-        each: Literal[True],
-        payload: type[Payload],
-        **options: Unpack[ConsumerOptions],
+        self, *, reads: Log, each: Literal[True], payload: type[Payload], **options: Unpack[ConsumerOptions]
     ) -> RecordDecorator[Payload]: ...
 
     @overload
     def consumer(
-        self,
-        *,
-        reads: Log,
-        each: Literal[False] = False,
-        payload: type[Payload],
-        **options: Unpack[ConsumerOptions],
+        self, *, reads: Log, each: Literal[False] = False, payload: type[Payload], **options: Unpack[ConsumerOptions]
     ) -> BatchDecorator[Payload]: ...
 
     @overload
@@ -242,9 +226,7 @@ class Pipeline(DeclaresWorkers):
     ) -> BatchDecorator[Any]: ...
 
     @overload
-    def consumer(
-        self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> MemberDecorator: ...
+    def consumer(self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]) -> MemberDecorator: ...
 
     @overload
     def consumer(
@@ -277,12 +259,7 @@ class Pipeline(DeclaresWorkers):
             if "name" not in options:
                 named["name"] = default_name(handler)
             spec = ConsumerSpec(
-                channel=reads,
-                handler=handler,
-                each=each,
-                dataframe=dataframe,
-                payload=payload,
-                **named,
+                channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **named
             )
             self._own(reads, f"consumer {spec.name}")
             self._add_consumer(spec)
@@ -292,13 +269,9 @@ class Pipeline(DeclaresWorkers):
 
     def _add_consumer(self, spec: ConsumerSpec) -> None:
         if spec.name in self._consumers:
-            raise DeclarationError(
-                f"consumer {spec.name} is declared twice; names are unique in a pipeline"
-            )
+            raise DeclarationError(f"consumer {spec.name} is declared twice; names are unique in a pipeline")
         if spec.dataframe:
-            refuse_sources(
-                spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame"
-            )
+            refuse_sources(spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame")
         if not isinstance(spec.channel, Log):
             for other in self._consumers.values():
                 if other.channel == spec.channel:
@@ -347,9 +320,7 @@ class Pipeline(DeclaresWorkers):
                 canonical,
             )
             if spec.name in self._reconciliations:
-                raise DeclarationError(
-                    f"reconciliation {spec.name} is declared twice; give one of them another name"
-                )
+                raise DeclarationError(f"reconciliation {spec.name} is declared twice; give one of them another name")
             self._reconciliations[spec.name] = spec
             return canonical
 

@@ -48,8 +48,7 @@ def checked_schema(name: object, of: str = "schema") -> str:
     """
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(
-            f"{of} {name!r}: a {of} has 1 to 63 characters of a-z, 0-9 and '_', "
-            "and does not begin with a digit"
+            f"{of} {name!r}: a {of} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
         )
     return name
 

@@ -60,9 +60,7 @@ class Settings:
 
     app: str | None = field(
         default=None,
-        metadata=_setting(
-            "The application's pipeline, as module:attribute; imported from the working directory, too."
-        ),
+        metadata=_setting("The application's pipeline, as module:attribute; imported from the working directory, too."),
     )
     database_url: Secret | None = field(
         default=None,
@@ -100,14 +98,10 @@ class Settings:
         ),
     )
     idle: float = field(
-        default=0.05,
-        metadata=_setting(
-            "Longest pause after a round that found no records.", unit="s", gt=0, le=60
-        ),
+        default=0.05, metadata=_setting("Longest pause after a round that found no records.", unit="s", gt=0, le=60)
     )
     prepare: bool = field(
-        default=True,
-        metadata=_setting("Whether to use prepared statements. Behind a pooler none are used."),
+        default=True, metadata=_setting("Whether to use prepared statements. Behind a pooler none are used.")
     )
     resend_chance: float = field(
         default=0.0,
@@ -134,27 +128,19 @@ class Settings:
         ),
     )
     master: str | None = field(
-        default=None,
-        metadata=_setting("Spark's master URL; by default local, with as many threads as needed."),
+        default=None, metadata=_setting("Spark's master URL; by default local, with as many threads as needed.")
     )
-    conf: list[str] = field(
-        default_factory=list, metadata=_setting("Spark configuration, each as name=value.")
-    )
+    conf: list[str] = field(default_factory=list, metadata=_setting("Spark configuration, each as name=value."))
     epoch_seconds: float = field(
         default=60.0,
-        metadata=_setting(
-            "How long a Spark task runs before it reports and is scheduled again.", unit="s", gt=0
-        ),
+        metadata=_setting("How long a Spark task runs before it reports and is scheduled again.", unit="s", gt=0),
     )
     log_format: Literal["auto", "console", "json"] = field(
         default="auto",
-        metadata=_setting(
-            "Format of the log on stderr; auto is console on a terminal, JSON lines otherwise."
-        ),
+        metadata=_setting("Format of the log on stderr; auto is console on a terminal, JSON lines otherwise."),
     )
     log_level: Literal["debug", "info", "warning", "error"] = field(
-        default="info",
-        metadata=_setting("Lowest level that is logged; with debug, an error shows its traceback."),
+        default="info", metadata=_setting("Lowest level that is logged; with debug, an error shows its traceback.")
     )
 
 
@@ -191,14 +177,7 @@ class SettingDescription:
             return "a URL for each name; in the environment a JSON object"
         if self.type == list[str]:
             return "several texts; in the environment a JSON list"
-        words = {
-            Secret: "URL",
-            Path: "path",
-            bool: "true, false",
-            float: "number",
-            int: "number",
-            str: "text",
-        }
+        words = {Secret: "URL", Path: "path", bool: "true, false", float: "number", int: "number", str: "text"}
         return words[self.type]
 
     @property
@@ -242,11 +221,7 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
     Raises:
         InvalidSetting: A value is invalid, or ``[tool.penstock]`` has an unknown name.
     """
-    given = {
-        name: _parse_option(name, value)
-        for name, value in chosen.items()
-        if value is not None and value != []
-    }
+    given = {name: _parse_option(name, value) for name, value in chosen.items() if value is not None and value != []}
     pyproject = (directory or Path()) / "pyproject.toml"
     try:
         loaded = _model(pyproject)(**given)
@@ -254,13 +229,10 @@ def load_settings(chosen: Mapping[str, object], *, directory: Path | None = None
         # Without the values: they may be secrets.
         problems = [
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors(
-                include_input=False, include_url=False, include_context=False
-            )
+            for problem in error.errors(include_input=False, include_url=False, include_context=False)
         ]
         raise InvalidSetting(
-            "; ".join(problems)
-            + f". Settings come from options, {PREFIX}… and [tool.penstock] of {pyproject}"
+            "; ".join(problems) + f". Settings come from options, {PREFIX}… and [tool.penstock] of {pyproject}"
         ) from None
     except (ValueError, OSError) as error:  # pyproject.toml is not TOML, or a variable is not JSON
         raise InvalidSetting(
@@ -295,9 +267,7 @@ def _refuse_empty(value: Any) -> Any:
     parts = value.values() if isinstance(value, dict) else value
     for text in parts if isinstance(value, dict | list) else [value]:
         if isinstance(text, str) and not text.strip():
-            raise PydanticCustomError(
-                "empty", "the value is empty, as that of an unset secret; give one, or remove it"
-            )
+            raise PydanticCustomError("empty", "the value is empty, as that of an unset secret; give one, or remove it")
     return value
 
 
@@ -333,8 +303,5 @@ def _model(pyproject: Path) -> Any:
     for name, setting in describe_settings().items():
         kinds = {Secret: pydantic.SecretStr, dict[str, Secret]: dict[str, pydantic.SecretStr]}
         kind = kinds.get(setting.type, setting.type)
-        parts[name] = (
-            kind | None if setting.optional else kind,
-            pydantic.Field(setting.default, **limits[name]),
-        )
+        parts[name] = (kind | None if setting.optional else kind, pydantic.Field(setting.default, **limits[name]))
     return pydantic.create_model("PenstockSettings", __base__=Sources, **parts)

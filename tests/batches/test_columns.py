@@ -56,9 +56,7 @@ def values(record: Record) -> tuple[Any, ...]:
 
 
 @given(ROWS, st.sampled_from(CODECS), st.integers(1, 1 << 62))
-def test_an_entry_holds_what_the_rows_held(
-    rows: list[tuple[Any, ...]], codec: Codec, first: int
-) -> None:
+def test_an_entry_holds_what_the_rows_held(rows: list[tuple[Any, ...]], codec: Codec, first: int) -> None:
     written = Entry(SHARD, Offset(first), Columns.pack(rows).compressed(codec))
     read = Entry.parse(SHARD, written.last, written.values())
 
@@ -69,9 +67,7 @@ def test_an_entry_holds_what_the_rows_held(
 
 
 @given(ROWS, st.data())
-def test_slices_and_columns_are_those_of_a_list(
-    rows: list[tuple[Any, ...]], data: st.DataObject
-) -> None:
+def test_slices_and_columns_are_those_of_a_list(rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
     """Of records that come from entries of one record, from batches, or from both."""
     whole = Entry(SHARD, Offset(1), Columns.pack(rows)).records
     at = data.draw(st.integers(0, len(rows)))
@@ -101,9 +97,7 @@ def test_a_line_break_in_a_payload_becomes_a_space() -> None:
 def test_payloads_that_are_json_only_together_are_an_error() -> None:
     """They cannot be taken for those of other records."""
     for texts in (("1, 2", "3"), ("[1", "2]")):
-        records = Records.of(
-            Entry(SHARD, Offset(1), Columns.pack([row(i, data=t) for i, t in enumerate(texts)]))
-        )
+        records = Records.of(Entry(SHARD, Offset(1), Columns.pack([row(i, data=t) for i, t in enumerate(texts)])))
         with pytest.raises(json.JSONDecodeError):
             _ = records.data
 
@@ -189,10 +183,7 @@ def test_a_compressed_column_that_was_cut_or_changed_is_damaged() -> None:
 
 def test_a_record_that_is_gone_has_no_key() -> None:
     columns = Columns.of_lines(
-        2,
-        RecordId(1),
-        5,
-        [b"0\n0", b'"k"\nnull', b'"a"\nnull', b'"o"\nnull', b"1\n", b"\n", b"0\n0"],
+        2, RecordId(1), 5, [b"0\n0", b'"k"\nnull', b'"a"\nnull', b'"o"\nnull', b"1\n", b"\n", b"0\n0"]
     )
 
     assert columns.keys == ["k", None]

@@ -49,9 +49,7 @@ def test_a_case_is_named_in_full_or_by_its_beginning(cases: list[Case]) -> None:
 
 
 @pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
-def test_commands_in_the_docs_name_options_and_cases_that_exist(
-    cases: list[Case], page: str
-) -> None:
+def test_commands_in_the_docs_name_options_and_cases_that_exist(cases: list[Case], page: str) -> None:
     commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
 
     assert commands
@@ -61,9 +59,7 @@ def test_commands_in_the_docs_name_options_and_cases_that_exist(
             assert choose_cases(cases, options["only"] or [])
 
 
-def test_a_plot_is_refused_before_anything_is_measured(
-    cases: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plot_is_refused_before_anything_is_measured(cases: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     with pytest.raises(InvalidSetting, match="--plot needs matplotlib"):
@@ -116,9 +112,7 @@ def test_cases_run_and_their_figures_go_together(tmp_path: Path) -> None:
 
 @pytest.mark.storm
 def test_costs_are_compared_with_a_plain_row_and_a_plain_entry(tmp_path: Path) -> None:
-    cases = measure(
-        tmp_path, *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady", "cost-idle")
-    )
+    cases = measure(tmp_path, *("ick-reserve", "ick-block", "cost-wal", "cost-memory", "steady", "cost-idle"))
 
     assert set(cases["ick-reserve"]["limits"]) == {"zpopmin"}
     assert set(cases["steady-produced"]["limits"]) == {"producers alone"}

@@ -6,16 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from benchmarks import (
-    BenchServers,
-    Case,
-    ContestantFailed,
-    Figures,
-    Interrupted,
-    NotMeasured,
-    Outcome,
-    compare,
-)
+from benchmarks import BenchServers, Case, ContestantFailed, Figures, Interrupted, NotMeasured, Outcome, compare
 from benchmarks.backlogs import FULL, QUICK
 from benchmarks.cases import all_cases
 from benchmarks.command import find_left_out, leave_out
@@ -89,14 +80,7 @@ def test_when_less_is_better_the_limit_is_the_larger() -> None:
 
 
 def test_a_run_may_give_several_figures_and_each_is_compared() -> None:
-    case = Case(
-        "latency",
-        "ms",
-        "",
-        lambda: {"": 2.0, "-p99": 9.0},
-        peers={"peer": lambda: {"": 1.0}},
-        better="less",
-    )
+    case = Case("latency", "ms", "", lambda: {"": 2.0, "-p99": 9.0}, peers={"peer": lambda: {"": 1.0}}, better="less")
 
     median, tail = compare(case, rounds=1)
 
@@ -211,10 +195,7 @@ def test_quick_leaves_out_other_settings_and_peers_unless_cases_are_named() -> N
     [quick] = leave_out(cases, quick=True, peers=True, named=False)
     [named] = leave_out(cases, quick=True, peers=True, named=True)
 
-    assert (set(everything.variants), "pgq" in everything.peers) == (
-        {"plain entries", "zstd"},
-        True,
-    )
+    assert (set(everything.variants), "pgq" in everything.peers) == ({"plain entries", "zstd"}, True)
     assert (quick.variants, quick.peers) == ({}, {})
     assert (named.variants, named.peers) == (everything.variants, {})
 

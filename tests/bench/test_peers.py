@@ -63,8 +63,5 @@ def test_the_processor_time_of_a_peer_is_that_of_its_process_and_of_both_servers
 def test_a_peer_that_cannot_run_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peer_scripts.find_binaries_with", lambda *_: None)
 
-    with (
-        BenchServers() as servers,
-        pytest.raises(NotMeasured, match="apt-get install postgresql-15-pgq3 pgqd"),
-    ):
+    with BenchServers() as servers, pytest.raises(NotMeasured, match="apt-get install postgresql-15-pgq3 pgqd"):
         find_peers("drain", servers, Backlog(1))["pgq"]()

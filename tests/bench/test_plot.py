@@ -11,9 +11,7 @@ COSTS = Costs(sequencer=0.8e-6, postgres=2.6e-6, python=3.4e-6, redis=2.3e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "machines", [Machines(1, 1, 4), Machines(2, 4, 16), Machines(8, 1, 2)], ids=str
-)
+@pytest.mark.parametrize("machines", [Machines(1, 1, 4), Machines(2, 4, 16), Machines(8, 1, 2)], ids=str)
 def test_what_is_scarce_decides(machines: Machines) -> None:
     """One streamer, two, and a Postgres of two cores."""
     assert simulate(COSTS, machines) == pytest.approx(bound(COSTS, machines), rel=0.15)
@@ -29,11 +27,7 @@ def test_a_plot_is_written_as_png_and_svg_and_is_reproducible(tmp_path: Path) ->
 
     found = [
         *(outcome(f"backlog-streamer-{10**n}", 1000.0 * n, 900.0 * n) for n in (4, 5, 6)),
-        *(
-            outcome(f"latency-{rate}{suffix}", 4.0)
-            for rate in (10, 1000)
-            for suffix in ("", "-p99")
-        ),
+        *(outcome(f"latency-{rate}{suffix}", 4.0) for rate in (10, 1000) for suffix in ("", "-p99")),
     ]
     first = draw(found, tmp_path / "first", "a machine")
     second = draw(found, tmp_path / "second", "a machine")

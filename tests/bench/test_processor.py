@@ -36,9 +36,7 @@ def test_the_worker_is_this_process(processes: tuple[int, int, int]) -> None:
     assert used["worker"] >= 0.1 > used["redis"]
 
 
-def test_a_backend_that_has_ended_is_counted(
-    database_url: str, processes: tuple[int, int, int]
-) -> None:
+def test_a_backend_that_has_ended_is_counted(database_url: str, processes: tuple[int, int, int]) -> None:
     def work_and_disconnect() -> None:
         with psycopg.connect(plain_url(database_url)) as connection:
             connection.execute(BUSY)

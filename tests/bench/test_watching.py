@@ -14,9 +14,7 @@ from benchmarks.watching.processes import start_process
 ROOT = Path(__file__).parents[2]
 
 
-def test_complete_lines_are_read_and_a_partial_line_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_lines_are_read_and_a_partial_line_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "arrivals"
     monkeypatch.setenv(arrivals.FILE, str(path))
     arrivals._file.cache_clear()
@@ -33,9 +31,7 @@ def test_complete_lines_are_read_and_a_partial_line_is_not(
     assert found[1] == found[2] <= found[3]
 
 
-def test_a_rate_counts_from_the_first_record_seen_to_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rate_counts_from_the_first_record_seen_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([0, 0, 120, 150, 200])
     now = [0.0]
     monkeypatch.setattr(epochs, "monotonic", lambda: now[0])
@@ -89,8 +85,6 @@ assert stopped == [first, second]
 @pytest.mark.spark
 def test_each_spark_session_is_stopped_once() -> None:
     """In a process of its own: the session of this one is that of other tests."""
-    done = subprocess.run(
-        [sys.executable, "-c", SESSIONS], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", SESSIONS], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr

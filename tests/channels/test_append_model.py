@@ -4,12 +4,7 @@ import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.batches import Columns
 from penstock.channels.log import (
@@ -71,9 +66,7 @@ class Model(RuleBasedStateMachine):
     @rule(ends=st.tuples(OFFSETS, OFFSETS).map(sorted), stored=STORED, epoch=st.integers(1, 3))
     def append(self, ends: list[int], stored: str, epoch: int) -> None:
         first, last = ends
-        [(_, reply)] = append_together(
-            self.client, "penstock", [self.make(first, last, stored, epoch=epoch)]
-        )
+        [(_, reply)] = append_together(self.client, "penstock", [self.make(first, last, stored, epoch=epoch)])
         if epoch < self.epoch:
             assert reply == FencedOff(Epoch(self.epoch))
             return
@@ -137,9 +130,7 @@ class Model(RuleBasedStateMachine):
         evict(self.client, "penstock", SHARD, Offset(before))
         found = extents(self.client, "penstock", [SHARD])[SHARD]
         assert found.tail == self.tail
-        assert found.first <= max(
-            self.first, min(before, self.tail + 1)
-        )  # an entry goes as a whole
+        assert found.first <= max(self.first, min(before, self.tail + 1))  # an entry goes as a whole
         self.first = max(self.first, found.first)
 
     @rule(after=st.integers(0, SIZE), count=st.integers(1, SIZE))
@@ -153,10 +144,9 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def the_log_is_the_journals(self) -> None:
         records = read(self.client, "penstock", SHARD, BEGINNING, SIZE)
-        assert [
-            (r.id, r.key, r.action, r.object, r.data_json, r.headers_json, r.staged_us)
-            for r in records
-        ] == OURS[self.first - 1 : self.tail]
+        assert [(r.id, r.key, r.action, r.object, r.data_json, r.headers_json, r.staged_us) for r in records] == OURS[
+            self.first - 1 : self.tail
+        ]
 
 
 def check(client: redis.Redis, *, examples: int) -> None:
@@ -164,14 +154,10 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(
-        Checked, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
-def test_the_log_holds_the_journals_records_however_they_are_sent(
-    redis_client: redis.Redis,
-) -> None:
+def test_the_log_holds_the_journals_records_however_they_are_sent(redis_client: redis.Redis) -> None:
     check(redis_client, examples=25)
 
 

@@ -26,9 +26,7 @@ def entry_ids(client: redis.Redis) -> list[Any]:
 def batch(first: int, *records: tuple[int, int], plain: bool = True) -> Batch:
     """Records as (id, staging time)."""
     rows = [(id_, f"k{id_}", "insert", "thing", "{}", "", at) for id_, at in records]
-    return Batch(
-        SHARD, Epoch(1), Offset(first), begins=False, columns=Columns.pack(rows), plain=plain
-    )
+    return Batch(SHARD, Epoch(1), Offset(first), begins=False, columns=Columns.pack(rows), plain=plain)
 
 
 @pytest.fixture
@@ -42,9 +40,7 @@ def append(redis_url: str) -> Iterator[Append]:
         yield append_batch
 
 
-def test_a_log_evicted_to_its_end_still_knows_its_last_offset(
-    append: Append, redis_client: redis.Redis
-) -> None:
+def test_a_log_evicted_to_its_end_still_knows_its_last_offset(append: Append, redis_client: redis.Redis) -> None:
     append(batch(1, (11, 1), (12, 2), (13, 3)))
     redis_client.xtrim(STREAM, maxlen=0, approximate=False)
 
@@ -109,9 +105,7 @@ def test_nothing_is_appended_after_an_entry_of_another_form(
     assert entry_ids(redis_client) == [b"1-0"]
 
 
-def test_an_offset_that_only_an_entry_of_another_id_has_is_missing(
-    append: Append, redis_client: redis.Redis
-) -> None:
+def test_an_offset_that_only_an_entry_of_another_id_has_is_missing(append: Append, redis_client: redis.Redis) -> None:
     redis_client.xadd(STREAM, entry(), "2-5")
     append(batch(3, (13, 3)))
     redis_client.xadd(STREAM, entry(), "3-0")

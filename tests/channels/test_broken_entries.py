@@ -60,9 +60,7 @@ def published(streamer: Streamer, connection: Connection, things: Log) -> Log:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_reader_names_the_entry(
-    forged: str, published: Log, stream: str, redis_client: redis.Redis
-) -> None:
+def test_a_reader_names_the_entry(forged: str, published: Log, stream: str, redis_client: redis.Redis) -> None:
     shard = published.shard_names[0]
     FORGED[forged](redis_client, stream)
 
@@ -106,9 +104,7 @@ def test_a_follower_reads_the_other_shards_beside_a_key_of_another_type(
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch, redis_url: str, database_url: str
-) -> Any:
+def reader(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch, redis_url: str, database_url: str) -> Any:
     """A consumer's worker, and the keys that it has seen."""
     monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
     seen: list[str] = []
@@ -144,11 +140,7 @@ def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
             streamer.drain()
         tail = redis_client.xlen(f"penstock:{{{published.shard_names[1]}}}:log")
         eventually(lambda: len(seen) == tail, "the other shard goes on")
-        eventually(
-            lambda: ("things/0", "ForeignLog") in reported(logs),
-            "the shard is reported",
-            timeout_s=15,
-        )
+        eventually(lambda: ("things/0", "ForeignLog") in reported(logs), "the shard is reported", timeout_s=15)
         [(waiting,)] = connection.execute("SELECT max(waiting) FROM penstock.checkpoints")
         assert "ForeignLog" in waiting
         redis_client.delete(stream)
@@ -227,10 +219,7 @@ def test_a_consumer_of_an_ick_leaves_a_damaged_shard_out(
     def indexer(_session: Any, members: Any) -> None:
         seen.extend(members)
 
-    icks = [
-        DirtyList(redis_client, ick_shard_keys("penstock", shard).name)
-        for shard in index.shard_names
-    ]
+    icks = [DirtyList(redis_client, ick_shard_keys("penstock", shard).name) for shard in index.shard_names]
     for number, ick in enumerate(icks):
         ick.add({f"m{number}": 1.0})
     held: Any = redis_client.dump(icks[0].keys.dirty)
@@ -253,13 +242,7 @@ def test_foreign_values_beside_an_ick_crash_no_reader(redis_client: redis.Redis)
     ick = DirtyList(redis_client, keys.name)
     ick.add({"m": 1.0})
     redis_client.hset(keys.ick.fence, mapping={"number": "many", "holder": b"\xff"})
-    values: dict[Any, Any] = {
-        "passed": "far",
-        "offset": "x",
-        "score": "y",
-        "records": "many",
-        "dirtied": b"\xff",
-    }
+    values: dict[Any, Any] = {"passed": "far", "offset": "x", "score": "y", "records": "many", "dirtied": b"\xff"}
     redis_client.hset(keys.progress, mapping=values)
 
     stats = ick.stats()
@@ -271,22 +254,15 @@ def test_foreign_values_beside_an_ick_crash_no_reader(redis_client: redis.Redis)
 
 
 @pytest.mark.parametrize("forged", ["a key that is no UTF-8", "an id that is no number"])
-def test_commands_name_the_entry_and_end_with_5(
-    forged: str, penstock: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_commands_name_the_entry_and_end_with_5(forged: str, penstock: CommandLine, redis_client: redis.Redis) -> None:
     FORGED[forged](redis_client, "penstock:{things/0}:log")
 
     for arguments in (("tail", "things"), ("tail", "things", "--from", "1")):
         done = penstock(*arguments)
-        assert (done.returncode, done.stderr[:52]) == (
-            5,
-            "error: things/0: entry 1000-0 (offset 1000) is damag",
-        )
+        assert (done.returncode, done.stderr[:52]) == (5, "error: things/0: entry 1000-0 (offset 1000) is damag")
 
 
-def test_a_time_that_no_calendar_has_is_printed_as_a_number(
-    penstock: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_a_time_that_no_calendar_has_is_printed_as_a_number(penstock: CommandLine, redis_client: redis.Redis) -> None:
     redis_client.xadd("penstock:{things/0}:log", OURS | {"ts": "9" * 18}, id="1-0")
 
     for format_ in ((), ("--json",)):
@@ -296,11 +272,7 @@ def test_a_time_that_no_calendar_has_is_printed_as_a_number(
 
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_consumer_reads_a_damaged_record_from_the_journal(
-    damaged: str,
-    reader: tuple[LogWorker, list[str]],
-    published: Log,
-    stream: str,
-    redis_client: redis.Redis,
+    damaged: str, reader: tuple[LogWorker, list[str]], published: Log, stream: str, redis_client: redis.Redis
 ) -> None:
     worker, seen = reader
     rewrite(redis_client, stream, lambda entries: entries[3].__setitem__(1, DAMAGED[damaged]))

@@ -12,17 +12,13 @@ from penstock.channels.log.appending import Unusable, parse_reply
 from penstock.channels.scripts import Call, _declarations, script
 
 APPEND = script("log/append")
-CALL = Call(
-    ("{things/0}:log", "{things/0}:epoch"), (1, 1, 1, 7, "k", "insert", "thing", "{}", "", 1)
-)
+CALL = Call(("{things/0}:log", "{things/0}:epoch"), (1, 1, 1, 7, "k", "insert", "thing", "{}", "", 1))
 
 
 @pytest.fixture
 def single(redis_proxy: Proxy, redis_url: str) -> Iterator[redis.Redis]:
     """A client that has one connection, waits for no second, and sends nothing again by itself."""
-    pool = redis.ConnectionPool.from_url(
-        behind(redis_proxy, redis_url), max_connections=1, retry=Retry(NoBackoff(), 0)
-    )
+    pool = redis.ConnectionPool.from_url(behind(redis_proxy, redis_url), max_connections=1, retry=Retry(NoBackoff(), 0))
     with redis.Redis(connection_pool=pool) as client:
         yield client
 
@@ -34,9 +30,7 @@ def test_calls_together_use_one_connection_again_and_again(single: redis.Redis) 
     assert single.ping()
 
 
-def test_calls_together_give_back_a_connection_that_failed(
-    single: redis.Redis, redis_proxy: Proxy
-) -> None:
+def test_calls_together_give_back_a_connection_that_failed(single: redis.Redis, redis_proxy: Proxy) -> None:
     APPEND.call_together(single, [CALL])
     redis_proxy.harm(b"EVALSHA", Harm.LOSE_REPLY)
 

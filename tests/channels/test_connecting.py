@@ -39,12 +39,7 @@ QUOTED = "p%40s%2Fs%25w%3Frd%231"
 def user(redis_client: redis.Redis) -> Iterator[str]:
     """A user whose password needs quoting in a URL."""
     redis_client.acl_setuser(
-        "app",
-        enabled=True,
-        passwords=[f"+{PASSWORD}"],
-        keys=["*"],
-        categories=["+@all"],
-        reset=True,
+        "app", enabled=True, passwords=[f"+{PASSWORD}"], keys=["*"], categories=["+@all"], reset=True
     )
     yield "app"
     redis_client.acl_deluser("app")
@@ -73,10 +68,7 @@ def test_a_wrong_password_is_named_as_such(redis_url: str, user: str, protocol: 
     error = asked(make_url(redis_url, user, "wrong") + protocol)
 
     assert isinstance(error, ServerUnavailable)
-    assert re.search(
-        "Redis refuses the user or the password of redis_url: .*invalid.*percent-encoded",
-        str(error),
-    )
+    assert re.search("Redis refuses the user or the password of redis_url: .*invalid.*percent-encoded", str(error))
 
 
 def test_a_missing_password_is_named_as_such(redis_client: redis.Redis, redis_url: str) -> None:
@@ -169,9 +161,7 @@ def test_a_server_that_does_not_know_hello_is_asked_for_its_version(
     """Redis 5, and some proxies."""
     version = str(redis_client.info("server")["redis_version"])
     redis_proxy.replace(b"HELLO", b"OLLEH")
-    redis_proxy.replace(
-        f"redis_version:{version}".encode(), b"redis_version:5.0.99"[: 14 + len(version)]
-    )
+    redis_proxy.replace(f"redis_version:{version}".encode(), b"redis_version:5.0.99"[: 14 + len(version)])
 
     for protocol in "23":
         error = asked(behind(redis_proxy, redis_url) + f"&protocol={protocol}")
@@ -180,9 +170,7 @@ def test_a_server_that_does_not_know_hello_is_asked_for_its_version(
         assert "Redis 5.0" in str(error)
 
 
-def test_the_nodes_of_a_cluster_are_checked_too(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nodes_of_a_cluster_are_checked_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OLDEST:
         monkeypatch.setitem(OLDEST, name, (99, 0))
 
@@ -199,14 +187,10 @@ def test_the_doctor_names_a_server_that_is_too_old(
     with connect_redis(behind(redis_proxy, redis_url)) as client:
         findings = diagnose(connection, client)
 
-    assert [
-        f for f in findings if f.check == "redis" and f.grade == "error" and "too old" in f.message
-    ]
+    assert [f for f in findings if f.check == "redis" and f.grade == "error" and "too old" in f.message]
 
 
-def test_a_command_exits_with_2_for_an_invalid_url_and_with_3_for_a_server_that_is_away(
-    penstock: CommandLine,
-) -> None:
+def test_a_command_exits_with_2_for_an_invalid_url_and_with_3_for_a_server_that_is_away(penstock: CommandLine) -> None:
     for url, code, command in (
         ("mysql://u:secret@h/1", 2, ("status",)),
         ("redis://u:secret@h?retries=5", 2, ("stream",)),
@@ -223,11 +207,7 @@ def test_a_command_exits_with_2_for_an_invalid_url_and_with_3_for_a_server_that_
 
 @pytest.mark.usefixtures("short_intervals")
 def test_workers_wait_for_a_cluster_that_cannot_be_reached(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    cluster: Cluster,
+    flow: Pipeline, things: Log, connection: Connection, database_url: str, cluster: Cluster
 ) -> None:
     """Guarantee 13: they neither end at the start nor later.  A node that was restarted takes no writes for two seconds."""
     seen: dict[str, list[str]] = {"early": [], "late": []}
@@ -251,7 +231,5 @@ def test_workers_wait_for_a_cluster_that_cannot_be_reached(
             cluster.wait()
             arrived = {"early": 20, "late": 20}
             eventually(
-                lambda: {name: len(keys) for name, keys in seen.items()} == arrived,
-                "the others arrive",
-                timeout_s=60,
+                lambda: {name: len(keys) for name, keys in seen.items()} == arrived, "the others arrive", timeout_s=60
             )

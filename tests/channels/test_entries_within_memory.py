@@ -64,9 +64,7 @@ def many(count: int) -> Fields:
 
 BOMBS: dict[str, Bomb] = {
     "lists in place of keys": compressed(keys=repeated(b"[],")),
-    "a key that is too long": compressed(
-        keys=zstandard.compress(b'"' + b"k" * MAX_BYTES + b'"', 1)
-    ),
+    "a key that is too long": compressed(keys=zstandard.compress(b'"' + b"k" * MAX_BYTES + b'"', 1)),
     "an object that is a list": lambda: pack(ROWS) | {b"objects": b"[],\n" * (1 << 20)},
     "digits in place of an id": compressed(ids=zstd_frame(b"9", MAX_BYTES, says=MAX_BYTES)),
     "lines without an end": compressed(times=zstd_frame(b"\n", MAX_BYTES, says=MAX_BYTES)),
@@ -208,9 +206,7 @@ def read_on_spark(redis_url: str, database_url: str) -> Iterator[Callable[[], ob
 
 
 @pytest.fixture
-def tail(
-    monkeypatch: pytest.MonkeyPatch, database_url: str, redis_url: str
-) -> Callable[[], object]:
+def tail(monkeypatch: pytest.MonkeyPatch, database_url: str, redis_url: str) -> Callable[[], object]:
     for variable, url in (("DATABASE", database_url), ("REDIS", redis_url)):
         monkeypatch.setenv(f"PENSTOCK_{variable}_URL", url)
     monkeypatch.setattr("sys.argv", ["penstock", "tail", "things", "--count", "200"])

@@ -33,9 +33,7 @@ def things() -> Log:
 
 
 @pytest.fixture(params=["plain", "asyncio"])
-def open_reader(
-    request: pytest.FixtureRequest, database_url: str, redis_url: str
-) -> Iterator[Readers]:
+def open_reader(request: pytest.FixtureRequest, database_url: str, redis_url: str) -> Iterator[Readers]:
     closing: list[Callable[[], Any]] = []
     with asyncio.Runner() as runner:
 
@@ -46,10 +44,7 @@ def open_reader(
                 closing.extend([journal.close, reader.close])
                 return reader
             records = AsyncJournalRecords(database, server, **options)
-            driven = Driven(
-                runner,
-                AsyncLogReader(connect_redis_async(server), "things", older=records, shards=9),
-            )
+            driven = Driven(runner, AsyncLogReader(connect_redis_async(server), "things", older=records, shards=9))
             closing.extend([lambda: runner.run(records.aclose()), driven.aclose])
             return driven
 
@@ -59,9 +54,7 @@ def open_reader(
 
 
 @pytest.fixture
-def published(
-    streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
-) -> list[Record]:
+def published(streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis) -> list[Record]:
     """A hundred records, of which Redis has evicted those before offset 61."""
     for begin in range(10):
         stage_rows(connection, things, 10, f"{begin} ")
@@ -77,9 +70,7 @@ def offsets(found: LogSlice) -> list[int | None]:
     return [None if record is None else record.offset for record in found]
 
 
-def test_evicted_records_are_as_they_were_in_redis(
-    open_reader: Readers, published: list[Record]
-) -> None:
+def test_evicted_records_are_as_they_were_in_redis(open_reader: Readers, published: list[Record]) -> None:
     reader = open_reader()
 
     found = reader.read(0, 41, 40)
@@ -121,11 +112,7 @@ def test_offsets_that_neither_has_are_none(
 
 @pytest.mark.parametrize("is_backwards", [False, True])
 def test_a_slice_ends_at_the_limit_of_bytes_and_reading_on_gets_everything(
-    published: list[Record],
-    connection: Connection,
-    redis_client: redis.Redis,
-    *,
-    is_backwards: bool,
+    published: list[Record], connection: Connection, redis_client: redis.Redis, *, is_backwards: bool
 ) -> None:
     """Nothing that was left out because of the limit looks as if it had been evicted."""
     with LogReader(redis_client, "things") as reader:
@@ -178,10 +165,7 @@ def test_a_postgres_of_an_older_epoch_supplies_no_records(
 
 
 def test_the_log_is_compared_again_after_the_server_was_started(
-    open_reader: Readers,
-    published: list[Record],
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    open_reader: Readers, published: list[Record], connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An open connection is no evidence: a pooler keeps it through a restore."""
     reader = open_reader()
@@ -207,9 +191,7 @@ def test_a_connection_that_was_cut_is_opened_again(
         )
 
 
-def test_servers_that_are_not_there_are_named(
-    open_reader: Readers, published: list[Record]
-) -> None:
+def test_servers_that_are_not_there_are_named(open_reader: Readers, published: list[Record]) -> None:
     reader = open_reader("postgresql://127.0.0.1:1/none")
     assert offsets(reader.read(0, 61, 2)) == [61, 62]  # Postgres is not asked for what Redis has
     with pytest.raises(ServerUnavailable):
@@ -223,10 +205,7 @@ def test_behind_a_pooler(open_reader: Readers, published: list[Record], pooler_u
 
 
 def test_a_viewer_may(
-    open_reader: Readers,
-    published: list[Record],
-    database_url_for: UrlFor,
-    redis_url_for: UrlFor,
+    open_reader: Readers, published: list[Record], database_url_for: UrlFor, redis_url_for: UrlFor
 ) -> None:
     redis_url = redis_url_for("viewer")
     viewer = open_reader(database_url_for("a_viewer"), redis_url)
@@ -236,11 +215,7 @@ def test_a_viewer_may(
 
 
 def test_shards_of_a_later_generation_are_read_by_their_numbers(
-    open_reader: Readers,
-    published: list[Record],
-    connection: Connection,
-    streamer: Streamer,
-    redis_client: redis.Redis,
+    open_reader: Readers, published: list[Record], connection: Connection, streamer: Streamer, redis_client: redis.Redis
 ) -> None:
     assert reshard(connection, "things", 2, apply=True).applied
     connection.execute(

@@ -56,9 +56,7 @@ def test_prefetched_records_are_returned_next(follower: Follower, shard: ShardNa
     assert offsets(follower, shard, 10) == list(range(11, 21))
 
 
-def test_records_prefetched_for_another_position_are_dropped(
-    follower: Follower, shard: ShardName
-) -> None:
+def test_records_prefetched_for_another_position_are_dropped(follower: Follower, shard: ShardName) -> None:
     follower.request_ahead({shard: Offset(10)})
 
     assert offsets(follower, shard, 3) == list(range(4, 14))

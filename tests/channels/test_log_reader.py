@@ -33,28 +33,18 @@ def test_offsets_begin_at_1_and_go_up_by_1(filled_log: FilledLog, make_reader: M
     assert found.records.offsets == list(range(1, 13))
 
 
-@pytest.mark.parametrize(
-    ("offset", "count"), [(1, 1), (3, 2), (3, 10), (5, 1), (5, 7), (6, 6), (12, 1), (12, 5)]
-)
-def test_a_read_begins_at_its_offset(
-    filled_log: FilledLog, make_reader: MakeReader, offset: int, count: int
-) -> None:
+@pytest.mark.parametrize(("offset", "count"), [(1, 1), (3, 2), (3, 10), (5, 1), (5, 7), (6, 6), (12, 1), (12, 5)])
+def test_a_read_begins_at_its_offset(filled_log: FilledLog, make_reader: MakeReader, offset: int, count: int) -> None:
     """The offset is inclusive, wherever in an entry it is."""
     filled_log.add(12)
 
     found = make_reader().read(0, offset, count)
 
     assert offsets(found) == list(range(offset, min(12, offset + count - 1) + 1))
-    assert (found.info.first, found.info.number, found.next) == (
-        offset,
-        len(found),
-        offset + len(found),
-    )
+    assert (found.info.first, found.info.number, found.next) == (offset, len(found), offset + len(found))
 
 
-def test_reading_on_at_next_reads_everything_once(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_reading_on_at_next_reads_everything_once(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(57)
     reader, read, at = make_reader(), [], 1
     while found := reader.read(0, at, 10):
@@ -73,9 +63,7 @@ def test_jumping_back_is_subtraction(filled_log: FilledLog, make_reader: MakeRea
 
 
 @pytest.mark.parametrize("offset", [0, -7])
-def test_an_offset_below_1_is_1(
-    filled_log: FilledLog, make_reader: MakeReader, offset: int
-) -> None:
+def test_an_offset_below_1_is_1(filled_log: FilledLog, make_reader: MakeReader, offset: int) -> None:
     filled_log.add(4)
 
     found = make_reader().read(0, offset, 3)
@@ -84,9 +72,7 @@ def test_an_offset_below_1_is_1(
     assert found.info.first == 1
 
 
-def test_evicted_records_are_none_in_their_place_and_count(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_evicted_records_are_none_in_their_place_and_count(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(20)
     filled_log.evict_before(11)
 
@@ -107,9 +93,7 @@ def test_offsets_do_not_change_on_eviction(filled_log: FilledLog, make_reader: M
     assert list(reader.read(0, 16, 5)) == list(before)
 
 
-def test_a_record_that_is_gone_from_the_middle_is_none_too(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_record_that_is_gone_from_the_middle_is_none_too(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(20)
     ids = ["10-0"] if filled_log.entries == "packed" else [f"{n}-0" for n in range(6, 11)]
     filled_log.client.xdel(filled_log.stream(), *ids)
@@ -122,9 +106,7 @@ def test_a_record_that_is_gone_from_the_middle_is_none_too(
     assert offsets(reader.read_back(0, 9, 2)) == [None, None]
 
 
-def test_a_log_that_was_evicted_to_its_end_still_knows_it(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_log_that_was_evicted_to_its_end_still_knows_it(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(10)
     filled_log.evict_before(11)
     reader = make_reader()
@@ -135,9 +117,7 @@ def test_a_log_that_was_evicted_to_its_end_still_knows_it(
     assert (info.available, info.last) == (11, 10)
 
 
-def test_records_that_are_gone_from_the_end_are_none_too(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_records_that_are_gone_from_the_end_are_none_too(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(10)
     ids = ["10-0"] if filled_log.entries == "packed" else [f"{n}-0" for n in range(6, 11)]
     filled_log.client.xdel(filled_log.stream(), *ids)
@@ -146,27 +126,15 @@ def test_records_that_are_gone_from_the_end_are_none_too(
     assert offsets(make_reader().read_back(0, None, 7)) == [*[None] * 5, 5, 4]
 
 
-def test_info_comes_with_every_read_and_alone(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_info_comes_with_every_read_and_alone(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(20)
     filled_log.evict_before(6)
     reader = make_reader()
     found, alone = reader.read(0, 8, 4), reader.read(0, 8, 0)
 
-    assert (found.info.available, found.info.last, found.info.first, found.info.number) == (
-        6,
-        20,
-        8,
-        4,
-    )
+    assert (found.info.available, found.info.last, found.info.first, found.info.number) == (6, 20, 8, 4)
     assert list(alone) == []
-    assert (alone.info.available, alone.info.last, alone.info.first, alone.info.number) == (
-        6,
-        20,
-        8,
-        0,
-    )
+    assert (alone.info.available, alone.info.last, alone.info.first, alone.info.number) == (6, 20, 8, 0)
     assert reader.info().last == 20
 
 
@@ -174,18 +142,11 @@ def test_the_info_of_a_log_that_does_not_exist(make_reader: MakeReader) -> None:
     found = make_reader().read(0, 1, 10)
 
     assert list(found) == []
-    assert (found.info.available, found.info.last, found.info.first, found.info.number) == (
-        1,
-        0,
-        1,
-        0,
-    )
+    assert (found.info.available, found.info.last, found.info.first, found.info.number) == (1, 0, 1, 0)
     assert list(make_reader().read_back(0)) == []
 
 
-@pytest.mark.parametrize(
-    ("offset", "count"), [(None, 3), (12, 12), (12, 50), (11, 4), (5, 2), (6, 1), (1, 1), (99, 2)]
-)
+@pytest.mark.parametrize(("offset", "count"), [(None, 3), (12, 12), (12, 50), (11, 4), (5, 2), (6, 1), (1, 1), (99, 2)])
 def test_a_read_backwards_begins_at_its_offset_too(
     filled_log: FilledLog, make_reader: MakeReader, offset: int | None, count: int
 ) -> None:
@@ -231,9 +192,7 @@ def test_a_reply_is_bounded_in_bytes_and_reading_goes_on_after_it(
     assert largest <= 8 * 1024 * 1024 + 10 * 500_010
 
 
-def test_a_read_waits_for_an_offset_that_does_not_exist_yet(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_read_waits_for_an_offset_that_does_not_exist_yet(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(3)
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(make_reader().read, 0, 4, 10, block_s=30)
@@ -243,9 +202,7 @@ def test_a_read_waits_for_an_offset_that_does_not_exist_yet(
         assert offsets(reading.result(10)) == [4, 5]
 
 
-def test_a_read_waits_for_a_log_that_does_not_exist_yet(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_read_waits_for_a_log_that_does_not_exist_yet(filled_log: FilledLog, make_reader: MakeReader) -> None:
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(make_reader().read, 0, 1, 10, block_s=30)
         _wait_until_blocked(filled_log)
@@ -268,9 +225,7 @@ def test_a_read_waits_for_an_offset_of_the_future_and_skips_those_before(
         assert offsets(reading.result(10)) == [12, 13]
 
 
-def test_a_read_blocks_only_if_nothing_is_there(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_read_blocks_only_if_nothing_is_there(filled_log: FilledLog, make_reader: MakeReader) -> None:
     """Not for its count, nor for records that were evicted, nor backwards, nor for its info alone."""
     filled_log.add(10)
     filled_log.evict_before(11)
@@ -282,9 +237,7 @@ def test_a_read_blocks_only_if_nothing_is_there(
     assert monotonic() - at < 15
 
 
-def test_a_wait_that_is_over_gives_an_empty_slice_with_its_info(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_wait_that_is_over_gives_an_empty_slice_with_its_info(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(3)
 
     found = make_reader().read(0, 6, 10, block_s=0.05)
@@ -462,9 +415,7 @@ def test_an_epoch_before_or_of_a_writer_is_another_log(
         reader.read(0, 6, 10)
 
 
-def test_a_reader_that_resumes_notices_a_loss_too(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_reader_that_resumes_notices_a_loss_too(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(15)
     reader = make_reader()
     reader.resume(0, 21)
@@ -476,9 +427,7 @@ def test_a_reader_that_resumes_notices_a_loss_too(
     assert offsets(reader.read(0, 16, 10)) == [16]
 
 
-def test_what_was_staged_since_a_time_is_found(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_what_was_staged_since_a_time_is_found(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(100)
     filled_log.evict_before(21)
     reader = make_reader()
@@ -493,9 +442,7 @@ def test_what_was_staged_since_a_time_is_found(
     assert find(60, slack_s=10) == 50
 
 
-def test_a_time_in_an_empty_log_is_its_next_offset(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_time_in_an_empty_log_is_its_next_offset(filled_log: FilledLog, make_reader: MakeReader) -> None:
     assert make_reader().offset_at(datetime.now(UTC)) == 1
     filled_log.add(10)
     filled_log.evict_before(11)
@@ -522,9 +469,7 @@ def test_records_of_long_transactions_hide_nothing_that_was_staged_later(
         assert found >= min(seconds, 301) - 60
 
 
-def test_evicted_records_can_be_fetched_elsewhere(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_evicted_records_can_be_fetched_elsewhere(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.add(20)
     kept = {record.offset: record for record in make_reader().read(0, 1, 20)}
     filled_log.evict_before(11)
@@ -597,9 +542,7 @@ def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:
         make_reader(namespace="No")
 
 
-def test_a_key_that_holds_something_else_is_named(
-    filled_log: FilledLog, make_reader: MakeReader
-) -> None:
+def test_a_key_that_holds_something_else_is_named(filled_log: FilledLog, make_reader: MakeReader) -> None:
     filled_log.client.set(filled_log.stream(), "x")
     with pytest.raises(ForeignLog, match="another type"):
         make_reader().read(0)

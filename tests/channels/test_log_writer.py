@@ -13,14 +13,7 @@ import redis
 from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.batches import Columns
-from penstock.channels.log import (
-    AsyncLogWriter,
-    Batch,
-    LogWriter,
-    NewRecord,
-    Unusable,
-    append_together,
-)
+from penstock.channels.log import AsyncLogWriter, Batch, LogWriter, NewRecord, Unusable, append_together
 from penstock.channels.log.groups import LogGroup
 from penstock.errors import (
     AppendRefused,
@@ -57,9 +50,7 @@ def test_an_append_makes_the_log_and_returns_the_first_and_the_last_offset(
     assert data(make_reader().read()) == ["a", "b", "c", "d"]
 
 
-def test_a_record_is_read_as_it_was_written(
-    make_writer: MakeWriter, make_reader: MakeReader
-) -> None:
+def test_a_record_is_read_as_it_was_written(make_writer: MakeWriter, make_reader: MakeReader) -> None:
     given = NewRecord({"a": [1, None, "ä\n"]}, "7", "update", "ride", {"trace": "x"})
     make_writer().append([given, NewRecord(2)])
 
@@ -73,13 +64,7 @@ def test_a_record_is_read_as_it_was_written(
         {"trace": "x"},
     )
     assert (record.id, record.offset) == (1, 1)
-    assert (plain.data, plain.key, plain.action, plain.object, plain.id) == (
-        2,
-        "",
-        "append",
-        "entry",
-        2,
-    )
+    assert (plain.data, plain.key, plain.action, plain.object, plain.id) == (2, "", "append", "entry", 2)
 
 
 def test_records_have_the_time_of_the_server(
@@ -99,9 +84,7 @@ def test_records_have_the_time_of_the_server(
 
 
 @pytest.mark.parametrize("keep", [0, 1, 3, 7, 12, 100])
-def test_at_least_so_many_are_kept(
-    make_writer: MakeWriter, make_reader: MakeReader, keep: int
-) -> None:
+def test_at_least_so_many_are_kept(make_writer: MakeWriter, make_reader: MakeReader, keep: int) -> None:
     """Whole entries are evicted, of five records here; plain entries are exact."""
     writer = make_writer()
     for _ in range(3):
@@ -116,9 +99,7 @@ def test_at_least_so_many_are_kept(
     assert left == min(20, most)
 
 
-@pytest.mark.parametrize(
-    ("upto", "packed", "plain"), [(0, 1, 1), (3, 1, 4), (5, 6, 6), (99, 11, 11)]
-)
+@pytest.mark.parametrize(("upto", "packed", "plain"), [(0, 1, 1), (3, 1, 4), (5, 6, 6), (99, 11, 11)])
 def test_records_up_to_an_offset_are_evicted(
     make_writer: MakeWriter, make_reader: MakeReader, upto: int, packed: int, plain: int
 ) -> None:
@@ -134,12 +115,8 @@ def test_records_up_to_an_offset_are_evicted(
     assert writer.append([11]).first == 11
 
 
-@pytest.mark.parametrize(
-    ("keep", "packed", "plain"), [(0, 11, 11), (3, 6, 8), (5, 6, 6), (99, 1, 1)]
-)
-def test_all_but_so_many_are_evicted(
-    make_writer: MakeWriter, keep: int, packed: int, plain: int
-) -> None:
+@pytest.mark.parametrize(("keep", "packed", "plain"), [(0, 11, 11), (3, 6, 8), (5, 6, 6), (99, 1, 1)])
+def test_all_but_so_many_are_evicted(make_writer: MakeWriter, keep: int, packed: int, plain: int) -> None:
     writer = make_writer()
     writer.append([1, 2, 3, 4, 5])
     writer.append([6, 7, 8, 9, 10])
@@ -149,9 +126,7 @@ def test_all_but_so_many_are_evicted(
     assert evicted.available == (packed if isinstance(writer, LogWriter) else plain)
 
 
-def test_what_is_older_is_evicted(
-    make_writer: MakeWriter, make_reader: MakeReader, filled_log: FilledLog
-) -> None:
+def test_what_is_older_is_evicted(make_writer: MakeWriter, make_reader: MakeReader, filled_log: FilledLog) -> None:
     """In steps of a hundred entries, and nothing that is young enough."""
     filled_log.per_entry = 1
     filled_log.add(250, staged_us=lambda offset: offset)
@@ -183,9 +158,7 @@ def test_a_call_that_is_repeated_with_its_token_appends_nothing(
     assert data(make_reader().read()) == ["a", "b", "c"]
 
 
-def test_the_last_1000_tokens_of_a_shard_are_known(
-    make_writer: MakeWriter, redis_client: redis.Redis
-) -> None:
+def test_the_last_1000_tokens_of_a_shard_are_known(make_writer: MakeWriter, redis_client: redis.Redis) -> None:
     writer = make_writer()
     for number in range(1003):
         writer.append([number], token=str(number), keep_at_least=5)
@@ -237,9 +210,7 @@ def test_writers_at_the_same_time_share_the_offsets(
 
     assert found == [(n, n + 1) for n in range(1, 240, 2)]
     read = data(make_reader().read(0, 1, 1000))
-    assert [each for each in read if str(each)[0] == "c" and each != "c"] == [
-        f"c{n}" for n in range(30)
-    ]
+    assert [each for each in read if str(each)[0] == "c" and each != "c"] == [f"c{n}" for n in range(30)]
 
 
 def test_a_call_is_whole_or_not_at_all(
@@ -259,15 +230,10 @@ def test_a_call_is_whole_or_not_at_all(
     assert writer.append(["b", "c"], token="b").first == 2
 
 
-def test_a_writer_refuses_the_log_of_a_streamer(
-    make_writer: MakeWriter, filled_log: FilledLog
-) -> None:
+def test_a_writer_refuses_the_log_of_a_streamer(make_writer: MakeWriter, filled_log: FilledLog) -> None:
     filled_log.add(3)
     writer = make_writer()
-    calls: list[Callable[[], Any]] = [
-        lambda: writer.append([1]),
-        lambda: writer.evict(keep=0),
-    ]
+    calls: list[Callable[[], Any]] = [lambda: writer.append([1]), lambda: writer.evict(keep=0)]
     for call in calls:
         with pytest.raises(ForeignLog, match="belongs to a pipeline"):
             call()
@@ -287,9 +253,7 @@ def test_a_streamer_refuses_the_log_of_a_writer(
     make_writer().append(["a", "b"])
     for first in (1, 3):
         columns = Columns.pack([(5, "k", "insert", "thing", "1", "", 5)])
-        batch = Batch(
-            ShardName("rides", Shard(0)), Epoch(9), Offset(first), begins=True, columns=columns
-        )
+        batch = Batch(ShardName("rides", Shard(0)), Epoch(9), Offset(first), begins=True, columns=columns)
         [(_, reply)] = append_together(redis_client, "penstock", [batch])
 
         assert isinstance(reply, Unusable)
@@ -329,9 +293,7 @@ def test_a_failover_that_lost_what_was_read_is_noticed_after_new_records_too(
         reader.read(0, 3)
 
 
-def test_shards_are_chosen_by_number_or_by_key(
-    make_writer: MakeWriter, make_reader: MakeReader
-) -> None:
+def test_shards_are_chosen_by_number_or_by_key(make_writer: MakeWriter, make_reader: MakeReader) -> None:
     writer = make_writer(shards=4)
     shard = writer.shard_for("customer-7")
     writer.append(["a"], shard=shard)
@@ -367,10 +329,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_sent(
         (lambda: writer.append([1] * 10_001), InvalidLogCall),
         (lambda: writer.append(["x" * 1_000_000] * 34), InvalidLogCall),
         (lambda: writer.append([STAR * 300_000] * 38), InvalidLogCall),
-        (
-            lambda: writer.append([NewRecord(1, key=STAR * 1000, object=STAR * 255)] * 10_000),
-            InvalidLogCall,
-        ),
+        (lambda: writer.append([NewRecord(1, key=STAR * 1000, object=STAR * 255)] * 10_000), InvalidLogCall),
         (lambda: writer.append([1], shard=1), InvalidLogCall),
         (lambda: writer.append([1], keep_at_least=-1), InvalidLogCall),
         (lambda: writer.append([1], token=""), InvalidMessage),

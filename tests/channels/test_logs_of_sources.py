@@ -35,9 +35,7 @@ def test_the_log_of_a_source_is_read(source_log: None, redis_url: str, named: Lo
 
 
 @pytest.mark.parametrize("named", LOGS, ids=["name", "channel"])
-def test_the_log_of_a_source_is_read_by_asyncio(
-    source_log: None, redis_url: str, named: Log | str
-) -> None:
+def test_the_log_of_a_source_is_read_by_asyncio(source_log: None, redis_url: str, named: Log | str) -> None:
     async def story() -> None:
         reader = AsyncLogReader.connect(redis_url, named)
         assert len(await reader.read()) == 3
@@ -50,8 +48,7 @@ def test_the_log_of_a_source_is_read_by_asyncio(
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [LogReader, AsyncLogReader, partial(LogGroup, group="g"), partial(AsyncLogGroup, group="g")],
+    "kind", [LogReader, AsyncLogReader, partial(LogGroup, group="g"), partial(AsyncLogGroup, group="g")]
 )
 def test_a_log_of_several_sources_is_refused_with_the_remedy(
     redis_client: redis.Redis, redis_url: str, kind: Callable[..., Any]

@@ -13,9 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-log.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-def test_the_programs_of_the_page_run(
-    redis_client: redis.Redis, redis_url: str, database_url: str
-) -> None:
+def test_the_programs_of_the_page_run(redis_client: redis.Redis, redis_url: str, database_url: str) -> None:
     log = FilledLog(redis_client)
     log.add(4130, shard=2, staged_us=lambda _: 1)
     blocks = [

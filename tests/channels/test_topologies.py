@@ -34,8 +34,7 @@ class Work:
     def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(flow, database_url, redis_url, resend_chance=1.0)
         self.consumers = [
-            LogWorker(flow, spec, database_url, redis_url, block_ms=50)
-            for spec in flow.consumers.values()
+            LogWorker(flow, spec, database_url, redis_url, block_ms=50) for spec in flow.consumers.values()
         ]
 
     def drain(self) -> None:
@@ -65,10 +64,7 @@ def test_the_shards_are_on_several_nodes_of_a_cluster_and_the_log_is_exact(
         work.drain()
 
     with connect_redis(cluster.url) as client:
-        nodes = {
-            client.get_node_from_key(f"penstock:{{{shard}}}:log").port
-            for shard in things.shard_names
-        }
+        nodes = {client.get_node_from_key(f"penstock:{{{shard}}}:log").port for shard in things.shard_names}
         assert len(nodes) == 2
         assert check_exact(books, client, things) == 3 * len(KEYS)
 
@@ -92,9 +88,7 @@ def test_a_cluster_node_that_comes_back_empty_is_filled_again(
 
 
 @pytest.mark.slow
-def test_a_cluster_node_that_dies_is_waited_for(
-    work: Work, books: Connection, things: Log, cluster: Cluster
-) -> None:
+def test_a_cluster_node_that_dies_is_waited_for(work: Work, books: Connection, things: Log, cluster: Cluster) -> None:
     """Guarantee 13: the records of its shards stay in Postgres."""
     change(books, KEYS)
     work.drain()
@@ -156,11 +150,7 @@ def test_a_consumer_of_a_cluster_waits_for_records_of_all_its_shards(
 @pytest.mark.chaos
 @pytest.mark.timeout(400)
 def test_a_failover_under_load_leaves_the_log_exact(
-    flow: Pipeline,
-    things: Log,
-    books: Connection,
-    database_url: str,
-    watched: Watched,
+    flow: Pipeline, things: Log, books: Connection, database_url: str, watched: Watched
 ) -> None:
     """Guarantee 9: the publisher resends from the journal what the new primary lacks; redis-py finds the primary through Sentinel."""
     failed_over = threading.Event()
@@ -190,9 +180,7 @@ def test_a_failover_under_load_leaves_the_log_exact(
     with redis.Redis.from_url(watched.replica.url) as client:
         assert client.role()[0] == b"master"
     ended = threading.Event()
-    running = threading.Thread(
-        target=lambda: inline.run(flow, database_url, watched.url, stop=ended.is_set)
-    )
+    running = threading.Thread(target=lambda: inline.run(flow, database_url, watched.url, stop=ended.is_set))
     running.start()
     try:
         with connect_redis(watched.url) as client:
@@ -221,9 +209,7 @@ def test_a_replica_refuses_writes_and_records_wait(
 
 def test_unreachable_sentinels_are_reported_at_once(flow: Pipeline, database_url: str) -> None:
     """Guarantee 15: Penstock's time limits apply to Sentinels too, and Sentinel clients do not retry by themselves."""
-    streamer = Streamer(
-        flow, database_url, "redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=log"
-    )
+    streamer = Streamer(flow, database_url, "redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=log")
     began = monotonic()
 
     with pytest.raises(ServerUnavailable):

@@ -42,9 +42,7 @@ def parsed(done: subprocess.CompletedProcess[str]) -> Any:
 # from staged to applied
 
 
-def test_stream_and_consume_process_what_is_staged(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_stream_and_consume_process_what_is_staged(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 10)
 
     streamed, consumed = penstock("stream", "--drain"), penstock("consume", "reader", "--drain")
@@ -56,9 +54,7 @@ def test_stream_and_consume_process_what_is_staged(
     assert effects(connection) == 10
 
 
-def test_a_consumer_may_be_limited_to_some_of_its_shards(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_a_consumer_may_be_limited_to_some_of_its_shards(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 10)
     penstock("stream", "--drain")
 
@@ -68,14 +64,10 @@ def test_a_consumer_may_be_limited_to_some_of_its_shards(
     assert penstock("consume", "reader", "--drain", "--shards", "0,2").returncode == 2
 
 
-def test_the_log_is_json_lines_without_a_terminal(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_the_log_is_json_lines_without_a_terminal(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 1)
 
-    lines = [
-        line for line in penstock("stream", "--drain").stderr.splitlines() if line.startswith("{")
-    ]
+    lines = [line for line in penstock("stream", "--drain").stderr.splitlines() if line.startswith("{")]
 
     assert [json.loads(line)["event"] for line in lines] == ["streaming"]
 
@@ -98,9 +90,7 @@ def test_a_signal_ends_a_worker_cleanly(
     started: Started, connection: Connection, which: signal.Signals, command: tuple[str, ...]
 ) -> None:
     process = started(*command)
-    eventually(
-        lambda: is_connected(connection) or is_registered(connection), "it is at work", timeout_s=90
-    )
+    eventually(lambda: is_connected(connection) or is_registered(connection), "it is at work", timeout_s=90)
 
     process.send_signal(which)
 
@@ -114,9 +104,7 @@ def test_a_second_interrupt_ends_a_handler_that_hangs(
     stage(connection, 1, '{"slow": true}')
     penstock("stream", "--drain")
     process = started("consume", "reader")
-    eventually(
-        lambda: "idle in transaction" in states(connection), "the handler is at work", timeout_s=90
-    )
+    eventually(lambda: "idle in transaction" in states(connection), "the handler is at work", timeout_s=90)
 
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -146,9 +134,7 @@ def states(connection: Connection) -> list[str]:
 # Inspect
 
 
-def test_status_is_a_table_for_people_and_json_for_programs(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_status_is_a_table_for_people_and_json_for_programs(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 10)
     penstock("stream", "--drain")
 
@@ -169,9 +155,7 @@ def test_status_needs_no_application(penstock: CommandLine) -> None:
     assert parsed(penstock("status", "--json"))["channels"][0]["declared"] is None
 
 
-def test_tail_prints_records_with_their_payloads(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_tail_prints_records_with_their_payloads(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 30, '{"big": 123456789012345678901234567890, "exact": 1.10}')
     penstock("stream", "--drain")
 
@@ -188,9 +172,7 @@ def test_tail_prints_records_with_their_payloads(
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_stopped(
-    penstock: CommandLine, started: Started, connection: Connection
-) -> None:
+def test_tail_follows_until_it_is_stopped(penstock: CommandLine, started: Started, connection: Connection) -> None:
     stage(connection, 1)
     penstock("stream", "--drain")
     process = started("tail", "things", "--follow", "--json", "--count", "0")
@@ -205,9 +187,7 @@ def test_tail_follows_until_it_is_stopped(
     assert process.wait(90) == 0
 
 
-def test_doctor_exits_with_1_for_an_error_and_3_without_a_server(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_doctor_exits_with_1_for_an_error_and_3_without_a_server(penstock: CommandLine, connection: Connection) -> None:
     penstock("stream", "--drain")
 
     done = penstock("doctor", "--json")
@@ -234,9 +214,7 @@ def test_a_closed_output_pipe_is_no_error(penstock: CommandLine, connection: Con
     process.stderr.close()
 
 
-def test_a_channel_is_listed_with_how_long_and_how_its_records_are_kept(
-    penstock: CommandLine,
-) -> None:
+def test_a_channel_is_listed_with_how_long_and_how_its_records_are_kept(penstock: CommandLine) -> None:
     penstock("stream", "--drain")
     text = (penstock.directory / "shop.py").read_text()
     assert 'Log("things", shards=2' in text
@@ -258,16 +236,13 @@ def listed(penstock: CommandLine) -> list[str]:
 # Repair
 
 
-def test_dead_letters_are_listed_shown_retried_and_dropped(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_dead_letters_are_listed_shown_retried_and_dropped(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 2, '{"bad": true}')
     penstock("stream", "--drain")
     penstock("consume", "reader", "--drain")
 
     places = [
-        f"{x['channel']}/{x['shard']} offset {x['offset']}"
-        for x in parsed(penstock("dead-letters", "list", "--json"))
+        f"{x['channel']}/{x['shard']} offset {x['offset']}" for x in parsed(penstock("dead-letters", "list", "--json"))
     ]
     assert sorted(places) == ["things/0 offset 1", "things/1 offset 1"]
     assert '"bad": true' in penstock("dead-letters", "show", "reader", places[0]).stdout
@@ -286,9 +261,7 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
     assert effects(connection) == 1
 
 
-def test_a_consumer_is_retired_only_with_apply(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_a_consumer_is_retired_only_with_apply(penstock: CommandLine, connection: Connection) -> None:
     penstock("stream", "--drain")
 
     plan = penstock("consumers", "retire", "reader")
@@ -300,9 +273,7 @@ def test_a_consumer_is_retired_only_with_apply(
     assert parsed(penstock("consumers", "list", "--json")) == []
 
 
-def test_a_checkpoint_is_reset_only_with_apply(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_a_checkpoint_is_reset_only_with_apply(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 10)
     penstock("stream", "--drain")
     penstock("consume", "reader", "--drain")
@@ -341,14 +312,10 @@ def test_a_diverged_history_ends_the_streamer_with_5_until_a_new_epoch_is_opened
     assert "nothing to do" in penstock("reset", "epoch").stdout
 
 
-def test_a_consumer_with_a_halted_shard_exits_with_an_error(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_a_consumer_with_a_halted_shard_exits_with_an_error(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, 2, '{"bad": true}')
     (penstock.directory / "shop.py").write_text(
-        (penstock.directory / "shop.py")
-        .read_text()
-        .replace("attempts=1", "attempts=1, on_poison='halt'")
+        (penstock.directory / "shop.py").read_text().replace("attempts=1", "attempts=1, on_poison='halt'")
     )
     penstock("stream", "--drain")
 
@@ -419,9 +386,7 @@ def test_an_unreachable_server_exits_with_3(penstock: CommandLine) -> None:
     assert "epoch 1" in valkey.stdout  # what Postgres has is still shown
 
 
-def test_an_unexpected_error_shows_its_class_and_with_debug_its_traceback(
-    penstock: CommandLine,
-) -> None:
+def test_an_unexpected_error_shows_its_class_and_with_debug_its_traceback(penstock: CommandLine) -> None:
     (penstock.directory / "shop.py").write_text(
         (penstock.directory / "shop.py").read_text()
         + "\nclass Odd(Pipeline):\n    @property\n    def scope(self): raise RuntimeError('payload')\n"
@@ -438,9 +403,7 @@ def test_an_unexpected_error_shows_its_class_and_with_debug_its_traceback(
     assert "shop.py" in long.stderr
 
 
-def test_init_creates_the_missing_tables_that_stream_reports(
-    penstock: CommandLine, postgres: Any
-) -> None:
+def test_init_creates_the_missing_tables_that_stream_reports(penstock: CommandLine, postgres: Any) -> None:
     url = postgres.create_database("fresh")
     try:
         missing = penstock("stream", "--drain", PENSTOCK_DATABASE_URL=url)
@@ -479,24 +442,11 @@ def test_help_shows_every_command_with_its_own_description() -> None:
 def test_help_imports_nothing_heavy(bare: CommandLine) -> None:
     """Users wait for it, and ask for it often."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, penstock.cli.app; print(*sorted(n for n in sys.modules if '.' not in n))",
-        ],
+        [sys.executable, "-c", "import sys, penstock.cli.app; print(*sorted(n for n in sys.modules if '.' not in n))"],
         capture_output=True,
         text=True,
         check=True,
     )
 
-    heavy = {
-        "pydantic",
-        "pydantic_settings",
-        "psycopg",
-        "redis",
-        "pyspark",
-        "alembic",
-        "structlog",
-        "rich",
-    }
+    heavy = {"pydantic", "pydantic_settings", "psycopg", "redis", "pyspark", "alembic", "structlog", "rich"}
     assert sorted(heavy & set(done.stdout.split())) == []

@@ -55,16 +55,13 @@ def test_a_submitted_pipeline_runs_on_its_cluster_and_shows_no_password(
         submitted = subprocess.Popen(
             command,
             cwd=guarded.directory,
-            env=guarded.environment
-            | {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable},
+            env=guarded.environment | {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable},
             stdout=output,
             stderr=output,
         )
     try:
         eventually(
-            lambda: (
-                connection.execute(DEAD_LETTERS).fetchone() == (4,) or submitted.poll() is not None
-            ),
+            lambda: connection.execute(DEAD_LETTERS).fetchone() == (4,) or submitted.poll() is not None,
             "the records have been delivered",
             timeout_s=300,
         )

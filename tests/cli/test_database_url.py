@@ -92,11 +92,7 @@ def test_several_hosts_are_for_handlers_too(guest: str) -> None:
     ],
 )
 def test_what_the_server_refuses_is_said(guest: str, old: str, new: str, said: str) -> None:
-    url = (
-        guest.replace(old, new)
-        if "1," not in new
-        else guest.replace(PASSWORD, "wrong").replace(old, new)
-    )
+    url = guest.replace(old, new) if "1," not in new else guest.replace(PASSWORD, "wrong").replace(old, new)
 
     with pytest.raises(ServerUnavailable, match="Check user, password and database") as refused:
         connect_postgres(url, application="guest")

@@ -40,9 +40,7 @@ def triggers(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
     return [result for result in json.loads(done.stdout) if result["check"] == "triggers"]
 
 
-def test_init_installs_the_declared_triggers_and_the_workers_start(
-    shop: CommandLine, connection: Connection
-) -> None:
+def test_init_installs_the_declared_triggers_and_the_workers_start(shop: CommandLine, connection: Connection) -> None:
     """Guarantee 7."""
     for worker in (("stream",), ("consume", "reader"), ("run", "--engine", "inline")):
         refused = shop(*worker)
@@ -74,9 +72,7 @@ def test_init_prints_the_triggers_as_sql(shop: CommandLine, connection: Connecti
     assert "trigger" not in shop("init").stderr
 
 
-def test_init_before_the_applications_tables_says_what_to_do(
-    shop: CommandLine, connection: Connection
-) -> None:
+def test_init_before_the_applications_tables_says_what_to_do(shop: CommandLine, connection: Connection) -> None:
     connection.execute("DROP TABLE public.things")
 
     done = shop("init")

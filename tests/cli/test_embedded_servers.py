@@ -26,19 +26,9 @@ def running(own: CommandLine) -> Iterator[Forked]:
 
 
 @pytest.mark.slow
-def test_a_second_command_attaches_to_the_servers_of_the_first(
-    own: CommandLine, running: Forked
-) -> None:
-    eventually(
-        lambda: own("status", "--json").returncode == 0,
-        "status finds them",
-        timeout_s=180,
-        interval_s=0.3,
-    )
-    found = eventually(
-        lambda: json.loads(own("status", "--json").stdout)["consumers"],
-        "the consumer is registered",
-    )
+def test_a_second_command_attaches_to_the_servers_of_the_first(own: CommandLine, running: Forked) -> None:
+    eventually(lambda: own("status", "--json").returncode == 0, "status finds them", timeout_s=180, interval_s=0.3)
+    found = eventually(lambda: json.loads(own("status", "--json").stdout)["consumers"], "the consumer is registered")
     doctor = own("doctor", "--json")
     noted = [own.directory / ".penstock" / part / "url" for part in ("postgres", "redis")]
 
@@ -69,12 +59,8 @@ def test_embedded_servers_keep_their_data(own: CommandLine) -> None:
     assert json.loads(inspected.stdout)["epoch"] == 1
 
 
-@pytest.mark.parametrize(
-    "command", [("stream", "--drain"), ("consume", "reader", "--drain"), ("init",), ("verify",)]
-)
-def test_without_a_terminal_servers_are_started_only_when_asked_for(
-    own: CommandLine, command: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("command", [("stream", "--drain"), ("consume", "reader", "--drain"), ("init",), ("verify",)])
+def test_without_a_terminal_servers_are_started_only_when_asked_for(own: CommandLine, command: tuple[str, ...]) -> None:
     """A worker whose secrets are missing ends: it would publish into a database of its own."""
     del own.environment["PENSTOCK_DATA_DIRECTORY"]
     (own.directory / ".penstock" / "postgres").mkdir(parents=True)  # left from a trial

@@ -42,9 +42,7 @@ def test_status_has_a_table_of_icks(indexing: CommandLine) -> None:
         assert (shard["published"], shard["entries"]) == (6, None)
 
 
-def test_tail_prints_the_members_that_have_waited_longest(
-    indexing: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_tail_prints_the_members_that_have_waited_longest(indexing: CommandLine, redis_client: redis.Redis) -> None:
     ick = DirtyList(redis_client, "penstock:{index/1}:ick")
     ick.add([(b"\xff\x00", 5.0)])
     ick.reserve(1)
@@ -54,9 +52,7 @@ def test_tail_prints_the_members_that_have_waited_longest(
     found = [json.loads(line) for line in indexing("tail", "index", "--json").stdout.splitlines()]
     first = indexing("tail", "index", "--shard", "1", "--count", "1").stdout
 
-    assert [each["member"] for each in found] == ["long ago", "\\xff\x00"] + [
-        f"k{n}" for n in range(1, 7)
-    ]
+    assert [each["member"] for each in found] == ["long ago", "\\xff\x00"] + [f"k{n}" for n in range(1, 7)]
     assert (found[0]["since"], found[0]["state"]) == (None, "dirty")
     assert (found[1]["since"], found[1]["state"]) == ("1970-01-01T00:00:05+00:00", "reserved")
     assert lines[0] == "index/0  -1e+300  dirty long ago"
@@ -71,9 +67,7 @@ def test_an_ick_has_no_records_to_follow(indexing: CommandLine, option: tuple[st
     assert "it keeps members, not records" in done.stderr
 
 
-def test_a_damaged_ick_is_repaired_on_request(
-    indexing: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_a_damaged_ick_is_repaired_on_request(indexing: CommandLine, redis_client: redis.Redis) -> None:
     key = DirtyList(redis_client, "penstock:{index/1}:ick").keys.dirty
     redis_client.set(key, "somebody's")
 

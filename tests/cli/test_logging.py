@@ -73,14 +73,10 @@ def test_the_console_format_is_for_the_application_too(talking: CommandLine) -> 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_spark_task_logs_as_its_command_does(
-    talking: CommandLine, started: Started, connection: Connection
-) -> None:
+def test_a_spark_task_logs_as_its_command_does(talking: CommandLine, started: Started, connection: Connection) -> None:
     process = started("run", "--consumer", "talker", "--log-format", "json")
     eventually(
-        lambda: connection.execute("SELECT FROM public.effects").fetchall(),
-        "the record is applied",
-        timeout_s=150,
+        lambda: connection.execute("SELECT FROM public.effects").fetchall(), "the record is applied", timeout_s=150
     )
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=30)

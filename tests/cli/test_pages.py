@@ -25,9 +25,7 @@ def all_errors() -> list[type[PenstockError]]:
         error = waiting.pop()
         found.append(error)
         waiting.extend(error.__subclasses__())
-    return sorted(
-        {e for e in found if e.__module__.startswith("penstock.")}, key=lambda e: e.__name__
-    )
+    return sorted({e for e in found if e.__module__.startswith("penstock.")}, key=lambda e: e.__name__)
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
@@ -46,11 +44,7 @@ def test_every_section_belongs_to_an_existing_error() -> None:
 
 def test_every_page_named_in_an_error_text_exists() -> None:
     source = Path(penstock.__file__).parent
-    named = {
-        anchor
-        for path in source.rglob("*.py")
-        for anchor in re.findall(r"errors#([a-z]+)", path.read_text())
-    }
+    named = {anchor for path in source.rglob("*.py") for anchor in re.findall(r"errors#([a-z]+)", path.read_text())}
 
     assert named <= {name.lower() for name in SECTIONS}
 

@@ -27,9 +27,7 @@ def failing(penstock: CommandLine, connection: Connection) -> CommandLine:
 def test_the_place_in_the_log_finds_the_dead_letter(failing: CommandLine) -> None:
     failing("reset", "checkpoint", "reader", "--to", "earliest", "--apply")
     logged = [
-        json.loads(line)
-        for line in failing("consume", "reader", "--drain").stderr.splitlines()
-        if line.startswith("{")
+        json.loads(line) for line in failing("consume", "reader", "--drain").stderr.splitlines() if line.startswith("{")
     ]
     places = [line["item"] for line in logged if line["event"] == "dead-lettering"]
 
@@ -45,19 +43,9 @@ def test_every_command_prints_and_takes_the_same_notation(failing: CommandLine) 
     assert "things/0 offset 2  " in failing("dead-letters", "list").stdout
     tail = failing("tail", "things", "--from", str(PLACE)).stdout
     plan = failing("reset", "checkpoint", "reader", "--to", str(PLACE), "--json")
-    several = failing(
-        "dead-letters",
-        "drop",
-        "reader",
-        *str(PLACE).split(),
-        *["things/1", "offset", "1"],
-        "--apply",
-    )
+    several = failing("dead-letters", "drop", "reader", *str(PLACE).split(), *["things/1", "offset", "1"], "--apply")
 
-    assert [line.split("  ")[0] for line in tail.splitlines()] == [
-        "things/0 offset 2",
-        "things/0 offset 3",
-    ]
+    assert [line.split("  ")[0] for line in tail.splitlines()] == ["things/0 offset 2", "things/0 offset 3"]
     [move] = json.loads(plan.stdout)
     assert (move["shard"], move["after"], move["again"]) == (0, 2, 1)
     assert several.stdout.count("dropped") == 2
@@ -79,18 +67,12 @@ WRONG = [
     (("consume", "reader\udcff", "--drain"), "is not in UTF-8"),
     (("consume", "reader", "--drain", "--shards", "9" * 5000), "shards"),
     (("dead-letters", "show", "reader", "things/0/2"), "rides/2 offset 4118"),
-    (
-        ("dead-letters", "show", "reader", "things/0 offset 9"),
-        "no dead letter at things/0 offset 9",
-    ),
+    (("dead-letters", "show", "reader", "things/0 offset 9"), "no dead letter at things/0 offset 9"),
     (("dead-letters", "retry", "reader", "0/2"), "rides/2 offset 4118"),
     (("tail", "things", "--from", "others/0 offset 2"), "not in things"),
     (("tail", "things", "--from", "soon"), "rides/2 offset 4118"),
     (("reset", "checkpoint", "reader", "--to", "others/0 offset 2"), "reads things, not others"),
-    (
-        ("reset", "checkpoint", "reader", "--to", "things/0 offset 2", "--shard", "1"),
-        "not in shard 1",
-    ),
+    (("reset", "checkpoint", "reader", "--to", "things/0 offset 2", "--shard", "1"), "not in shard 1"),
 ]
 
 
@@ -130,9 +112,7 @@ def test_a_place_is_parsed_as_it_is_written() -> None:
             parse_place(text)
 
 
-def test_a_shard_that_postgres_has_forgotten_can_be_read(
-    failing: CommandLine, connection: Connection
-) -> None:
+def test_a_shard_that_postgres_has_forgotten_can_be_read(failing: CommandLine, connection: Connection) -> None:
     """As ``penstock reset epoch`` advises: Postgres was restored to before the number of shards was changed."""
     failing("channels", "reshard", "things", "--shards", "3", "--apply")
     shop = failing.directory / "shop.py"

@@ -32,21 +32,17 @@ def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: 
     assert "2 differ (1 missing, 1 different)" in found.stdout
     assert list((bank.directory / "differences.csv").glob("*.csv"))
     assert repaired.returncode == 0, repaired.stderr
-    assert (
-        json.loads(repaired.stdout)[0]["repaired"],
-        json.loads(repaired.stdout)[0]["differences"],
-    ) == (
+    assert (json.loads(repaired.stdout)[0]["repaired"], json.loads(repaired.stdout)[0]["differences"]) == (
         2,
         {"missing": 1, "different": 1},
     )
-    assert connection.execute(
-        "SELECT number FROM public.copies WHERE number IN (7, 8) ORDER BY 1"
-    ).fetchall() == [(7,), (8,)]
+    assert connection.execute("SELECT number FROM public.copies WHERE number IN (7, 8) ORDER BY 1").fetchall() == [
+        (7,),
+        (8,),
+    ]
 
 
-def test_a_new_consumer_begins_from_the_tables(
-    bank: CommandLine, connection: Connection, things: Log
-) -> None:
+def test_a_new_consumer_begins_from_the_tables(bank: CommandLine, connection: Connection, things: Log) -> None:
     connection.execute(
         "UPDATE penstock.staged_records SET data = '{\"number\": 0}'"
     )  # nothing can be read from history any more

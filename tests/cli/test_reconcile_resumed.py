@@ -37,16 +37,12 @@ LIMIT 1
 
 
 @pytest.fixture
-def bank(
-    request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log
-) -> CommandLine:
+def bank(request: pytest.FixtureRequest, penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
     """A consumer that lacks 12,000 rows: three batches of a repair, the second of which waits."""
     penstock.environment["PENSTOCK_ENGINE"] = request.param
     open_bank(penstock, connection, things)
     assert penstock("consume", "copies", "--drain").returncode == 0
-    connection.execute(
-        "INSERT INTO public.canonical SELECT 'm' || i, i FROM generate_series(1, 12000) i"
-    )
+    connection.execute("INSERT INTO public.canonical SELECT 'm' || i, i FROM generate_series(1, 12000) i")
     for statement in SECOND_BATCH_WAITS:
         connection.execute(statement.encode())
     return penstock
@@ -69,11 +65,7 @@ def test_a_repair_that_is_killed_goes_on_where_it_was(
     """Guarantee 28: what was repaired stays, is not done again, and is not even compared again."""
     run = started("reconcile", "copies", "--apply")
     eventually(
-        lambda: bool(
-            connection.execute(
-                "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-            ).fetchall()
-        ),
+        lambda: bool(connection.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'").fetchall()),
         "the second batch is being repaired",
         timeout_s=120,
     )

@@ -10,12 +10,7 @@ from penstock import Log, Pipeline
 
 
 def test_the_command_tells_what_is_in_doubt_and_what_to_do(
-    flow: Pipeline,
-    things: Log,
-    redis_url: str,
-    database_url: str,
-    copy_database: Restored,
-    penstock: CommandLine,
+    flow: Pipeline, things: Log, redis_url: str, database_url: str, copy_database: Restored, penstock: CommandLine
 ) -> None:
     """Guarantee 10: loudly, with exit code 5; the way out is what the error names."""
     stage(database_url, things, 10, "kept")
@@ -27,11 +22,7 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
     with psycopg.connect(restored, autocommit=True) as connection:
         connection.execute("CREATE TABLE public.effects (id bigint)")
 
-    for words in (
-        ["stream", "--drain"],
-        ["consume", "reader", "--drain"],
-        ["run", "--engine", "inline"],
-    ):
+    for words in (["stream", "--drain"], ["consume", "reader", "--drain"], ["run", "--engine", "inline"]):
         stopped = penstock(*words, **here)
         assert stopped.returncode == 5
         assert "Postgres has lost commits" in stopped.stderr
@@ -42,10 +33,7 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
 
     assert "offsets in doubt, at which the log has what Postgres has not: 10" in plan.stdout
     first = data["in_doubt"][0]
-    assert (
-        f"things/0: {first['first']} to {first['last']}; the journal ends at {first['journal']}"
-        in plan.stdout
-    )
+    assert f"things/0: {first['first']} to {first['last']}; the journal ends at {first['journal']}" in plan.stdout
     assert f"penstock tail things --shard 0 --from {first['first']} --json" in plan.stdout
     assert "reader at 0: its effects in this Postgres were restored with it" in plan.stdout
     assert "reads again from there" in plan.stdout

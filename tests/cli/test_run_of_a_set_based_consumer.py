@@ -91,9 +91,7 @@ def staged(penstock: CommandLine, connection: Connection) -> None:
 
 
 def counts(connection: Connection) -> dict[str, int]:
-    query = (
-        "SELECT who, count(DISTINCT key)::int FROM public.effects WHERE key <> 'first' GROUP BY 1"
-    )
+    query = "SELECT who, count(DISTINCT key)::int FROM public.effects WHERE key <> 'first' GROUP BY 1"
     return dict(connection.execute(query).fetchall())
 
 
@@ -155,9 +153,7 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
     lags = {c["consumer"]: sum(s["lag"] for s in c["shards"]) for c in status["consumers"]}
     assert lags == dict.fromkeys((*FAILING, "healthy"), 0)
     found = json.loads(penstock("dead-letters", "list", "--json").stdout)
-    assert sorted((each["consumer"], each["key"]) for each in found) == [
-        (name, "k3") for name in FAILING
-    ]
+    assert sorted((each["consumer"], each["key"]) for each in found) == [(name, "k3") for name in FAILING]
     [in_udf] = [each["reason"] for each in found if each["consumer"] == "in-python"]
     assert in_udf.startswith("PythonException: ValueError: invalid literal for int()")
     connection.execute("""UPDATE penstock.dead_letters SET data = '{"name": "3"}'""")

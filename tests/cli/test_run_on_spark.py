@@ -96,9 +96,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("send", [pytest.param(to_the_group, marks=pytest.mark.storm), to_all])
 def test_a_signal_to_all_its_processes_ends_it_cleanly(
-    running: subprocess.Popen[str],
-    temporary: Path,
-    send: Callable[[subprocess.Popen[str]], None],
+    running: subprocess.Popen[str], temporary: Path, send: Callable[[subprocess.Popen[str]], None]
 ) -> None:
     send(running)
     _, said = running.communicate(timeout=180)
@@ -109,14 +107,10 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_signal_while_it_starts_ends_it_cleanly(
-    starting: subprocess.Popen[str], temporary: Path
-) -> None:
+def test_a_signal_while_it_starts_ends_it_cleanly(starting: subprocess.Popen[str], temporary: Path) -> None:
     """While Spark starts in Java; the next one is sent before Java answers."""
     eventually(
-        lambda: any(each.name() in ("java", "bash") for each in family(starting)),
-        "Java is started",
-        timeout_s=300,
+        lambda: any(each.name() in ("java", "bash") for each in family(starting)), "Java is started", timeout_s=300
     )
     with suppress(subprocess.TimeoutExpired):
         starting.wait(3.0)
@@ -132,11 +126,7 @@ def test_a_signal_while_it_starts_ends_it_cleanly(
 def test_no_jvm_is_left_if_nohup_started_it(start: Start, temporary: Path) -> None:
     """Java ignores SIGHUP then, too."""
     process = start("nohup")
-    eventually(
-        lambda: any(each.name() == "java" for each in family(process)),
-        "Java is started",
-        timeout_s=300,
-    )
+    eventually(lambda: any(each.name() == "java" for each in family(process)), "Java is started", timeout_s=300)
     started = family(process)
     to_the_group(process)
 
@@ -216,6 +206,4 @@ def test_a_driver_that_its_tasks_cannot_reach_is_named_and_ends_the_run(
 
     assert done.returncode == 3, done.stderr
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert re.search(
-        r"cannot connect to the driver at 127\.0\.0\.1:\d+ .*control\.port=7079", error
-    )
+    assert re.search(r"cannot connect to the driver at 127\.0\.0\.1:\d+ .*control\.port=7079", error)

@@ -37,9 +37,7 @@ COMMANDS = [
 @pytest.fixture
 def secret_redis(tmp_path: Path) -> Iterator[str]:
     server = EmbeddedRedis(tmp_path / "redis", settings={"requirepass": PASSWORD}, port=0)
-    server._password = (
-        PASSWORD  # Valkey accepts any password; this one is searched for in the output
-    )
+    server._password = PASSWORD  # Valkey accepts any password; this one is searched for in the output
     server.start()
     yield server.url
     server.remove()
@@ -102,9 +100,7 @@ def ping(url: str) -> None:
         f"redis://u:{PASSWORD}@127.0.0.1:1/0",
     ],
 )
-def test_an_unreachable_server_is_named_without_its_password(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_server_is_named_without_its_password(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither in what a command prints of the error, nor in its traceback."""
     connects: list[Callable[[str], object]] = [ping]
     if not url.startswith("redis"):
@@ -126,9 +122,7 @@ def test_an_unreachable_server_is_named_without_its_password(
         ("PENSTOCK_REDIS_URL", f"redis://u:{PASSWORD}@127.0.0.1:1/0"),
     ],
 )
-def test_commands_name_it_without_its_password(
-    guarded: CommandLine, variable: str, url: str
-) -> None:
+def test_commands_name_it_without_its_password(guarded: CommandLine, variable: str, url: str) -> None:
     for command in COMMANDS[:5]:
         done = guarded(*command, "--log-level", "debug", **{variable: url})
 
@@ -136,17 +130,13 @@ def test_commands_name_it_without_its_password(
         assert_silent(done)
 
 
-def test_an_error_that_quotes_a_url_is_shown_without_its_password(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_error_that_quotes_a_url_is_shown_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
     show_error(Unknown(f"nothing at redis://u:{PASSWORD}@h/0"), debug=False)
 
     assert f"nothing at redis://u:{MASK}@h/0" in capsys.readouterr().err
 
 
-def test_unreachable_sentinels_are_named_without_their_password(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_unreachable_sentinels_are_named_without_their_password(penstock: CommandLine, connection: Connection) -> None:
     penstock("stream", "--drain")
 
     done = penstock("status", PENSTOCK_REDIS_URL=f"redis+sentinel://:{PASSWORD}@127.0.0.1:1/0")
@@ -214,26 +204,19 @@ def test_a_statement_that_fails_in_a_handler_does_not_show_its_parameters(
         ("postgresql://h/d?password=pw&sslmode=x", "postgresql://h/d?password=*&sslmode=x"),
         ("postgresql://h/d?sslmode=x&sslpassword=pw", "postgresql://h/d?sslmode=x&sslpassword=*"),
         ("host=h password='p \\' w' user=u", "host=h password=* user=u"),
-        (
-            '{"url": "redis://u:p\\"w@h", "to": "me@here"}',
-            '{"url": "redis://u:*@h", "to": "me@here"}',
-        ),
+        ('{"url": "redis://u:p\\"w@h", "to": "me@here"}', '{"url": "redis://u:*@h", "to": "me@here"}'),
     ],
 )
 def test_a_password_is_masked_by_its_place_in_a_text(text: str, masked: str) -> None:
     assert mask(text) == masked.replace("*", MASK)
 
 
-@pytest.mark.parametrize(
-    "text", ["http://host:80/a", "user@host", "a password: none", "postgresql://u@h/d", "a b c"]
-)
+@pytest.mark.parametrize("text", ["http://host:80/a", "user@host", "a password: none", "postgresql://u@h/d", "a b c"])
 def test_a_text_without_a_password_is_left_alone(text: str) -> None:
     assert mask(text) == text
 
 
-def test_a_short_password_neither_blanks_ordinary_words_nor_is_given_away_by_it(
-    penstock: CommandLine,
-) -> None:
+def test_a_short_password_neither_blanks_ordinary_words_nor_is_given_away_by_it(penstock: CommandLine) -> None:
     for password in ("a", "status", "1"):
         url = f"postgresql://user:{password}@127.0.0.1:1/d"
 

@@ -53,9 +53,7 @@ def test_an_empty_variable_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
                     load_settings({}, directory=tmp_path)
 
 
-def test_an_empty_value_is_refused_wherever_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_value_is_refused_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.penstock]\nredis_url = ""\nconf = [""]\n')
 
     for given in ({}, {"redis_url": "redis://h", "sources": ["eu="]}, {"redis_url": ""}):
@@ -68,18 +66,9 @@ def test_an_empty_value_is_refused_wherever_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("idle", "soon"),
-        ("idle", 0),
-        ("engine", "steam"),
-        ("resend_chance", 2),
-        ("log_level", "loud"),
-    ],
+    ("name", "value"), [("idle", "soon"), ("idle", 0), ("engine", "steam"), ("resend_chance", 2), ("log_level", "loud")]
 )
-def test_an_invalid_value_is_refused_with_the_settings_name(
-    name: str, value: object, tmp_path: Path
-) -> None:
+def test_an_invalid_value_is_refused_with_the_settings_name(name: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=f"^{name}: "):
         load_settings({name: value}, directory=tmp_path)
 

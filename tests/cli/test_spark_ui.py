@@ -51,9 +51,7 @@ class Api:
             return str(answer.read(), "utf-8")
 
     def __call__(self, path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(
-            self.page(f"/api/v1/applications/{self._application}/{path}")
-        )
+        found: list[dict[str, Any]] = json.loads(self.page(f"/api/v1/applications/{self._application}/{path}"))
         return found
 
 
@@ -90,10 +88,7 @@ def api(penstock: CommandLine, connection: Connection, started: Any) -> Iterator
 def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Connection) -> None:
     """It named a line of Spark's code, and showed no rate for a minute."""
     eventually(
-        lambda: (
-            connection.execute("SELECT FROM public.letters").fetchall()
-            and effects(connection) == 10
-        ),
+        lambda: connection.execute("SELECT FROM public.letters").fetchall() and effects(connection) == 10,
         "all is applied",
         timeout_s=300,
     )
@@ -111,10 +106,7 @@ def test_the_ui_names_what_runs_and_shows_live_numbers(api: Api, connection: Con
 
     def counted() -> dict[str, int]:
         metrics = json.loads(api.page("/metrics/json/"))["gauges"]
-        return {
-            name.rpartition(".AccumulatorSource.penstock.")[2]: found["value"]
-            for name, found in metrics.items()
-        }
+        return {name.rpartition(".AccumulatorSource.penstock.")[2]: found["value"] for name, found in metrics.items()}
 
     eventually(lambda: counted()["applied"] >= 10, "Spark's metrics count", timeout_s=180)
     assert counted()["sequenced"] == counted()["published"] == 10

@@ -33,9 +33,7 @@ def hostile(penstock: CommandLine, connection: Connection) -> CommandLine:
     """A dead letter and a halted shard, with a hostile key, action, object, payload and reason."""
     application = penstock.directory / "shop.py"
     application.write_text(
-        application.read_text().replace(
-            'raise ValueError("bad")', "raise ValueError(record.data['text'])"
-        )
+        application.read_text().replace('raise ValueError("bad")', "raise ValueError(record.data['text'])")
     )
     row = {"text": HOSTILE.replace("\n", "\t"), "bad": True}
     connection.execute(
@@ -105,17 +103,13 @@ def test_what_people_read_is_left_as_it_is() -> None:
     assert json.loads(escape(json.dumps("\x9b" + text, ensure_ascii=False))) == "\x9b" + text
 
 
-def test_what_the_terminals_encoding_lacks_is_escaped(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_what_the_terminals_encoding_lacks_is_escaped(penstock: CommandLine, connection: Connection) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "VALUES ('things', 0, '東京 👍', 'insert', 'thing', '{}')"
     )
     penstock("stream", "--drain")
-    text, as_json = (
-        penstock("tail", "things", *form, PYTHONIOENCODING="latin-1") for form in ((), ("--json",))
-    )
+    text, as_json = (penstock("tail", "things", *form, PYTHONIOENCODING="latin-1") for form in ((), ("--json",)))
 
     for done in (text, as_json):
         assert (done.returncode, done.stderr) == (0, "")
@@ -123,9 +117,7 @@ def test_what_the_terminals_encoding_lacks_is_escaped(
     assert json.loads(as_json.stdout)["key"] == "東京 👍"
 
 
-def test_no_column_is_missing_on_a_narrow_terminal(
-    hostile: CommandLine, connection: Connection
-) -> None:
+def test_no_column_is_missing_on_a_narrow_terminal(hostile: CommandLine, connection: Connection) -> None:
     connection.execute("UPDATE penstock.checkpoints SET halted = 'because' WHERE shard = 1")
     for width in (60, 20):
         shown = on_a_terminal(hostile, "status", width=width)
@@ -141,16 +133,10 @@ def on_a_terminal(penstock: CommandLine, *arguments: str, width: int) -> str:
     """What a command shows on a terminal of so many columns."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    environment = {
-        n: v for n, v in penstock.environment.items() if n not in ("COLUMNS", "NO_COLOR")
-    }
+    environment = {n: v for n, v in penstock.environment.items() if n not in ("COLUMNS", "NO_COLOR")}
     with Descriptor(theirs) as terminal:
         process = fork(
-            run_penstock,
-            penstock.directory,
-            environment | {"TERM": "xterm"},
-            arguments,
-            *(terminal, terminal),
+            run_penstock, penstock.directory, environment | {"TERM": "xterm"}, arguments, *(terminal, terminal)
         )
     shown = b"".join(iter(lambda: read_some(ours), b""))
     os.close(ours)

@@ -18,9 +18,7 @@ def stage(connection: Connection, key: str = "k") -> str:
     return str(record)
 
 
-def test_a_record_is_found_by_id_key_and_place(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_a_record_is_found_by_id_key_and_place(penstock: CommandLine, connection: Connection) -> None:
     stage(connection, "other")
     record = stage(connection, "7")
     penstock("stream", "--drain")

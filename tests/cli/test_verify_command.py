@@ -39,9 +39,7 @@ def test_without_findings_the_exit_code_is_0(streamed: CommandLine) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_findings_are_listed_and_the_exit_code_is_4(
-    streamed: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_findings_are_listed_and_the_exit_code_is_4(streamed: CommandLine, redis_client: redis.Redis) -> None:
     first, count = delete_newest_entry(redis_client)
     listed = streamed("verify", "--from", "2")
     as_json = streamed("verify", "--json")
@@ -56,9 +54,7 @@ def test_findings_are_listed_and_the_exit_code_is_4(
     assert (found["findings"][0]["shard"], found["findings"][0]["offset"]) == (1, first)
 
 
-def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
-    streamed: CommandLine, redis_client: redis.Redis
-) -> None:
+def test_a_shard_that_cannot_be_read_does_not_hide_the_others(streamed: CommandLine, redis_client: redis.Redis) -> None:
     redis_client.delete("penstock:{things/0}:log")
     redis_client.set("penstock:{things/0}:log", "somebody's")
     delete_newest_entry(redis_client)
@@ -70,9 +66,7 @@ def test_a_shard_that_cannot_be_read_does_not_hide_the_others(
     assert {(each["kind"], each["shard"]) for each in findings} >= {("surplus", 0), ("missing", 1)}
 
 
-def test_records_that_nobody_reads_are_a_finding(
-    streamed: CommandLine, connection: Connection
-) -> None:
+def test_records_that_nobody_reads_are_a_finding(streamed: CommandLine, connection: Connection) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "VALUES ('things', 7, 'k', 'insert', 'thing', '{}')"

@@ -41,9 +41,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(
-    packages: Path, penstock: CommandLine, connection: Connection, things: Log
-) -> Iterator[Start]:
+def start(packages: Path, penstock: CommandLine, connection: Connection, things: Log) -> Iterator[Start]:
     """Starts a command where Spark is not installed, for an application that has streamed 50 records."""
     open_bank(penstock, connection, things)
     path = os.pathsep.join([str(SOURCE), str(packages)])
@@ -74,9 +72,7 @@ def run(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_verify_reconcile_and_consume_from_tables_need_no_spark(
-    start: Start, connection: Connection
-) -> None:
+def test_verify_reconcile_and_consume_from_tables_need_no_spark(start: Start, connection: Connection) -> None:
     assert run(start("consume", "copies", "--from", "tables", "--drain"))[0] == 0
     connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
     code, out, err = run(start("reconcile", "--apply", "--json"))
@@ -124,9 +120,7 @@ def test_run_takes_the_inline_engine_and_says_so(
         ("reconcile --report d.parquet --engine inline", "without Spark a report is CSV"),
     ],
 )
-def test_what_needs_spark_is_told_in_a_line(
-    start: Start, penstock: CommandLine, command: str, words: str
-) -> None:
+def test_what_needs_spark_is_told_in_a_line(start: Start, penstock: CommandLine, command: str, words: str) -> None:
     with (penstock.directory / "shop.py").open("a") as application:
         application.write(FRAMES)
     code, _, err = run(start("consume", "copies", "--drain"))

@@ -28,9 +28,7 @@ def seen() -> list[int]:
 
 
 @pytest.fixture
-def worker(
-    flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str
-) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, batch=15)  # no divisor of a journal row's records
     def reader(_: Session, records: Sequence[Record]) -> None:
         seen.extend(record.offset for record in records)
@@ -43,13 +41,7 @@ Lose = Callable[[int, str], None]
 
 
 @pytest.fixture
-def lose(
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    worker: LogWorker,
-    redis_client: redis.Redis,
-) -> Lose:
+def lose(streamer: Streamer, connection: Connection, things: Log, worker: LogWorker, redis_client: redis.Redis) -> Lose:
     """Publishes three journal rows of 20 records each; then loses entries of the log, and rows of Postgres."""
     assert worker.consumer.name == "reader", "it is registered before the first record"
     [shard] = things.shard_names
@@ -58,9 +50,7 @@ def lose(
         for number in range(3):
             stage_rows(connection, things, 20, f"{number} ")
             streamer.drain()
-        redis_client.xtrim(
-            log_keys("penstock", shard).stream, minid=f"{entries_before}-0", approximate=False
-        )
+        redis_client.xtrim(log_keys("penstock", shard).stream, minid=f"{entries_before}-0", approximate=False)
         connection.execute(f"DELETE FROM penstock.{rows}".encode())
 
     return publish_and_lose
@@ -71,9 +61,7 @@ def read_until_halted(worker: LogWorker) -> list[str]:
     return list({s: why for _ in range(5) for s, why in worker.round(0).halted.items()}.values())
 
 
-def test_a_journal_that_begins_inside_the_gap_halts_the_shard(
-    lose: Lose, worker: LogWorker, seen: list[int]
-) -> None:
+def test_a_journal_that_begins_inside_the_gap_halts_the_shard(lose: Lose, worker: LogWorker, seen: list[int]) -> None:
     """Guarantee 12: what the journal still has of the gap is no substitute for what it lost."""
     lose(45, "journal WHERE first_offset = 1")
 

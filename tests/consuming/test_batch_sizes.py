@@ -73,9 +73,7 @@ def work(
         worker.close()
 
 
-@pytest.mark.parametrize(
-    ("batch", "most"), [(1, None), (7, None), (10_000, None), (500, 7), (7, 50), (50, 50)]
-)
+@pytest.mark.parametrize(("batch", "most"), [(1, None), (7, None), (10_000, None), (500, 7), (7, 50), (50, 50)])
 def test_every_record_comes_once_in_order_and_an_entry_is_decoded_once(
     batch: int, most: int | None, work: Work, decoded: Counter[int], redis_client: redis.Redis
 ) -> None:

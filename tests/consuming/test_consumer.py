@@ -38,21 +38,14 @@ def effects(connection: Connection) -> Connection:
 
 
 @pytest.fixture
-def declare(
-    flow: Pipeline, things: Log, database_url: str, redis_url: str, effects: Connection
-) -> Iterator[Declare]:
+def declare(flow: Pipeline, things: Log, database_url: str, redis_url: str, effects: Connection) -> Iterator[Declare]:
     """Declares a consumer that writes one effect per record, after calling ``check`` on it."""
     made: list[LogWorker] = []
 
-    def declare_consumer(
-        check: Callable[[Record], None] = lambda _: None, **options: Any
-    ) -> LogWorker:
+    def declare_consumer(check: Callable[[Record], None] = lambda _: None, **options: Any) -> LogWorker:
         def apply(session: Session, record: Record) -> None:
             check(record)
-            session.execute(
-                text("INSERT INTO public.effects VALUES (:id, :key)"),
-                {"id": record.id, "key": record.key},
-            )
+            session.execute(text("INSERT INTO public.effects VALUES (:id, :key)"), {"id": record.id, "key": record.key})
 
         def apply_all(session: Session, records: Sequence[Record]) -> None:
             for record in records:
@@ -154,12 +147,7 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
 )
 @pytest.mark.usefixtures("no_crashpoint")
 def test_a_crash_at_any_point_leaves_each_effect_once(
-    known: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    point: str,
-    batch: int,
+    known: Declare, streamer: Streamer, connection: Connection, things: Log, point: str, batch: int
 ) -> None:
     """Guarantee 4: effect and checkpoint are one transaction."""
     worker = known(batch=batch)
@@ -272,12 +260,7 @@ def test_more_records_than_a_batch_take_one_transaction_per_shard(
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 4), (0.0, 3)], ids=["slow", "fast"])
 def test_a_slow_handler_holds_one_shard_at_a_time(
-    declare: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    seconds: float,
-    expected: int,
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log, seconds: float, expected: int
 ) -> None:
     """Otherwise other processes of the consumer would wait for all of them.  A handler not yet timed may be slow."""
     worker = declare(lambda _: sleep(seconds))
@@ -367,22 +350,13 @@ def test_keys_are_parked_in_every_shard(
         streamer.drain()
         worker.drain()
 
-    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [
-        (1, False),
-        (2, False),
-        (3, True),
-        (4, True),
-    ]
+    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [(1, False), (2, False), (3, True), (4, True)]
     assert effect_ids(connection) == []
 
 
 @pytest.mark.plain_entries
 def test_a_gap_in_one_shard_does_not_hold_up_another(
-    known: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    known: Declare, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """The other shard goes on, and the gap is filled."""
     worker = known()
@@ -393,10 +367,7 @@ def test_a_gap_in_one_shard_does_not_hold_up_another(
     first = worker.round(0)
 
     assert first.backfilled == 4
-    tails = {
-        shard: extent.tail
-        for shard, extent in extents(redis_client, "penstock", [lossy, whole]).items()
-    }
+    tails = {shard: extent.tail for shard, extent in extents(redis_client, "penstock", [lossy, whole]).items()}
     assert first.positions == tails  # what follows the gap is applied too
     worker.drain()
     assert effect_ids(connection) == list(range(1, 41))
@@ -409,9 +380,7 @@ def test_a_shard_that_was_halted_in_the_meantime_is_skipped(
     stage_rows(connection, things, 40)
     streamer.drain()
     halted, free = things.shard_names
-    connection.execute(
-        "UPDATE penstock.checkpoints SET halted = 'by hand' WHERE shard = %s", [halted.shard]
-    )
+    connection.execute("UPDATE penstock.checkpoints SET halted = 'by hand' WHERE shard = %s", [halted.shard])
     consumed = worker.round(0)
 
     assert list(consumed.positions) == [free]
@@ -480,11 +449,7 @@ def test_later_records_of_a_parked_key_wait_behind_the_poison_record(
         streamer.drain()
         worker.drain()
 
-    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [
-        (1, False),
-        (3, True),
-        (5, True),
-    ]
+    assert [(row[0], row[3]) for row in dead_offsets(connection)] == [(1, False), (3, True), (5, True)]
     assert effect_ids(connection) == [2, 4, 6]
 
 
@@ -528,11 +493,7 @@ def test_a_handler_that_raises_try_again_is_retried_until_it_succeeds(
 
 @pytest.mark.plain_entries
 def test_a_log_that_lost_records_is_filled_from_the_journal(
-    declare: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12: a gap is filled from Postgres, never skipped."""
     worker = declare(batch=10)
@@ -548,11 +509,7 @@ def test_a_log_that_lost_records_is_filled_from_the_journal(
 
 
 def test_an_emptied_log_is_read_from_the_journal(
-    declare: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """No further record arrives that would reveal the gap."""
     worker = declare()
@@ -585,11 +542,7 @@ def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(
 
 @pytest.mark.plain_entries
 def test_a_gap_that_cannot_be_filled_halts_the_shard(
-    declare: Declare,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
+    declare: Declare, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12: a gap is never silent."""
     worker = declare()
@@ -656,9 +609,7 @@ def test_what_is_opened_twice_has_one_connection_of_each_kind_and_says_that_it_h
     worker = declare()
 
     def connections() -> tuple[int, int]:
-        sessions = connection.execute(
-            "SELECT FROM pg_stat_activity WHERE application_name = 'penstock streamer'"
-        )
+        sessions = connection.execute("SELECT FROM pg_stat_activity WHERE application_name = 'penstock streamer'")
         return sessions.rowcount, len(redis_client.client_list())
 
     with capture_logs() as logs:
@@ -671,8 +622,4 @@ def test_what_is_opened_twice_has_one_connection_of_each_kind_and_says_that_it_h
 
     eventually(lambda: connections() == before, "the first connections are closed")
     [begun] = [each for each in logs if each["event"] == "consuming"]
-    assert (begun["consumer"], begun["channel"], begun["shards"]) == (
-        worker.consumer.name,
-        "things",
-        2,
-    )
+    assert (begun["consumer"], begun["channel"], begun["shards"]) == (worker.consumer.name, "things", 2)

@@ -51,9 +51,7 @@ MakeWorker = Callable[[], LogWorker]
 
 
 @pytest.fixture
-def make_worker(
-    flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str
-) -> MakeWorker:
+def make_worker(flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str) -> MakeWorker:
     @flow.consumer(reads=things, batch=7)  # no divisor of an entry's records
     def reader(_: Session, records: Sequence[Record]) -> None:
         assert all(int(record.id) == record.offset for record in records)
@@ -135,11 +133,7 @@ def test_a_reader_without_postgres_names_the_entry_and_its_offsets(
 
 
 def test_wherever_the_entry_is(
-    published: Log,
-    make_worker: MakeWorker,
-    seen: list[int],
-    connection: Connection,
-    redis_client: redis.Redis,
+    published: Log, make_worker: MakeWorker, seen: list[int], connection: Connection, redis_client: redis.Redis
 ) -> None:
     whole: Any = redis_client.dump(STREAM)
     for place in range(ENTRIES):
@@ -168,11 +162,7 @@ def test_a_checkpoint_inside_of_it_goes_on_from_there(
 
 
 def test_a_shard_stops_where_the_journal_no_longer_has_them(
-    published: Log,
-    worker: LogWorker,
-    seen: list[int],
-    connection: Connection,
-    redis_client: redis.Redis,
+    published: Log, worker: LogWorker, seen: list[int], connection: Connection, redis_client: redis.Redis
 ) -> None:
     damage(redis_client, "none", "an empty column")
     connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
@@ -218,15 +208,11 @@ def test_an_entry_that_begins_before_the_end_of_another_is_damaged(
     for entry, fields in [entries[0], moved, *entries[1:]]:
         redis_client.xadd(STREAM, fields, id=entry)
 
-    with pytest.raises(
-        DamagedEntry, match=f"begins at offset {first}, and the one before ends at 20"
-    ):
+    with pytest.raises(DamagedEntry, match=f"begins at offset {first}, and the one before ends at 20"):
         read(redis_client, "penstock", shard, Offset(0), 1000)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"who": "me"}, entry_of_a_record(7)], ids=["other fields", "a record of its own"]
-)
+@pytest.mark.parametrize("fields", [{"who": "me"}, entry_of_a_record(7)], ids=["other fields", "a record of its own"])
 def test_an_entry_that_somebody_added_stops_the_shard_behind_the_records(
     fields: Any, published: Log, worker: LogWorker, seen: list[int], redis_client: redis.Redis
 ) -> None:
@@ -239,19 +225,13 @@ def test_an_entry_that_somebody_added_stops_the_shard_behind_the_records(
 
 
 def test_a_damaged_payload_is_dead_lettered_as_the_journal_has_it(
-    published: Log,
-    worker: LogWorker,
-    seen: list[int],
-    connection: Connection,
-    redis_client: redis.Redis,
+    published: Log, worker: LogWorker, seen: list[int], connection: Connection, redis_client: redis.Redis
 ) -> None:
     damage_entry(
         redis_client,
         STREAM,
         1,
-        lambda fields, _: fields.update(
-            {b"data": fields[b"data"].replace(b'"number": 3}', b'"number"; 3}')}
-        ),
+        lambda fields, _: fields.update({b"data": fields[b"data"].replace(b'"number": 3}', b'"number"; 3}')}),
     )
 
     worker.drain()
@@ -339,23 +319,14 @@ def test_verify_finds_every_damage(
         assert FindingKind.DAMAGED in found, how
 
 
-def test_verify_finds_a_changed_byte_in_a_payload(
-    published: Log, verified: Verify, redis_client: redis.Redis
-) -> None:
+def test_verify_finds_a_changed_byte_in_a_payload(published: Log, verified: Verify, redis_client: redis.Redis) -> None:
     damage_entry(
-        redis_client,
-        STREAM,
-        1,
-        lambda fields, _: fields.update({b"data": fields[b"data"].replace(b" 3}", b" 4}")}),
+        redis_client, STREAM, 1, lambda fields, _: fields.update({b"data": fields[b"data"].replace(b" 3}", b" 4}")})
     )
 
     found = only(verified())
 
-    assert (found.kind, found.offset, found.text.partition(" ")[0]) == (
-        FindingKind.CHANGED,
-        23,
-        "data",
-    )
+    assert (found.kind, found.offset, found.text.partition(" ")[0]) == (FindingKind.CHANGED, 23, "data")
 
 
 def test_the_log_is_whole_again_once_its_key_is_deleted(
@@ -397,7 +368,5 @@ def test_a_streamer_leaves_a_shard_out_whose_last_record_cannot_be_told(
     damage(redis_client, "none", "no last record", ENTRIES - 1)
     streamer.close()
 
-    with pytest.raises(
-        DamagedEntry, match=r"things/0: entry 80-0 .*is damaged: its field from or to"
-    ):
+    with pytest.raises(DamagedEntry, match=r"things/0: entry 80-0 .*is damaged: its field from or to"):
         streamer.drain()

@@ -33,9 +33,7 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def worker(
-    flow: Pipeline, things: Log, seen: Seen, database_url: str, redis_url: str
-) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, seen: Seen, database_url: str, redis_url: str) -> Iterator[LogWorker]:
     @flow.consumer(reads=things, batch=200)
     def reader(_session: object, records: Sequence[Record]) -> None:
         for record in records:
@@ -58,12 +56,7 @@ def assert_exact(seen: Seen, client: redis.Redis, channel: Log) -> None:
 
 
 def test_a_consumer_far_behind_catches_up_and_seldom_asks_redis(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    seen: Seen,
+    worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     """Guarantees 12 and 25: lost 0, doubled 0."""
     publish(streamer, connection, things, *[400] * 25)
@@ -83,12 +76,7 @@ def test_a_consumer_far_behind_catches_up_and_seldom_asks_redis(
 
 
 def test_entries_that_are_evicted_while_it_catches_up_come_from_the_journal(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    seen: Seen,
+    worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     publish(streamer, connection, things, *[500] * 6)
     for _ in range(12):
@@ -100,19 +88,12 @@ def test_entries_that_are_evicted_while_it_catches_up_come_from_the_journal(
 
 
 def test_shards_that_are_not_behind_go_on_meanwhile(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    seen: Seen,
+    worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     publish(streamer, connection, things, *[100] * 20)
     behind, live = things.shard_names
     tails = {s: e.tail for s, e in extents(redis_client, "penstock", [behind, live]).items()}
-    connection.execute(
-        'UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 1', (tails[live],)
-    )
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 1', (tails[live],))
     worker.close()
     worker.open()
     worker.round(0)
@@ -126,12 +107,7 @@ def test_shards_that_are_not_behind_go_on_meanwhile(
 
 
 def test_slices_read_no_more_of_the_journal_than_they_do(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    seen: Seen,
+    worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     publish(streamer, connection, things, *[300] * 5)
     applied = [0]
@@ -149,15 +125,7 @@ def test_a_read_of_the_journal_is_bounded_in_records_and_bytes(
     shard = things.shard_names[0]
 
     def read(after: int, before: int, count: int, most_bytes: int) -> list[int]:
-        found = backfill(
-            connection,
-            DEFAULT_SCOPE,
-            shard,
-            Offset(after),
-            Offset(before),
-            count,
-            most_bytes=most_bytes,
-        )
+        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), count, most_bytes=most_bytes)
         return [record.offset for record in found]
 
     assert read(10, 90, 1000, 1 << 20) == list(range(11, 90))
@@ -169,12 +137,7 @@ def test_a_read_of_the_journal_is_bounded_in_records_and_bytes(
 
 
 def test_a_shard_whose_journal_is_gone_too_halts(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    seen: Seen,
+    worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     """Guarantee 12: in bulk, too, no record is skipped silently; what comes before the loss is applied."""
     publish(streamer, connection, things, *[300] * 5)
@@ -182,9 +145,7 @@ def test_a_shard_whose_journal_is_gone_too_halts(
         "SELECT first_offset FROM penstock.journal WHERE shard = 0 ORDER BY 1 OFFSET 2 LIMIT 1"
     ).fetchall()
     evict(redis_client, "penstock", things.shard_names[0], Offset(10**6))
-    connection.execute(
-        "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = %s", (first,)
-    )
+    connection.execute("DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = %s", (first,))
     publish(streamer, connection, things, 100)
     halted: dict[ShardName, str] = {}
     for _ in range(10):

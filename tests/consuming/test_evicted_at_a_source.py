@@ -61,9 +61,7 @@ def evict_all(client: redis.Redis, source: Source) -> int:
     return sum(each.first - 1 for each in extents(client, "penstock", shards).values())
 
 
-def test_a_consumer_far_behind_a_source_seldom_asks_redis(
-    behind: Regions, redis_client: redis.Redis
-) -> None:
+def test_a_consumer_far_behind_a_source_seldom_asks_redis(behind: Regions, redis_client: redis.Redis) -> None:
     """Guarantees 12 and 25: lost 0, doubled 0."""
     staged = stage(behind.eu, "k", *[300] * 8)
     evicted = evict_all(redis_client, behind.eu)

@@ -60,11 +60,7 @@ def state(connection: Connection) -> tuple[int, int]:
 
 @pytest.mark.parametrize("crash_at", [None, "consumer.after_checkpoint", "consumer.after_commit"])
 def test_nobody_sees_a_dead_letter_without_its_checkpoint_or_the_reverse(
-    published: int,
-    worker: LogWorker,
-    connection: Connection,
-    database_url: str,
-    crash_at: str | None,
+    published: int, worker: LogWorker, connection: Connection, database_url: str, crash_at: str | None
 ) -> None:
     """Guarantee 21, also if the process ends in the middle."""
     seen = set[tuple[int, int]]()

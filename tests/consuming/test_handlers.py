@@ -44,10 +44,7 @@ def test_an_async_handler_is_awaited(reader: Reader, twenty_records: int, each: 
 
     assert reader.effects() == ALL
     assert len(ALL) == twenty_records
-    assert (
-        sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints"))
-        == 20
-    )
+    assert sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints")) == 20
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
@@ -89,9 +86,7 @@ def test_dead_letters_of_an_async_handler_can_be_retried(reader: Reader) -> None
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-def test_an_async_handler_of_an_ick_is_awaited(
-    connection: Connection, database_url: str, redis_url: str
-) -> None:
+def test_an_async_handler_of_an_ick_is_awaited(connection: Connection, database_url: str, redis_url: str) -> None:
     index = Ick("index", shards=1)
     flow = Pipeline([index])
     connection.execute("CREATE TABLE public.effects (record_id bigint, key text)")
@@ -130,9 +125,7 @@ def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_worker_of_an_async_handler_in_a_running_loop_says_that_it_needs_its_own_thread(
-    reader: Reader,
-) -> None:
+def test_a_worker_of_an_async_handler_in_a_running_loop_says_that_it_needs_its_own_thread(reader: Reader) -> None:
     reader.declare(apply_all)
     worker = reader.worker()
 
@@ -190,9 +183,7 @@ class AsyncCallable:
         ("reader", "cannot be called"),
     ],
 )
-def test_a_handler_that_cannot_work_is_refused(
-    flow: Pipeline, things: Log, handler: Any, says: str
-) -> None:
+def test_a_handler_that_cannot_work_is_refused(flow: Pipeline, things: Log, handler: Any, says: str) -> None:
     with pytest.raises(DeclarationError, match=says):
         flow.consumer(reads=things, name="reader")(handler)
 
@@ -213,9 +204,7 @@ def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
 
 @pytest.mark.parametrize("handler", [returns_a_coroutine, returns_a_generator])
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(
-    reader: Reader, handler: Handler
-) -> None:
+def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(reader: Reader, handler: Handler) -> None:
     """Guarantee 5: a record that was not applied does not count as applied."""
     reader.declare(handler)
     halted = reader.drain()
@@ -223,10 +212,7 @@ def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(
     assert len(halted) == 2
     assert all("which nobody runs" in why for why in halted.values())
     assert reader.dead() == []
-    assert (
-        sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints"))
-        == 0
-    )
+    assert sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints")) == 0
 
 
 # --- two processes ---
@@ -244,9 +230,7 @@ class Customer(Base):
     orders: Mapped[int] = mapped_column(BigInteger)
 
 
-def test_two_workers_with_an_orm_handler_lose_no_update(
-    reader: Reader, things: Log, streamer: Streamer
-) -> None:
+def test_two_workers_with_an_orm_handler_lose_no_update(reader: Reader, things: Log, streamer: Streamer) -> None:
     """Guarantee 5: two shards change one row, each from the value it has read: the later one is retried."""
     reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
     reader.connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
@@ -325,9 +309,7 @@ DEFERRED = (
     ids=["deferred", "swallows", "read-only", "ROLLBACK", "rollback()", "commit()"],
 )
 @pytest.mark.usefixtures("twenty_records")
-def test_breaking_the_transaction_fails_the_batch_with_a_reason(
-    reader: Reader, handler: Handler, reason: str
-) -> None:
+def test_breaking_the_transaction_fails_the_batch_with_a_reason(reader: Reader, handler: Handler, reason: str) -> None:
     """Guarantee 21: retried, isolated, dead-lettered; the worker goes on, and no effect remains."""
     reader.connection.execute(DEFERRED)
 
@@ -385,11 +367,7 @@ def test_a_handler_may_use_savepoints(reader: Reader) -> None:
 
 
 def test_a_handler_that_always_loses_conflicts_pauses_and_ends(
-    reader: Reader,
-    connection: Connection,
-    things: Log,
-    streamer: Streamer,
-    monkeypatch: pytest.MonkeyPatch,
+    reader: Reader, connection: Connection, things: Log, streamer: Streamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 17: retries are paused and bounded."""
     monkeypatch.setattr("penstock.consuming.delivery.LONGEST_CONFLICT_PAUSE_S", 0.02)
@@ -446,9 +424,7 @@ def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(
-    reader: Reader,
-) -> None:
+def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(reader: Reader) -> None:
     """However short the time that it names."""
 
     def waits(session: Session, record: Record) -> None:
@@ -458,9 +434,7 @@ def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(
 
     reader.declare(waits, each=True)
     end = monotonic() + 10
-    [(expected,)] = reader.connection.execute(
-        "SELECT count(*) FROM penstock.staged_records WHERE shard = 1"
-    ).fetchall()
+    [(expected,)] = reader.connection.execute("SELECT count(*) FROM penstock.staged_records WHERE shard = 1").fetchall()
     reader.worker().run(lambda: len(reader.effects()) == expected or monotonic() > end)
 
     assert len(reader.effects()) == expected > 0
@@ -477,9 +451,7 @@ class Unspeakable(Exception):
     ids=["surrogate", "nul", "unspeakable"],
 )
 @pytest.mark.usefixtures("twenty_records")
-def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(
-    reader: Reader, error: Exception
-) -> None:
+def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(reader: Reader, error: Exception) -> None:
     def fails(session: Session, record: Record) -> None:
         if record.id == 2:
             raise error
@@ -632,9 +604,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
     reader.declare(passes_on)
     reader.drain()
 
-    [(echoes,)] = reader.connection.execute(
-        "SELECT count(*) FROM penstock.staged_records WHERE action = 'echo'"
-    )
+    [(echoes,)] = reader.connection.execute("SELECT count(*) FROM penstock.staged_records WHERE action = 'echo'")
     assert (echoes, reader.dead()) == (twenty_records, [])
 
 
@@ -642,9 +612,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_the_reason_is_shown_while_a_locked_table_is_waited_for(
-    reader: Reader, database_url: str
-) -> None:
+def test_the_reason_is_shown_while_a_locked_table_is_waited_for(reader: Reader, database_url: str) -> None:
     """Guarantee 13: a migration's lock is not the records' fault."""
 
     def impatient(session: Session, records: Sequence[Record]) -> None:
@@ -653,9 +621,7 @@ def test_the_reason_is_shown_while_a_locked_table_is_waited_for(
 
     def is_shown() -> bool:
         with psycopg.connect(database_url, autocommit=True) as connection:
-            return "LockNotAvailable" in str(
-                connection.execute("SELECT waiting FROM penstock.checkpoints").fetchall()
-            )
+            return "LockNotAvailable" in str(connection.execute("SELECT waiting FROM penstock.checkpoints").fetchall())
 
     reader.declare(impatient)
     with closing(psycopg.connect(database_url)) as holder:
@@ -676,9 +642,7 @@ def test_a_transient_server_error_dead_letters_nothing(reader: Reader) -> None:
 
     def refused(session: Session, records: Sequence[Record]) -> None:
         if sqlstate := next(failures, None):
-            session.execute(
-                text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")
-            )
+            session.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$"))
         apply(session, records)
 
     reader.declare(refused, attempts=1)
@@ -751,9 +715,7 @@ def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reade
     assert "secret" not in str(logs)
 
 
-def test_an_update_computed_by_the_server_may_run_at_read_committed(
-    reader: Reader, twenty_records: int
-) -> None:
+def test_an_update_computed_by_the_server_may_run_at_read_committed(reader: Reader, twenty_records: int) -> None:
     """The opt-in: no conflict, since no value that was read is written back."""
     reader.connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
     reader.connection.execute("INSERT INTO public.customers VALUES ('c', 0)")
@@ -764,6 +726,4 @@ def test_an_update_computed_by_the_server_may_run_at_read_committed(
     reader.declare(count, isolation="READ COMMITTED")
     reader.drain()
 
-    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (
-        twenty_records,
-    )
+    assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (twenty_records,)

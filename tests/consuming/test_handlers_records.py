@@ -55,10 +55,7 @@ def test_the_payload_of_one_that_is_iterated_is_parsed_with_those_after_it(entry
     second.data["n"] = 7
     assert [record.data["n"] for record in records] == [1, 7, 3, 4, 5]  # the same objects
 
-    rows = [
-        (n, "k", "insert", "thing", text, "", n)
-        for n, text in enumerate(("1", "2", "]", "3, 4", "5"), 1)
-    ]
+    rows = [(n, "k", "insert", "thing", text, "", n) for n, text in enumerate(("1", "2", "]", "3, 4", "5"), 1)]
     broken = Records.of(Entry(SHARD, Offset(1), Columns.pack(rows)))
     read: list[Any] = []
     for record in broken:
@@ -97,12 +94,8 @@ def test_they_match_a_pattern(records: Records) -> None:
             pytest.fail("no match")
 
 
-@pytest.mark.parametrize(
-    "again", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))]
-)
-def test_they_are_copied_and_sent_to_another_process(
-    again: Callable[[Any], Any], records: Records
-) -> None:
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))])
+def test_they_are_copied_and_sent_to_another_process(again: Callable[[Any], Any], records: Records) -> None:
     copied = again(records)
 
     assert copied == records

@@ -60,14 +60,10 @@ def returns_async_generator(session: Session, records: Sequence[Record]) -> obje
     return _later(session, records)
 
 
-@pytest.mark.parametrize(
-    "handler", [forgets_to_await, returns_map, returns_async_generator], ids=lambda h: h.__name__
-)
+@pytest.mark.parametrize("handler", [forgets_to_await, returns_map, returns_async_generator], ids=lambda h: h.__name__)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_that_was_never_run_does_not_count_as_applied(
-    reader: Reader, handler: Handler
-) -> None:
+def test_a_handler_that_was_never_run_does_not_count_as_applied(reader: Reader, handler: Handler) -> None:
     """Guarantee 5."""
     reader.declare(handler)
     halted = reader.drain()
@@ -170,9 +166,7 @@ def commits(session: Session, records: Sequence[Record]) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_that_commits_several_shards_is_called_once(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_commits_several_shards_is_called_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee 5: another call would double its effects."""
     monkeypatch.setattr("penstock.consuming.log_worker.TOGETHER_S", math.inf)
     reader.declare(commits)
@@ -220,9 +214,7 @@ def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reade
 
 @pytest.mark.parametrize("face", ["sync", "async"])
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_does_not_write_through_a_connection_of_django(
-    reader: Reader, database_url: str, face: str
-) -> None:
+def test_a_handler_does_not_write_through_a_connection_of_django(reader: Reader, database_url: str, face: str) -> None:
     """Guarantee 5: the effect would stay though the batch is rolled back.  It may read."""
     db = make_django(database_url)
     sync_to_async = pytest.importorskip("asgiref.sync").sync_to_async  # comes with Django

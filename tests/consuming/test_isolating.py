@@ -49,14 +49,10 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [PanicException(), BaseExceptionGroup("", [asyncio.CancelledError()])],
-    ids=["panic", "group"],
+    "error", [PanicException(), BaseExceptionGroup("", [asyncio.CancelledError()])], ids=["panic", "group"]
 )
 @pytest.mark.usefixtures("twenty_records")
-def test_a_record_that_makes_a_library_panic_is_dead_lettered(
-    reader: Reader, error: BaseException
-) -> None:
+def test_a_record_that_makes_a_library_panic_is_dead_lettered(reader: Reader, error: BaseException) -> None:
     """Guarantee 21."""
 
     def panics(session: Session, record: Record) -> None:

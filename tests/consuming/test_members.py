@@ -47,9 +47,7 @@ MakeWorker = Callable[..., IckWorker]
 
 
 @pytest.fixture
-def make_worker(
-    flow: Pipeline, index: Ick, database_url: str, redis_url: str
-) -> Iterator[MakeWorker]:
+def make_worker(flow: Pipeline, index: Ick, database_url: str, redis_url: str) -> Iterator[MakeWorker]:
     """Creates workers of one consumer, which is declared with the first of them."""
     made: list[IckWorker] = []
 
@@ -91,11 +89,7 @@ def staged(connection: Connection) -> int:
 
 
 def test_marks_are_coalesced_and_their_members_reach_the_consumer(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantee 6."""
     for _ in range(5):
@@ -121,10 +115,7 @@ def test_the_score_is_the_time_at_which_the_first_record_was_staged(
 
 
 def test_a_batch_that_is_sent_again_marks_no_processed_member(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantees 1 and 6: the position is compared, so the second batch marks nothing."""
     mark_changed(documents, ["a", "b", "c"])
@@ -138,9 +129,7 @@ def test_a_batch_that_is_sent_again_marks_no_processed_member(
     assert waiting(redis_client) == {}
 
 
-def test_no_checkpoint_of_an_ick_is_moved(
-    documents: Connection, streamer: Streamer, make_worker: MakeWorker
-) -> None:
+def test_no_checkpoint_of_an_ick_is_moved(documents: Connection, streamer: Streamer, make_worker: MakeWorker) -> None:
     """It would show a lag for ever, and no member would be processed again; a halted shard can be resumed."""
     mark_changed(documents, ["a", "b"])
     streamer.drain()
@@ -156,11 +145,7 @@ def test_no_checkpoint_of_an_ick_is_moved(
 
 
 def test_a_member_that_changes_while_it_is_processed_comes_again(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantee 6."""
     changes = iter(range(3))
@@ -179,11 +164,7 @@ def test_a_member_that_changes_while_it_is_processed_comes_again(
 
 
 def test_a_redis_that_comes_back_empty_is_marked_again_with_what_was_not_processed(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantees 6 and 9: retention has kept the marks of dirty members, and only those are processed again."""
     worker = make_worker()
@@ -200,19 +181,13 @@ def test_a_redis_that_comes_back_empty_is_marked_again_with_what_was_not_process
     streamer.close()
     streamer.drain()
 
-    assert {m for m in waiting(redis_client) if m.startswith(b"new")} == {
-        f"new {n}".encode() for n in range(50)
-    }
+    assert {m for m in waiting(redis_client) if m.startswith(b"new")} == {f"new {n}".encode() for n in range(50)}
     worker.drain()
     check_copy(documents, redis_client, index)
 
 
 def test_a_checkpoint_does_not_go_back_with_a_redis_that_was_restored_to_an_older_state(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12: retention may have removed what lies between."""
     worker = make_worker()
@@ -234,10 +209,7 @@ def test_a_checkpoint_does_not_go_back_with_a_redis_that_was_restored_to_an_olde
 
 
 def test_a_redis_that_loses_only_the_ick_is_marked_again(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantee 6: the Ick was deleted, so its position no longer counts."""
     make_worker().drain()
@@ -274,9 +246,7 @@ def test_a_stream_written_as_a_log_is_no_position_of_an_ick(
 
 
 def test_retention_keeps_unprocessed_marks_and_nothing_else(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker
 ) -> None:
     """The newest journal row of each shard stays, for its offsets."""
     worker = make_worker()
@@ -308,10 +278,7 @@ def test_without_a_consumer_retention_goes_by_what_was_processed_not_by_what_was
 
 
 def test_retention_makes_progress_under_load_that_never_empties_the_ick(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Once every waiting member is newer than a mark, all members that waited at that mark have been processed."""
     worker = make_worker(batch=10)
@@ -351,11 +318,7 @@ def test_the_reservation_of_a_dead_consumer_is_taken_over(
 
 
 def test_a_consumer_in_a_long_transaction_is_not_taken_over(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
-    index: Ick,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis, index: Ick
 ) -> None:
     """Its transaction holds a lock on the checkpoint's row, which other workers see."""
     answers: list[bool] = []
@@ -375,11 +338,7 @@ def test_a_consumer_in_a_long_transaction_is_not_taken_over(
 
 
 def test_two_workers_share_the_shards(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantees 5 and 6: each skips a shard that the other works on."""
     applied: list[int] = []
@@ -400,10 +359,7 @@ def test_two_workers_share_the_shards(
 
 
 def test_a_poison_member_is_dead_lettered_and_the_others_are_processed(
-    documents: Connection,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Guarantee 21: its dead letter is removed once it has been processed."""
     poison = {"d7"}
@@ -457,16 +413,12 @@ def test_a_shard_halts_on_poison_if_declared_so(
     streamer.drain()
 
     assert make_worker(fails, attempts=1, on_poison="halt").drain() == 0
-    [(reason,)] = documents.execute(
-        "SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL"
-    ).fetchall()
+    [(reason,)] = documents.execute("SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL").fetchall()
     assert "'a' failed 1 times: ValueError: never" in reason
     assert set(waiting(redis_client)) == {b"a"}
 
 
-def test_each_passes_one_member_per_call(
-    documents: Connection, streamer: Streamer, make_worker: MakeWorker
-) -> None:
+def test_each_passes_one_member_per_call(documents: Connection, streamer: Streamer, make_worker: MakeWorker) -> None:
     seen: list[str] = []
 
     def one(_session: Session, member: str) -> None:
@@ -496,11 +448,7 @@ def test_marks_that_postgres_has_lost_stop_streamer_and_consumer(
 
 
 def test_a_member_processed_but_not_committed_is_processed_again(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     worker = make_worker()
     mark_changed(documents, ["a"])
@@ -580,11 +528,7 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
 
 
 def test_a_worker_that_loses_its_connection_continues_its_reservation(
-    documents: Connection,
-    index: Ick,
-    streamer: Streamer,
-    make_worker: MakeWorker,
-    redis_client: redis.Redis,
+    documents: Connection, index: Ick, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:
     """Nothing has to become stale first: the holder is the same."""
     worker = make_worker()

@@ -32,17 +32,11 @@ class Busy(TryAgain):
 
 @pytest.mark.parametrize(
     "make_error",
-    [
-        Busy,
-        lambda: TryAgain(after=cast("Any", timedelta(seconds=0.1))),
-        lambda: TryAgain(after=cast("Any", "0.1")),
-    ],
+    [Busy, lambda: TryAgain(after=cast("Any", timedelta(seconds=0.1))), lambda: TryAgain(after=cast("Any", "0.1"))],
     ids=["subclass", "timedelta", "text"],
 )
 @pytest.mark.usefixtures("twenty_records")
-def test_no_form_of_try_again_ends_the_worker(
-    reader: Reader, make_error: Callable[[], TryAgain]
-) -> None:
+def test_no_form_of_try_again_ends_the_worker(reader: Reader, make_error: Callable[[], TryAgain]) -> None:
     asks = iter([True])
 
     def waits(session: Session, records: Sequence[Record]) -> None:
@@ -114,9 +108,7 @@ def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
         moved.start()
         raise TryAgain(after=0.3)  # longer than the interval at which checkpoints are read again
 
-    moved = threading.Timer(
-        0.05, partial(reset_checkpoint, reader.connection, "reader", "latest", apply=True)
-    )
+    moved = threading.Timer(0.05, partial(reset_checkpoint, reader.connection, "reader", "latest", apply=True))
     reader.declare(waits)
     reader.drain()  # and does not wait for ever
 
@@ -158,9 +150,7 @@ async def groups(session: AsyncSession, records: Sequence[Record]) -> None:
         group.create_task(apply_all(session, records))
 
 
-@pytest.mark.parametrize(
-    "handler", [raises_its_own, catches_and_goes_on, groups], ids=lambda h: h.__name__
-)
+@pytest.mark.parametrize("handler", [raises_its_own, catches_and_goes_on, groups], ids=lambda h: h.__name__)
 @pytest.mark.usefixtures("twenty_records", "short_pauses")
 def test_a_locked_table_dead_letters_nothing_however_the_error_arrives(
     reader: Reader, database_url: str, handler: Handler
@@ -313,9 +303,7 @@ def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
     assert reader.dead() == []
 
 
-def test_attempts_at_one_record_are_not_counted_for_the_next(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_at_one_record_are_not_counted_for_the_next(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee 21: another process has applied the first one in the meantime."""
     monkeypatch.setattr("penstock.consuming.deliverer.MAX_PAUSE_S", 0.01)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.05)

@@ -81,9 +81,10 @@ def test_a_consumer_reads_all_shards_of_all_sources(regions: Regions) -> None:
     assert regions.drain() == 5
     assert regions.effects("eu") == sorted(keys("eu ", 20) + keys("later ", 5))
     assert regions.effects("us") == keys("us ", 20)
-    assert regions.rows(
-        "SELECT channel, count(*), sum(applied) FROM penstock.checkpoints GROUP BY 1 ORDER BY 1"
-    ) == [("things@eu", 2, 25), ("things@us", 3, 20)]
+    assert regions.rows("SELECT channel, count(*), sum(applied) FROM penstock.checkpoints GROUP BY 1 ORDER BY 1") == [
+        ("things@eu", 2, 25),
+        ("things@us", 3, 20),
+    ]
 
 
 def test_a_source_keeps_what_a_consumer_elsewhere_has_not_reported(regions: Regions) -> None:
@@ -139,16 +140,12 @@ def test_a_shard_whose_records_redis_has_lost_waits_for_its_source_alone(
     worker = regions.worker({**regions.urls, "eu": AWAY})
     with worker, running(worker.run):
         eventually(lambda: len(regions.effects("us")) == 11, "the other source goes on")
-        waiting = (
-            "SELECT count(*) FROM penstock.checkpoints WHERE waiting LIKE '%source eu is away%'"
-        )
+        waiting = "SELECT count(*) FROM penstock.checkpoints WHERE waiting LIKE '%source eu is away%'"
         eventually(lambda: regions.rows(waiting) == [(2,)], "status tells what is waited for")
     assert regions.effects("eu") == keys("before ", 5)
 
     regions.drain()
-    assert regions.effects("eu") == sorted(
-        keys("before ", 5) + keys("lost ", 6) + keys("after ", 6)
-    )
+    assert regions.effects("eu") == sorted(keys("before ", 5) + keys("lost ", 6) + keys("after ", 6))
 
 
 def test_a_new_consumer_waits_for_the_source_where_it_has_to_register(regions: Regions) -> None:
@@ -199,9 +196,7 @@ def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
     with pytest.raises(HistoryDiverged):
         regions.eu.stream()
     regions.drain()
-    halted = regions.rows(
-        "SELECT channel, halted FROM penstock.checkpoints WHERE halted IS NOT NULL"
-    )
+    halted = regions.rows("SELECT channel, halted FROM penstock.checkpoints WHERE halted IS NOT NULL")
     assert [channel for channel, _ in halted] == ["things@eu", "things@eu"]
     assert all("penstock reset source totals eu" in str(reason) for _, reason in halted)
     assert regions.effects("us") == keys("us ", 10)
@@ -221,9 +216,7 @@ def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
     regions.accept("eu", apply=True)
     regions.drain()
 
-    assert regions.effects("eu") == sorted(
-        keys("kept ", 20) + keys("lost ", 30) + keys("after ", 80)
-    )
+    assert regions.effects("eu") == sorted(keys("kept ", 20) + keys("lost ", 30) + keys("after ", 80))
     assert all(each.in_doubt == 0 for each in regions.accept("eu"))
 
 
@@ -364,17 +357,12 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
     with closing(make_link(regions.eu)) as link:
         first, *_ = link.register("another", {}).values()
         at, last = read(redis_client, "penstock", first.shard, Offset(0), 2)
-        position = replace(
-            first, offset=at.offset, record=JournaledRecord(RecordId(at.id), at.staged_us)
-        )
+        position = replace(first, offset=at.offset, record=JournaledRecord(RecordId(at.id), at.staged_us))
         most, end = Most(10, 10_000), Offset(last.offset + 1)
 
         assert link.confirm(position, last)
         assert link.backfill(position, end, most) == [last]
-        for other in (
-            replace(last, id=RecordId(last.id + 1)),
-            replace(last, staged_us=last.staged_us + 1),
-        ):
+        for other in (replace(last, id=RecordId(last.id + 1)), replace(last, staged_us=last.staged_us + 1)):
             assert not link.confirm(position, other)
         for known in (
             JournaledRecord(RecordId(at.id + 1), at.staged_us),
@@ -443,10 +431,7 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
     ):
         own.execute("UPDATE penstock.epochs SET system_identifier = '1'")
         assert reset_epoch(own, redis_client, regions.pipeline, apply=True).applied
-        for connection, said in (
-            (own, "penstock reset source totals eu compares"),
-            (source, "in another database"),
-        ):
+        for connection, said in ((own, "penstock reset source totals eu compares"), (source, "in another database")):
             with pytest.raises(Refused, match=said):
                 reset_checkpoint(connection, "totals", "earliest")
         with pytest.raises(Unknown, match="totals reads no source asia; it reads things@"):
@@ -469,9 +454,7 @@ FROM penstock.journal, unnest(record_ids) WITH ORDINALITY AS n (id, position)
 """
 
 
-def test_a_dead_letter_of_a_source_is_written_and_passed(
-    regions: Regions, redis_client: redis.Redis
-) -> None:
+def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions, redis_client: redis.Redis) -> None:
     """After each commit the checkpoint says which record it is at, also before a gap in the log."""
 
     @regions.pipeline.consumer(reads=Log("things", sources=["eu", "us"]), attempts=1)
@@ -493,9 +476,7 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(
     regions.us.stream()
     regions.eu.stream()
     spec = regions.pipeline.get_consumer("picky")
-    with make_worker(
-        regions.pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls
-    ) as worker:
+    with make_worker(regions.pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls) as worker:
         assert worker.drain() == 0
         for prefix in ("k", "between ", "last "):
             regions.eu.stage(20, prefix)
@@ -516,9 +497,7 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(
     assert len(noted) > 6
 
 
-def test_the_rights_of_a_consumer_suffice_at_a_source(
-    regions: Regions, redis_client: redis.Redis
-) -> None:
+def test_the_rights_of_a_consumer_suffice_at_a_source(regions: Regions, redis_client: redis.Redis) -> None:
     regions.us.stream()
     regions.eu.stream()
     with connect_postgres(regions.eu.url, application="test") as administrator:
@@ -564,16 +543,11 @@ def test_doctor_and_the_list_of_consumers_know_checkpoints_in_sources(
 
     errors = {each.check for each in found if each.grade == "error"}
     assert errors <= {"durability"}  # of the server for tests
-    assert [(each.channel, each.lag) for each in listed] == [
-        ("things@eu", None),
-        ("things@us", None),
-    ]
+    assert [(each.channel, each.lag) for each in listed] == [("things@eu", None), ("things@us", None)]
     assert [(each.channel, each.passed, each.lag) for each in at_source] == [("things@eu", 5, 0)]
 
 
-def test_the_page_works(
-    regions: Regions, monkeypatch: pytest.MonkeyPatch, make_database: MakeDatabase
-) -> None:
+def test_the_page_works(regions: Regions, monkeypatch: pytest.MonkeyPatch, make_database: MakeDatabase) -> None:
     shop, revenue = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     sources: dict[str, str] = {}
     names: dict[str, Any]
@@ -605,9 +579,7 @@ def test_the_page_works(
     assert regions.rows("SELECT * FROM revenue ORDER BY 1") == [("eu", 500), ("us", 1000)]
 
 
-def test_a_promoted_source_that_lost_nothing_goes_on_by_itself(
-    regions: Regions, redis_client: redis.Redis
-) -> None:
+def test_a_promoted_source_that_lost_nothing_goes_on_by_itself(regions: Regions, redis_client: redis.Redis) -> None:
     regions.us.stream()
     regions.eu.stage(20, "before ")
     regions.eu.stream()
@@ -698,18 +670,9 @@ def test_what_does_not_go_with_several_sources_is_refused(regions: Regions) -> N
     with pytest.raises(DeclarationError, match="it needs their databases"):
         Chores(pipeline, regions.database_url, regions.redis_url).all()
     with pytest.raises(InvalidSetting, match="PENSTOCK_SOURCES__US"):
-        make_worker(
-            pipeline, spec, regions.database_url, regions.redis_url, sources={"eu": regions.eu.url}
-        )
+        make_worker(pipeline, spec, regions.database_url, regions.redis_url, sources={"eu": regions.eu.url})
     with pytest.raises(DeclarationError, match="it takes all of them"):
-        make_worker(
-            pipeline,
-            spec,
-            regions.database_url,
-            regions.redis_url,
-            sources=regions.urls,
-            shards=[0],
-        )
+        make_worker(pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls, shards=[0])
     with Session() as session:
         pipeline.attach(session)
         with pytest.raises(InvalidRecord, match=r"source=…"):
@@ -753,10 +716,7 @@ def test_the_shards_of_a_source_do_not_change_under_a_consumer_elsewhere(
         assert reshard(connection, "things@us", 5, apply=True).applied
     with pytest.raises(DeclarationError, match="number of shards of things@us was changed"):
         regions.drain()
-    with (
-        connect_postgres(regions.eu.url, application="test") as connection,
-        pytest.raises(Refused, match="totals"),
-    ):
+    with connect_postgres(regions.eu.url, application="test") as connection, pytest.raises(Refused, match="totals"):
         reshard(connection, "things@eu", 5, apply=True)
 
 
@@ -789,9 +749,7 @@ def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
     assert sorted(applied) == sorted(["eu k2", "eu k3", "us k2", "us k3"] * 2)
 
 
-def test_a_dead_letter_of_a_source_is_superseded_without_asking_the_source(
-    regions: Regions,
-) -> None:
+def test_a_dead_letter_of_a_source_is_superseded_without_asking_the_source(regions: Regions) -> None:
     """Guarantee 21: the consumer's own database knows, also while the source is away."""
     refused = {"k1"}
 
@@ -821,9 +779,7 @@ def test_a_dead_letter_of_a_source_is_superseded_without_asking_the_source(
     ]
 
 
-def test_after_a_commit_in_a_handler_a_source_goes_on_behind_it(
-    regions: Regions, penstock: CommandLine
-) -> None:
+def test_after_a_commit_in_a_handler_a_source_goes_on_behind_it(regions: Regions, penstock: CommandLine) -> None:
     """Guarantee 4: its checkpoint moves forward only to a record that the source's journal has."""
     commits = [True]
 
@@ -844,10 +800,7 @@ def test_after_a_commit_in_a_handler_a_source_goes_on_behind_it(
     commits[0] = False
     for name, url in regions.urls.items():
         penstock.environment[f"PENSTOCK_SOURCES__{name.upper()}"] = url
-    reasons = [
-        str(why)
-        for (why,) in regions.rows("SELECT halted FROM penstock.checkpoints WHERE halted <> ''")
-    ]
+    reasons = [str(why) for (why,) in regions.rows("SELECT halted FROM penstock.checkpoints WHERE halted <> ''")]
     said = [why.rpartition(", then: penstock ")[2] for why in reasons]
     beyond = penstock(*shlex.split(re.sub(r"offset \d+", "offset 99", said[0])))
 

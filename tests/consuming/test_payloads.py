@@ -106,9 +106,7 @@ class OldTypedDict(typing.TypedDict):
 def test_a_model_that_cannot_be_validated_is_refused_before_a_record_is_read(
     flow: Pipeline, things: Log, database_url: str, redis_url: str
 ) -> None:
-    flow.consumer(reads=things, name="reader", payload=OldTypedDict)(
-        lambda _session, _records: None
-    )
+    flow.consumer(reads=things, name="reader", payload=OldTypedDict)(lambda _session, _records: None)
     worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
 
     with pytest.raises(DeclarationError, match="typing_extensions"):
@@ -117,8 +115,6 @@ def test_a_model_that_cannot_be_validated_is_refused_before_a_record_is_read(
 
 
 @pytest.mark.parametrize("model", [dict, list[int], "Ride", 7])
-def test_an_argument_that_is_not_a_model_is_refused(
-    flow: Pipeline, things: Log, model: Any
-) -> None:
+def test_an_argument_that_is_not_a_model_is_refused(flow: Pipeline, things: Log, model: Any) -> None:
     with pytest.raises(DeclarationError, match="a dataclass, a TypedDict"):
         flow.consumer(reads=things, name="reader", payload=model)(lambda _session, _records: None)

@@ -92,9 +92,7 @@ def pipeline() -> Pipeline:
 class Running:
     """Loops in threads, and what each has ended with."""
 
-    def __init__(
-        self, pipeline: Pipeline, url: str, redis_url: str, consumers: Collection[str] | None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, url: str, redis_url: str, consumers: Collection[str] | None) -> None:
         self.stop = threading.Event()
         self.ended: dict[str, BaseException | None] = {}
         loops: dict[str, Any] = {"streamer": Streamer(pipeline, url, redis_url).run}
@@ -102,8 +100,7 @@ class Running:
             spec = pipeline.get_consumer(name)
             loops[name] = make_worker(pipeline, spec, url, redis_url).run
         self.threads = [
-            threading.Thread(target=self._run, args=pair, name=pair[0], daemon=True)
-            for pair in loops.items()
+            threading.Thread(target=self._run, args=pair, name=pair[0], daemon=True) for pair in loops.items()
         ]
         for thread in self.threads:
             thread.start()
@@ -134,9 +131,7 @@ def at_work(
             thread.join(60)
 
 
-def stage(
-    url: str, count: int, prefix: str, channels: Any = None, headers: str | None = None
-) -> None:
+def stage(url: str, count: int, prefix: str, channels: Any = None, headers: str | None = None) -> None:
     names = [channel.name for channel in CHANNELS] if channels is None else list(channels)
     with connect_postgres(url, application="test") as connection:
         values = {"channels": names, "count": count, "prefix": prefix, "headers": headers}
@@ -146,9 +141,7 @@ def stage(
 def effects(url: str) -> Counter[str]:
     """How many effects each consumer has had, and of which kind of record: ``jobs new``."""
     with connect_postgres(url, application="test") as connection:
-        rows = connection.execute(
-            "SELECT consumer || ' ' || rtrim(key, '0123456789') FROM public.effects"
-        ).fetchall()
+        rows = connection.execute("SELECT consumer || ' ' || rtrim(key, '0123456789') FROM public.effects").fetchall()
     return Counter(row[0] for row in rows)
 
 
@@ -244,11 +237,7 @@ def of_frames(session, frame):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("names", [("of-queue", "of-calls"), ("of-log", "of-frames")])
 def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
-    names: tuple[str, ...],
-    pipeline: Pipeline,
-    server: EmbeddedPostgres,
-    redis_url: str,
-    tmp_path: Path,
+    names: tuple[str, ...], pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
 ) -> None:
     """Guarantee 35: tasks of an epoch that is longer than the test, and the driver, compare the server themselves.
 
@@ -269,12 +258,8 @@ def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
         with at_work(pipeline, server.url, redis_url, consumers=()) as streamer:
             running = spark(*command, *(word for name in names for word in ("--consumer", name)))
             stage(server.url, 1, "lost", channels)
-            at_once = {
-                f"{name} lost": 1 for name in (*channels, *(() if does_jobs else ["frames"]))
-            }
-            eventually(
-                lambda: at_once.items() <= effects(server.url).items(), "it works", timeout_s=300
-            )
+            at_once = {f"{name} lost": 1 for name in (*channels, *(() if does_jobs else ["frames"]))}
+            eventually(lambda: at_once.items() <= effects(server.url).items(), "it works", timeout_s=300)
             later = '{"penstock": {"delay_ms": 4000}}' if does_jobs else None
             stage(server.url, 40, "lost", channels, later)
             eventually(

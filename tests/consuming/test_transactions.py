@@ -32,8 +32,7 @@ def test_a_connection_is_kept_only_if_it_is_pooled(
         assert (first == second) == pooled
         count = int(pooled)
         eventually(
-            lambda: connection.execute(CONNECTED, [second]).fetchone() == (count,),
-            "the connection is kept or closed",
+            lambda: connection.execute(CONNECTED, [second]).fetchone() == (count,), "the connection is kept or closed"
         )
     finally:
         transaction.close()

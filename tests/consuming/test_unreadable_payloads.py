@@ -122,12 +122,7 @@ def dead(connection: Connection, consumer: str) -> set[str]:
 
 
 def test_a_consumer_of_a_log_dead_letters_them_however_it_reads_them(
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     stage_unreadable(connection, "things", shards=2)
     streamer.drain()
@@ -141,12 +136,7 @@ def test_a_consumer_of_a_log_dead_letters_them_however_it_reads_them(
 
 
 def test_the_deepest_payload_that_postgres_takes_is_kept_as_a_dead_letter(
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     """It takes all of a backend's stack: a statement that does more than to store it cannot parse it."""
 
@@ -250,9 +240,7 @@ def test_commands_show_what_cannot_be_read(
     connection.execute("CREATE TABLE public.effects (record_id bigint)")
     stage_unreadable(connection, "things", shards=2)
     assert penstock("stream", "--drain").returncode == 0
-    for shard, how in enumerate(
-        ("a key that is nested deep", "a key with half of a surrogate pair")
-    ):
+    for shard, how in enumerate(("a key that is nested deep", "a key with half of a surrogate pair")):
         damage_entry(redis_client, f"penstock:{{things/{shard}}}:log", 0, PLAIN[how])
     said = "is damaged: its column keys cannot be read"
 

@@ -63,9 +63,7 @@ def test_invalid_input_is_refused_as_by_the_original(
     assert staged(connection) == 0
 
 
-def test_a_declined_card_leaves_no_ride_and_no_record(
-    api: TestClient, connection: Connection
-) -> None:
+def test_a_declined_card_leaves_no_ride_and_no_record(api: TestClient, connection: Connection) -> None:
     """Guarantee 8."""
     assert api.post("/rides", json={"distance": 5.0}, headers={"x-decline": "1"}).status_code == 402
     assert staged(connection) == 0
@@ -90,9 +88,7 @@ def test_every_change_is_staged_and_the_check_finds_losses_and_doubles(
         now = audit(connection, client)
         assert (now.equal, now.staged, now.canonical_cents) == (True, 4, 140)
 
-        connection.execute(
-            "DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride-copies'"
-        )
+        connection.execute("DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride-copies'")
         assert (audit(connection, client).lost, audit(connection, client).equal) == (1, False)
 
         connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride-totals', 1, 0, 1, 1)")
@@ -117,9 +113,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
         assert (index.records, index.applied, index.position, index.different) == (3, 2, 3, 0)
         assert index.total_cents == 20
 
-        connection.execute(
-            f"UPDATE rocket_rides.rides SET status = 'lost' WHERE id = {kept}".encode()
-        )
+        connection.execute(f"UPDATE rocket_rides.rides SET status = 'lost' WHERE id = {kept}".encode())
         assert audit(connection, client).index.different == 2
 
 
@@ -127,30 +121,18 @@ def test_the_check_finds_an_index_that_missed_a_change(
     ("engine", "seconds", "drift"),
     [
         ("inline", "3", "--no-reconcile"),
+        pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
+        pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(240)]),
+        pytest.param(*("stealing", "10", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
         pytest.param(
-            *("inline", "4", "--reconcile"),
-            marks=[pytest.mark.chaos, pytest.mark.timeout(240)],
-        ),
-        pytest.param(
-            *("stealing", "10", "--no-reconcile"),
-            marks=[pytest.mark.storm, pytest.mark.timeout(240)],
-        ),
-        pytest.param(
-            *("stealing", "10", "--reconcile"),
-            marks=[pytest.mark.chaos, pytest.mark.timeout(240)],
-        ),
-        pytest.param(
-            *("spark", "20", "--reconcile"),
-            marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(240)],
+            *("spark", "20", "--reconcile"), marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(240)]
         ),
     ],
 )
 def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift: str) -> None:
     """Guarantees 1, 4, 5, 6 and 28 under crashes, double sends and a kill."""
     mark = uuid.uuid4().hex
-    done = bare(
-        *("demo", "--seconds", seconds, "--engine", engine, drift, "--json"), DEMO_TEST=mark
-    )
+    done = bare(*("demo", "--seconds", seconds, "--engine", engine, drift, "--json"), DEMO_TEST=mark)
     sys.stderr.write(done.stderr)
     assert "HTTP Request" not in done.stderr, "the requests of the simulated clients are not logged"
     assert find_processes(mark) == []
@@ -173,10 +155,7 @@ def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift
         seeded = CHANGED + DELETED + INVENTED + UNSTAGED + 1
         assert report["drift"] == {"seeded": seeded, "found": seeded, "repaired": seeded}
         late_consumer = report["late_consumer"]
-        assert (late_consumer["different"], late_consumer["total"]) == (
-            0,
-            report["canonical_total"],
-        )
+        assert (late_consumer["different"], late_consumer["total"]) == (0, report["canonical_total"])
         assert late_consumer["applied"] < report["staged"]
 
 
@@ -237,22 +216,17 @@ def test_servers_and_children_end_with_an_owner_that_is_killed(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "signals",
-    [[signal.SIGKILL], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.storm)],
+    "signals", [[signal.SIGKILL], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.storm)]
 )
 @pytest.mark.parametrize(
     "engine",
     [
         "inline",
         "stealing",
-        pytest.param(
-            "spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)]
-        ),
+        pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)]),
     ],
 )
-def test_no_process_outlives_the_demo(
-    tmp_path: Path, engine: str, signals: list[signal.Signals]
-) -> None:
+def test_no_process_outlives_the_demo(tmp_path: Path, engine: str, signals: list[signal.Signals]) -> None:
     """Guarantee 27: killed midway, or asked twice to stop."""
     mark = uuid.uuid4().hex
     with (tmp_path / "output").open("wb") as output:
@@ -264,11 +238,7 @@ def test_no_process_outlives_the_demo(
             stderr=output,
             start_new_session=True,
         )
-    eventually(
-        lambda: b"running: staged" in (tmp_path / "output").read_bytes(),
-        "the demo runs",
-        timeout_s=90,
-    )
+    eventually(lambda: b"running: staged" in (tmp_path / "output").read_bytes(), "the demo runs", timeout_s=90)
     assert len(find_processes(mark)) > 4
 
     for number in signals:

@@ -9,9 +9,7 @@ NAMED = re.compile(r"Guarantees? (\d+(?:(?:, | and )\d+)*)")
 
 
 def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
-    promised = {
-        int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)
-    }
+    promised = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
     proved = {
         int(number)
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -26,11 +24,7 @@ def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
 
 
 def test_the_tests_that_a_page_names_are_there() -> None:
-    named = {
-        name
-        for page in (ROOT / "docs").rglob("*.md")
-        for name in re.findall(r"`(test_\w+)`", page.read_text())
-    }
+    named = {name for page in (ROOT / "docs").rglob("*.md") for name in re.findall(r"`(test_\w+)`", page.read_text())}
     there = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -33,9 +33,7 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def _lengths() -> dict[str, int]:
     """Lines of each function, without its parameters and its docstring."""
     return {
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0)
-        - _first_line(node)
-        + 1
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - _first_line(node) + 1
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -60,9 +58,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"https?://[^ )\"]*/simple\b", r"index-url", r"(^|[\s\"'=])/(work|root|home)/"]
-)
+@pytest.mark.parametrize("pattern", [r"https?://[^ )\"]*/simple\b", r"index-url", r"(^|[\s\"'=])/(work|root|home)/"])
 def test_no_file_names_a_registry_or_somebodys_machine(pattern: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()[:80]}"

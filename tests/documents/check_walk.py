@@ -22,6 +22,4 @@ def test_the_walk_names_files_that_exist_each_once() -> None:
 def test_the_walk_never_returns_to_a_part_that_it_has_left() -> None:
     parts = [step.partition("/")[0] for step in steps()]
 
-    assert [
-        part for part, before in zip(parts, ["", *parts], strict=False) if part != before
-    ] == FLOW
+    assert [part for part, before in zip(parts, ["", *parts], strict=False) if part != before] == FLOW

@@ -104,15 +104,9 @@ def places(retired: re.Pattern[str]) -> Iterator[str]:
 
 
 def test_retired_words_stay_away() -> None:
-    found = {
-        instead: there
-        for pattern, instead in RETIRED.items()
-        if (there := sorted(places(re.compile(pattern))))
-    }
+    found = {instead: there for pattern, instead in RETIRED.items() if (there := sorted(places(re.compile(pattern))))}
 
-    assert not found, "\n".join(
-        f"write {instead} in\n" + "\n".join(there) for instead, there in found.items()
-    )
+    assert not found, "\n".join(f"write {instead} in\n" + "\n".join(there) for instead, there in found.items())
 
 
 def test_the_patterns_are_searched_where_people_read() -> None:

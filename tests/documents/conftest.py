@@ -34,14 +34,8 @@ ELSEWHERE = {
     ("first-pipeline", ""): "tests/documents/test_tutorial.py",
     ("bench", ""): "tests/bench/test_bench.py",  # compares options and cases: they take minutes
     ("engines", "penstock run"): "tests/cli/test_run_on_spark.py",  # options of Java
-    (
-        "run-on-your-cluster",
-        "",
-    ): "tests/cli/test_commands_on_a_cluster.py",  # with a cluster of its own
-    (
-        "read-several-sources",
-        "export",
-    ): "tests/documents/test_documented_commands.py",  # there, in the environment
+    ("run-on-your-cluster", ""): "tests/cli/test_commands_on_a_cluster.py",  # with a cluster of its own
+    ("read-several-sources", "export"): "tests/documents/test_documented_commands.py",  # there, in the environment
 }
 """Commands that ``follow`` leaves out, by their page and their first words: where they are run, or why they are not."""
 
@@ -56,10 +50,7 @@ class Follower:
 
     def __init__(self, penstock: CommandLine, client: RedisClient) -> None:
         (penstock.directory / "shop.py").unlink()
-        penstock.environment |= {
-            "PENSTOCK_APP": "shop.events:pipeline",
-            "PENSTOCK_ENGINE": "inline",
-        }
+        penstock.environment |= {"PENSTOCK_APP": "shop.events:pipeline", "PENSTOCK_ENGINE": "inline"}
         self.penstock, self.client = penstock, client
 
     @property
@@ -132,8 +123,7 @@ class Follower:
             return True
         with psycopg.connect(self.database_url) as connection:
             found = connection.execute(
-                "SELECT FROM pg_stat_activity "
-                "WHERE application_name LIKE 'penstock %' AND datname = current_database()"
+                "SELECT FROM pg_stat_activity WHERE application_name LIKE 'penstock %' AND datname = current_database()"
             )
             return found.rowcount > 0
 
@@ -141,9 +131,7 @@ class Follower:
 class Shop(Follower):
     """The application of ``examples/shop``, with its tables."""
 
-    def __init__(
-        self, penstock: CommandLine, engine: Engine, redis_url: str, client: RedisClient
-    ) -> None:
+    def __init__(self, penstock: CommandLine, engine: Engine, redis_url: str, client: RedisClient) -> None:
         super().__init__(penstock, client)
         shutil.copytree(ROOT / "examples" / "shop", penstock.directory / "shop")
         self.engine, self.redis_url = engine, redis_url
@@ -156,9 +144,7 @@ class Shop(Follower):
 
     def book(self, rides: int) -> None:
         with self.sessions.begin() as session:
-            session.add_all(
-                self.models.Ride(account=f"account-{n % 3}", fare=n) for n in range(1, rides + 1)
-            )
+            session.add_all(self.models.Ride(account=f"account-{n % 3}", fare=n) for n in range(1, rides + 1))
 
     def drain(self, *consumers: str) -> None:
         """Publishes, and applies what the named consumers read; without names, what all do."""
@@ -173,9 +159,7 @@ class Shop(Follower):
         with closing(Streamer(former, self.database_url, self.redis_url)) as streamer:
             streamer.drain()
         for name in consumers:
-            with LogWorker(
-                former, former.get_consumer(name), self.database_url, self.redis_url
-            ) as worker:
+            with LogWorker(former, former.get_consumer(name), self.database_url, self.redis_url) as worker:
                 worker.drain()
 
 
@@ -203,11 +187,7 @@ def _masked(line: str) -> str:
 
 @pytest.fixture
 def shop(
-    penstock: CommandLine,
-    engine: Engine,
-    redis_url: str,
-    redis_client: RedisClient,
-    monkeypatch: pytest.MonkeyPatch,
+    penstock: CommandLine, engine: Engine, redis_url: str, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Shop]:
     monkeypatch.syspath_prepend(ROOT / "examples")
     yield Shop(penstock, engine, redis_url, redis_client)

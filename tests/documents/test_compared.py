@@ -28,9 +28,7 @@ def test_a_figure_of_readme_is_the_benchs(table: str, row: str, column: int, sho
     assert match, shown
     rows = [
         cells
-        for lines in re.findall(
-            rf"^\| `?{table}`? \|.*\n\|[- |]+\n((?:\|.*\n)+)", BENCH, re.MULTILINE
-        )
+        for lines in re.findall(rf"^\| `?{table}`? \|.*\n\|[- |]+\n((?:\|.*\n)+)", BENCH, re.MULTILINE)
         for line in lines.splitlines()
         if (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] == row
     ]
@@ -40,9 +38,7 @@ def test_a_figure_of_readme_is_the_benchs(table: str, row: str, column: int, sho
 
 
 def test_the_readme_has_no_other_figure_of_speed() -> None:
-    [section] = re.findall(
-        r"^## How fast it is\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    [section] = re.findall(r"^## How fast it is\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     known = {match[1] for *_, shown in FIGURES if (match := re.search(shown, README))}
 
     assert set(re.findall(r"\b\d[\d.,]*\b", section)) == known | {"1,000"}
@@ -50,18 +46,12 @@ def test_the_readme_has_no_other_figure_of_speed() -> None:
 
 def test_the_map_of_the_package_has_every_part_once() -> None:
     package = Path(penstock.__file__).parent
-    parts = {
-        path.stem
-        for path in package.iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    } - {"__init__", "__main__"}
+    parts = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {
+        "__init__",
+        "__main__",
+    }
     lines = re.findall(r"^    (\S.*)$", penstock.__doc__ or "", re.MULTILINE)
     first = [name for line in lines for name in re.split(r" {2,}", line)[0].split(", ")]
-    further = [
-        name
-        for line in lines
-        for group in re.findall(r"; ([a-z_, ]+): ", line)
-        for name in group.split(", ")
-    ]
+    further = [name for line in lines for group in re.findall(r"; ([a-z_, ]+): ", line) for name in group.split(", ")]
 
     assert sorted(first + further) == sorted(parts)

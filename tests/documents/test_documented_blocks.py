@@ -114,14 +114,8 @@ def test_icks(redis_client: redis.Redis) -> None:
     assert stats.total.size == 0
 
 
-def test_work_stealing(
-    database_url: str, redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names: dict[str, Any] = {
-        "pipeline": Pipeline([Log("rides")]),
-        "DATABASE_URL": database_url,
-        "REDIS_URL": redis_url,
-    }
+def test_work_stealing(database_url: str, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"pipeline": Pipeline([Log("rides")]), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
 
     def measure_twice() -> None:
         names["chores"].measure()()
@@ -151,14 +145,7 @@ def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str
     with sessions() as session:
         session.add(Ride(id=7))
         names["test_a_job"](session)
-        stage(
-            session,
-            to=names["receipts"],
-            tenant="account-7",
-            action="send",
-            object="receipt",
-            data={"ride": 7},
-        )
+        stage(session, to=names["receipts"], tenant="account-7", action="send", object="receipt", data={"ride": 7})
         names["test_the_flow"](session, names["pipeline"], database_url, redis_url)
 
     assert mails == ["ann@example.org"] * 2
@@ -167,9 +154,7 @@ def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str
 def test_a_reconciliation() -> None:
     """The one of ``examples/shop``, which ``test_documented_commands.py`` runs, is the same."""
     rides = Log("rides")
-    names = run_page(
-        "docs/how-to/reconcile-every-night.md", {"rides": rides, "pipeline": Pipeline([rides])}
-    )
+    names = run_page("docs/how-to/reconcile-every-night.md", {"rides": rides, "pipeline": Pipeline([rides])})
 
     assert names["pipeline"].get_reconciliation("ride-copies").table == "ride_copies"
 
@@ -192,10 +177,7 @@ def test_another_member_and_the_trigger_of_a_retired_channel(
         import penstock.alembic_operations  # noqa: F401, PLC0415  adds its operations
 
         names = run_page(
-            "docs/how-to/change-channels.md",
-            {"op": op},
-            {"stage_orders_1f0c2ab9": function},
-            {1: connection_.commit},
+            "docs/how-to/change-channels.md", {"op": op}, {"stage_orders_1f0c2ab9": function}, {1: connection_.commit}
         )
     names["engine"].dispose()
 
@@ -205,9 +187,7 @@ def test_another_member_and_the_trigger_of_a_retired_channel(
         assert connection.execute(query).fetchall() == [("riders-to-index", "7")]
 
 
-def test_stage_your_changes(
-    tables: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stage_your_changes(tables: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule by trigger, and what follows it, is an alternative to the first rule: it is declared in a pipeline of its own."""
     orders = Log("orders")
     by_trigger = Pipeline([orders])
@@ -243,18 +223,12 @@ def test_stage_your_changes(
     run_page(
         "docs/how-to/stage-your-changes.md",
         names,
-        then={
-            3: declare_by_trigger,
-            5: migrate,
-            8: lambda: names.update(order=ChangedByDjango()),
-        },
+        then={3: declare_by_trigger, 5: migrate, 8: lambda: names.update(order=ChangedByDjango())},
     )
     django.connections.close_all()
 
     with psycopg.connect(database_url) as connection:
-        query = (
-            "SELECT channel, key, action, data->>'status' FROM penstock.staged_records ORDER BY id"
-        )
+        query = "SELECT channel, key, action, data->>'status' FROM penstock.staged_records ORDER BY id"
         assert connection.execute(query).fetchall() == [
             ("orders", "7", "insert", "new"),
             ("orders", "1", "insert", "confirmed"),
@@ -273,9 +247,7 @@ def test_errors(redis_client: redis.Redis, redis_url: str) -> None:
     run_page("docs/reference/errors.md", names, {"redis://localhost:6379": redis_url})
 
 
-def test_a_job_of_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The script is the command; ``tests/cli/test_commands_on_a_cluster.py`` submits such a one to a cluster."""
     monkeypatch.setattr(sys, "argv", ["job.py", "--version"])
     with pytest.raises(SystemExit) as ended:
@@ -297,9 +269,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (loaded.app, loaded.engine, loaded.idle) == ("shop.events:pipeline", "inline", 0.02)
     [action] = tomllib.loads(strict)["tool"]["pytest"]["ini_options"]["filterwarnings"]
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            action.split("::")[0], category=getattr(errors, action.rpartition(".")[2])
-        )
+        warnings.filterwarnings(action.split("::")[0], category=getattr(errors, action.rpartition(".")[2]))
         with pytest.raises(UnstagedChanges):
             warnings.warn("a session is not attached", UnstagedChanges, stacklevel=1)
 

@@ -133,9 +133,7 @@ def test_write_a_handler(follower: Follower, engine: Engine, redis_url: str) -> 
     """The page's own handlers; what fails at first is a constraint on the table of receipts."""
     page = DOCS / "how-to" / "write-a-handler.md"
     (follower.penstock.directory / "shop").mkdir()
-    (follower.penstock.directory / "shop" / "events.py").write_text(
-        "\n".join(blocks(page, "python"))
-    )
+    (follower.penstock.directory / "shop" / "events.py").write_text("\n".join(blocks(page, "python")))
     names = run_blocks(blocks(page, "python"), {})
     everything = names["Base"].metadata.create_all
     declared = (names["pipeline"], everything, engine, follower.database_url, redis_url)
@@ -152,9 +150,7 @@ def test_write_a_handler(follower: Follower, engine: Engine, redis_url: str) -> 
     follower.follow(
         "docs/how-to/write-a-handler.md",
         before={
-            "penstock dead-letters retry": lambda: follower.execute(
-                "ALTER TABLE receipts DROP CONSTRAINT wrong"
-            ),
+            "penstock dead-letters retry": lambda: follower.execute("ALTER TABLE receipts DROP CONSTRAINT wrong"),
             "penstock reset": lambda: follower.execute(
                 "UPDATE penstock.checkpoints SET halted = 'a bad deploy' WHERE consumer = 'receipts'"
             ),
@@ -213,11 +209,7 @@ def test_privileges(shop: Shop) -> None:
             url = shop.database_url.replace("postgres@", "shop_streamer@")
             shop.penstock.environment["PENSTOCK_DATABASE_URL"] = url
 
-        shop.follow(
-            "docs/how-to/privileges.md",
-            before={"penstock stream": lack_one},
-            exits={"penstock stream": 2},
-        )
+        shop.follow("docs/how-to/privileges.md", before={"penstock stream": lack_one}, exits={"penstock stream": 2})
     finally:
         url = shop.database_url.replace("shop_streamer@", "postgres@")
         shop.penstock.environment["PENSTOCK_DATABASE_URL"] = url

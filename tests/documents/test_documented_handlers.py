@@ -119,11 +119,7 @@ def test_the_example_follows_its_tables(shop: Shop) -> None:
     expected = {
         "SELECT id, fare FROM ride_totals": [(1, 7), (3, 300), (4, 400)],
         "SELECT ride_id, fare FROM ride_copies": [(1, 7), (3, 300), (4, 400)],
-        "SELECT id, words FROM indexed_rides": [
-            (1, "ride 1 7"),
-            (3, "ride 3 300"),
-            (4, "ride 4 400"),
-        ],
+        "SELECT id, words FROM indexed_rides": [(1, "ride 1 7"), (3, "ride 3 300"), (4, "ride 4 400")],
         "SELECT split_part(words, ' ', 1), count(*) FROM ride_report GROUP BY 1": [
             ("delete", 2),
             ("insert", 5),
@@ -145,9 +141,7 @@ def test_the_example_follows_its_tables(shop: Shop) -> None:
 
 
 def test_the_receipts_of_the_how_to_follow_the_orders(declare: Declare) -> None:
-    names = run_blocks(
-        blocks(DOCS / "how-to" / "test-your-application.md", "python")[:1], {"__name__": "shop"}
-    )
+    names = run_blocks(blocks(DOCS / "how-to" / "test-your-application.md", "python")[:1], {"__name__": "shop"})
     shop, order = declare(names), names["Order"]
 
     change(shop, order, lambda n: order(id=n, cents=100 * n), "cents")
@@ -171,11 +165,7 @@ def test_the_tutorials_sum_has_each_order_once(declare: Declare) -> None:
 
 def test_the_index_of_the_page_on_icks_follows_its_table(declare: Declare) -> None:
     """A member that comes again is looked up again."""
-    [declaration] = [
-        block
-        for block in blocks(DOCS / "explanation" / "icks.md", "python")
-        if "index_rides" in block
-    ]
+    [declaration] = [block for block in blocks(DOCS / "explanation" / "icks.md", "python") if "index_rides" in block]
     names: dict[str, Any] = {**MODELS}
     shop = declare(run_blocks([declaration], names))
     expected = [(1, "ride 1 7"), (3, "ride 3 300"), (4, "ride 4 400")]
@@ -231,23 +221,11 @@ HOW_TO = DOCS / "how-to" / "write-a-handler.md"
 EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     # Of the table as it is:
     "SELECT order_id, cents FROM receipts": [(1, 7), (3, 150_000), (4, 200_000)],
-    "SELECT order_id, words FROM indexed_orders": [
-        (1, "ann 7"),
-        (3, "ann 150000"),
-        (4, "bob 200000"),
-    ],
+    "SELECT order_id, words FROM indexed_orders": [(1, "ann 7"), (3, "ann 150000"), (4, "bob 200000")],
     "SELECT order_id, customer FROM large_orders": [(3, "ann"), (4, "bob")],
     # Of every record:
-    "SELECT action, count(*) FROM changes GROUP BY 1": [
-        ("delete", 2),
-        ("insert", 5),
-        ("update", 1),
-    ],
-    "SELECT action, count(*) FROM arrivals GROUP BY 1": [
-        ("delete", 2),
-        ("insert", 5),
-        ("update", 1),
-    ],
+    "SELECT action, count(*) FROM changes GROUP BY 1": [("delete", 2), ("insert", 5), ("update", 1)],
+    "SELECT action, count(*) FROM arrivals GROUP BY 1": [("delete", 2), ("insert", 5), ("update", 1)],
     # Of what was placed, whatever became of it:
     "SELECT order_id, cents FROM invoices": [(n, 50_000 * n) for n in range(1, 6)],
     "SELECT order_id, number FROM shipments": [(n, f"parcel {n}") for n in range(1, 6)],

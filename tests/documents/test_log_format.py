@@ -87,9 +87,7 @@ def test_the_pages_javascript_reads_the_log(
 
     for shard, records in logged(things).items():
         key = f"penstock:{{{shard}}}:log"
-        done = subprocess.run(
-            ["node", str(script), path, key], capture_output=True, text=True, check=True, timeout=60
-        )
+        done = subprocess.run(["node", str(script), path, key], capture_output=True, text=True, check=True, timeout=60)
         assert json.loads(done.stdout) == [as_javascript(record) for record in records]
 
 

@@ -59,14 +59,10 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     second = start()
     try:
         eventually(
-            lambda: _answer(lambda: revenue(written.read_text().strip())) == 100_000,
-            "100,000 cents",
-            timeout_s=180,
+            lambda: _answer(lambda: revenue(written.read_text().strip())) == 100_000, "100,000 cents", timeout_s=180
         )
         # The first run may have applied everything: then the second has started no more than its Postgres.
-        eventually(
-            lambda: running_servers(tmp_path / ".penstock"), "the servers run again", timeout_s=180
-        )
+        eventually(lambda: running_servers(tmp_path / ".penstock"), "the servers run again", timeout_s=180)
         for command in (status, tail):
             done = penstock(*command.line.partition(" | ")[0].split()[1:])
             assert done.returncode == 0, done.stderr

@@ -13,13 +13,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
-from penstock.embedded import (
-    EmbeddedPostgres,
-    EmbeddedRedis,
-    EmbeddedServers,
-    directories,
-    processes,
-)
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers, directories, processes
 from penstock.errors import ServerUnavailable
 from penstock.testing import eventually
 
@@ -118,9 +112,7 @@ def test_a_stale_pid_file_that_names_another_process_is_ignored(postgres: Embedd
     assert value(postgres.url, "SELECT 1") == 1
 
 
-def test_postgres_can_be_restored_to_an_older_state(
-    postgres: EmbeddedPostgres, tmp_path: Path
-) -> None:
+def test_postgres_can_be_restored_to_an_older_state(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     value(postgres.url, "CREATE TABLE past (id int)")
     postgres.copy_to(tmp_path / "copy")
     value(postgres.url, "INSERT INTO past VALUES (1)")
@@ -130,9 +122,7 @@ def test_postgres_can_be_restored_to_an_older_state(
     assert value(postgres.url, "SELECT count(*) FROM past") == 0
 
 
-def test_databases_are_made_from_templates_and_dropped_under_sessions(
-    postgres: EmbeddedPostgres,
-) -> None:
+def test_databases_are_made_from_templates_and_dropped_under_sessions(postgres: EmbeddedPostgres) -> None:
     template = postgres.create_database("template")
     value(template, "CREATE TABLE inherited (id int)")
     copy = postgres.create_database("copy", template="template")
@@ -217,9 +207,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: Path) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     with owner, owner.stdout as output:
         pids = [int(word) for word in output.readline().split()]
@@ -232,8 +220,7 @@ def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: P
         with next_owner as servers:
             assert value(servers.database_url, "SELECT 1") == 1
             eventually(
-                lambda: not any(processes.is_alive(pid) for pid in pids),
-                "the servers of the killed owner are gone",
+                lambda: not any(processes.is_alive(pid) for pid in pids), "the servers of the killed owner are gone"
             )
             eventually(lambda: not sockets.exists(), "their sockets are cleaned up")
     finally:
@@ -241,10 +228,7 @@ def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: P
 
 
 def test_data_of_another_release_is_reported_at_once(tmp_path: Path) -> None:
-    with (
-        EmbeddedPostgres(tmp_path / "old") as server,
-        psycopg.connect(server.url, autocommit=True) as connection,
-    ):
+    with EmbeddedPostgres(tmp_path / "old") as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE other SUPERUSER LOGIN")
         with psycopg.connect(server.url.replace("postgres@", "other@"), autocommit=True) as other:
             other.execute("ALTER ROLE postgres RENAME TO penstock")

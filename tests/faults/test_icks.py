@@ -48,9 +48,7 @@ pipeline.consumer(reads=index, name="indexer", batch=7)(copy_as_it_was)
 _READ = text("SELECT key, version FROM public.documents WHERE key = ANY (:keys)").bindparams(
     bindparam("keys", type_=ARRAY(TEXT))
 )
-_FORGET = text("DELETE FROM public.copies WHERE key = ANY (:keys)").bindparams(
-    bindparam("keys", type_=ARRAY(TEXT))
-)
+_FORGET = text("DELETE FROM public.copies WHERE key = ANY (:keys)").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
 _WRITE = text("INSERT INTO public.copies VALUES (:key, :version)")
 
 
@@ -95,17 +93,13 @@ class Changes:
                 with connection.transaction(force_rollback=dice.random() < 0.1) as transaction:
                     mark_changed(connection, sorted(keys))
                     if dice.random() < 0.2:
-                        connection.execute(
-                            "DELETE FROM public.documents WHERE key = %s", [min(keys)]
-                        )
+                        connection.execute("DELETE FROM public.documents WHERE key = %s", [min(keys)])
                 if not transaction.force_rollback:
                     self.made += len(keys)
 
 
 @pytest.fixture
-def indexers(
-    tmp_path: Path, database_url: str, redis_url: str, redis_proxy: Proxy
-) -> Iterator[Processes]:
+def indexers(tmp_path: Path, database_url: str, redis_url: str, redis_proxy: Proxy) -> Iterator[Processes]:
     """Processes of an application with an Ick, whose Redis is behind the proxy."""
     processes = Processes(tmp_path, database_url, behind(redis_proxy, redis_url))
     (tmp_path / "shop.py").write_text(APPLICATION)
@@ -116,11 +110,7 @@ def indexers(
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
-    indexers: Processes,
-    connection: Connection,
-    database_url: str,
-    redis_proxy: Proxy,
-    redis_client: redis.Redis,
+    indexers: Processes, connection: Connection, database_url: str, redis_proxy: Proxy, redis_client: redis.Redis
 ) -> None:
     """Guarantees 4 and 6: the copy ends equal to the table."""
     connection.execute(DOCUMENTS)
@@ -130,12 +120,7 @@ def test_two_consumers_that_are_killed_and_lose_replies_forget_no_member(
     with Changes(database_url, redis_client) as changes:
         eventually(lambda: copies(connection) > 0, "members are processed", timeout_s=180)
         end = monotonic() + SECONDS
-        while (
-            monotonic() < end
-            or redis_proxy.harmed <= HARMS
-            or kills <= KILLS
-            or changes.made <= CHANGES
-        ):
+        while monotonic() < end or redis_proxy.harmed <= HARMS or kills <= KILLS or changes.made <= CHANGES:
             # One after the other, and no kill before a call has come through: processes that start slowly get to work.
             harmed = redis_proxy.harmed
             redis_proxy.harm(b"EVALSHA", dice.choice(list(Harm)), skip=dice.randrange(10))
@@ -162,16 +147,11 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     """Returns whether every staged record is marked in the Ick, and no member waits there."""
     states = inspect_shards(client, "penstock", INDEX.shard_names).values()
     [(last,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
-    [(sequenced,)] = connection.execute(
-        "SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id"
-    ).fetchall()
+    [(sequenced,)] = connection.execute("SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id").fetchall()
     found = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
-        and all(
-            found[shard].tail == last
-            for shard, last in journal_tails(connection, DEFAULT_SCOPE).items()
-        )
+        and all(found[shard].tail == last for shard, last in journal_tails(connection, DEFAULT_SCOPE).items())
         and all(state.stats is None or not state.stats.total.size for state in states)
     )
 
@@ -192,11 +172,7 @@ def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
     declare_index(pipeline, INDEX)
     streamer = Streamer(pipeline, database_url, redis_url)
     worker = IckWorker(
-        pipeline,
-        pipeline.get_consumer("indexer"),
-        behind(postgres_proxy, database_url),
-        redis_url,
-        block_ms=50,
+        pipeline, pipeline.get_consumer("indexer"), behind(postgres_proxy, database_url), redis_url, block_ms=50
     )
     copied = "SELECT count(*) FROM (TABLE public.documents EXCEPT TABLE public.copies) AS different"
     progress = "SELECT sum(\"offset\") FROM penstock.checkpoints WHERE consumer = 'indexer'"

@@ -111,12 +111,7 @@ def producing(database_url: str, jobs: int) -> Iterator[None]:
     ],
 )
 def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_effect_a_job(
-    jobs: int,
-    seconds: float,
-    connection: Connection,
-    database_url: str,
-    tmp_path: Path,
-    programs: Programs,
+    jobs: int, seconds: float, connection: Connection, database_url: str, tmp_path: Path, programs: Programs
 ) -> None:
     """Guarantee 4: kills at random, Redis from an older copy once, 16 streams, then 8, then 24."""
     connection.execute("CREATE TABLE public.effects (job bigint NOT NULL)")
@@ -132,9 +127,7 @@ def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_ef
         for place in range(WORKERS + 1):
             storm.start(place)
         with producing(database_url, jobs):
-            eventually(
-                lambda: storm.check() and count(connection) > 0, "jobs are done", timeout_s=180
-            )
+            eventually(lambda: storm.check() and count(connection) > 0, "jobs are done", timeout_s=180)
             began, copied, restored, pause = monotonic(), False, False, threading.Event()
             while (passed := (monotonic() - began) / seconds) < 1:
                 storm.check()
@@ -149,9 +142,7 @@ def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_ef
                 pause.wait(dice.random() * 2)
         assert restored
         eventually(
-            lambda: storm.check() and count(connection) >= jobs,
-            "every job is done",
-            timeout_s=max(120.0, jobs / 200),
+            lambda: storm.check() and count(connection) >= jobs, "every job is done", timeout_s=max(120.0, jobs / 200)
         )
 
     [(effects, different, left)] = connection.execute(

@@ -22,11 +22,7 @@ KILLS = {"inline": 47, "spark": 3}
 @pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_fifty_kills_under_load_lose_and_double_nothing(
-    start: Start,
-    connection: Connection,
-    database_url: str,
-    things: Log,
-    request: pytest.FixtureRequest,
+    start: Start, connection: Connection, database_url: str, things: Log, request: pytest.FixtureRequest
 ) -> None:
     """Guarantee 4: streamer, consumers and Spark's driver, killed together as one process group."""
     engine = "spark" if "spark" in request.node.name else "inline"
@@ -66,10 +62,7 @@ def test_fifty_kills_under_load_lose_and_double_nothing(
 @pytest.mark.chaos
 @pytest.mark.timeout(400)
 def test_streamers_and_consumers_killed_one_by_one_lose_and_double_nothing(
-    penstock_processes: Processes,
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
+    penstock_processes: Processes, connection: Connection, database_url: str, redis_client: redis.Redis
 ) -> None:
     """Guarantee 4: `penstock stream` and `penstock consume`, each in its own process, killed at any moment."""
     roles = [("stream",), ("stream",), ("consume", "one"), ("consume", "one"), ("consume", "two")]

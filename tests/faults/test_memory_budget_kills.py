@@ -16,19 +16,14 @@ from penstock.testing import eventually
 BUDGET, A_BATCH = 60_000, 20_000
 """In bytes; batches of these loads have some ten records each."""
 
-LIMITED = APPLICATION.replace(
-    "keep=timedelta(seconds=2)", f"keep=timedelta(seconds=2), redis_memory={BUDGET}"
-)
+LIMITED = APPLICATION.replace("keep=timedelta(seconds=2)", f"keep=timedelta(seconds=2), redis_memory={BUDGET}")
 THINGS = Log("things", shards=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_consumer_far_behind_catches_up_through_the_journal_with_kills(
-    penstock_processes: Processes,
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
+    penstock_processes: Processes, connection: Connection, database_url: str, redis_client: redis.Redis
 ) -> None:
     """Guarantees 4, 12 and 25: lost 0, doubled 0, and memory within the budget all the time."""
     penstock_processes.write(LIMITED)

@@ -34,8 +34,7 @@ class Workers:
     def __init__(self, pipeline: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(pipeline, database_url, redis_url)
         self.consumers = [
-            LogWorker(pipeline, spec, database_url, redis_url, block_ms=50)
-            for spec in pipeline.consumers.values()
+            LogWorker(pipeline, spec, database_url, redis_url, block_ms=50) for spec in pipeline.consumers.values()
         ]
 
     def drain(self) -> None:
@@ -63,12 +62,7 @@ def persist(work: Callable[[], int], close: Callable[[], None]) -> None:
 
 @pytest.fixture
 def workers(
-    flow: Pipeline,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    postgres_proxy: Proxy,
-    redis_proxy: Proxy,
+    flow: Pipeline, things: Log, database_url: str, redis_url: str, postgres_proxy: Proxy, redis_proxy: Proxy
 ) -> Iterator[Workers]:
     declare_consumers(flow, things)
     made = Workers(flow, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url))
@@ -78,12 +72,7 @@ def workers(
 
 @pytest.mark.parametrize("harm", Harm)
 def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
-    workers: Workers,
-    books: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_proxy: Proxy,
-    harm: Harm,
+    workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, redis_proxy: Proxy, harm: Harm
 ) -> None:
     """Guarantee 1: the log itself is asked whether the append was carried out."""
     change(books, KEYS)
@@ -102,12 +91,7 @@ def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
 
 @pytest.mark.parametrize("harm", Harm)
 def test_a_cut_at_any_commit_loses_and_doubles_nothing(
-    workers: Workers,
-    books: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    postgres_proxy: Proxy,
-    harm: Harm,
+    workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, postgres_proxy: Proxy, harm: Harm
 ) -> None:
     """Guarantee 16: at the first COMMIT of a streamer and two consumers, at the second, and so on; with both outcomes."""
     commits = 0
@@ -129,12 +113,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
 @pytest.mark.parametrize("harm", Harm)
 @pytest.mark.usefixtures("short_pauses")
 def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
-    workers: Workers,
-    books: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_proxy: Proxy,
-    harm: Harm,
+    workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, redis_proxy: Proxy, harm: Harm
 ) -> None:
     """Guarantee 1: at the first request, at the second, and so on, until the work is done without a fault."""
     requests = 0
@@ -152,9 +131,7 @@ def test_a_cut_at_any_request_to_redis_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("is_async", "harm"),
-    [(False, Harm.LOSE_REQUEST), (True, Harm.LOSE_REPLY)],
-    ids=["plain, request", "async, reply"],
+    ("is_async", "harm"), [(False, Harm.LOSE_REQUEST), (True, Harm.LOSE_REPLY)], ids=["plain, request", "async, reply"]
 )
 @pytest.mark.usefixtures("short_intervals", "short_pauses")
 def test_a_cut_at_any_request_to_postgres_ends_no_consumer(

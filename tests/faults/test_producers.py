@@ -27,8 +27,7 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
             key = f"k{dice.randrange(50)}"
             with connection.transaction(force_rollback=dice.random() < 0.2) as outer:
                 rows = connection.execute(
-                    "UPDATE public.versions SET version = version + 1 WHERE key = %s RETURNING version",
-                    (key,),
+                    "UPDATE public.versions SET version = version + 1 WHERE key = %s RETURNING version", (key,)
                 ).fetchall()
                 staged = {"shard": int(key[1:]) % 2, "key": key, "version": rows[0][0]}
                 connection.execute(INSERT, staged)
@@ -41,10 +40,7 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("seconds", "held_s"),
-    [
-        pytest.param(5.0, 2.0, marks=pytest.mark.chaos),
-        pytest.param(30.0, 10.0, marks=pytest.mark.storm),
-    ],
+    [pytest.param(5.0, 2.0, marks=pytest.mark.chaos), pytest.param(30.0, 10.0, marks=pytest.mark.storm)],
 )
 def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is_held_open(
     connection: Connection,
@@ -61,10 +57,7 @@ def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is
     )
     counts = [Counter[str]() for _ in range(PRODUCERS)]
     until = monotonic() + seconds
-    threads = [
-        threading.Thread(target=produce, args=(database_url, n, until, counts[n]))
-        for n in range(PRODUCERS)
-    ]
+    threads = [threading.Thread(target=produce, args=(database_url, n, until, counts[n])) for n in range(PRODUCERS)]
     for thread in threads:
         thread.start()
     rounds: list[RoundResult] = []

@@ -45,14 +45,11 @@ class Streamers:
         """Waits until new records of every shard arrive at both consumers; returns how long that took, in seconds."""
         began = monotonic()
         change(self._connection, MANY)
-        newest = self._connection.execute(
-            "SELECT max(id) FROM public.truth GROUP BY shard"
-        ).fetchall()
+        newest = self._connection.execute("SELECT max(id) FROM public.truth GROUP BY shard").fetchall()
 
         def arrived() -> bool:
             return self._connection.execute(
-                "SELECT count(*) FROM public.effects WHERE id = ANY (%s)",
-                ([id_ for (id_,) in newest],),
+                "SELECT count(*) FROM public.effects WHERE id = ANY (%s)", ([id_ for (id_,) in newest],)
             ).fetchone() == (4,)
 
         eventually(arrived, "records of every shard flow", timeout_s=180)

@@ -56,9 +56,7 @@ def test_a_suspended_streamer_delays_others_only_briefly_and_does_no_harm_when_i
     sleepers.append(sleeper)
     assert sleeper.pid is not None
     stat = Path("/proc", str(sleeper.pid), "stat")
-    eventually(
-        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the streamer is suspended"
-    )
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the streamer is suspended")
 
     work(database_url, redis_url, rounds=(8, 4))
     os.kill(sleeper.pid, signal.SIGCONT)

@@ -11,9 +11,7 @@ from penstock.consuming import QueueWorker
 
 
 @pytest.fixture
-def start_worker(
-    working: Pipeline, database_url: str, redis_url: str
-) -> Iterator[Callable[..., QueueWorker]]:
+def start_worker(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Callable[..., QueueWorker]]:
     """Opens workers of the pipeline's only consumer, or of one declared here."""
     opened: list[QueueWorker] = []
 

@@ -52,9 +52,7 @@ def test_work_drains_and_counts(command: CommandLine, bench: Bench) -> None:
     assert "3 jobs done" in done.stderr
 
 
-def test_dead_letters_of_a_worker_are_listed_shown_staged_again_and_dropped(
-    command: CommandLine, bench: Bench
-) -> None:
+def test_dead_letters_of_a_worker_are_listed_shown_staged_again_and_dropped(command: CommandLine, bench: Bench) -> None:
     [bad] = bench.stage(data="poison", tenant="acme")
     assert command("work", "--drain").returncode == 0
     listed = command("dead-letters", "list", "receipts")
@@ -84,9 +82,7 @@ def test_a_drain_that_leaves_a_halted_queue_fails(command: CommandLine, bench: B
         (["--concurrency", "0"], 2, "concurrency"),
     ],
 )
-def test_work_that_cannot_be_is_refused(
-    command: CommandLine, words: list[str], code: int, said: str
-) -> None:
+def test_work_that_cannot_be_is_refused(command: CommandLine, words: list[str], code: int, said: str) -> None:
     done = command("work", *words)
     assert done.returncode == code
     assert said in done.stderr

@@ -53,9 +53,7 @@ def pipeline() -> Pipeline:
 class World:
     """Jobs of a queue with several shards, and their effects."""
 
-    def __init__(
-        self, connection: Connection, client: redis.Redis, streamer: Streamer, pipeline: Pipeline
-    ) -> None:
+    def __init__(self, connection: Connection, client: redis.Redis, streamer: Streamer, pipeline: Pipeline) -> None:
         self.connection, self.client = connection, client
         self.streamer, self.pipeline = streamer, pipeline
         self.jobs: dict[int, int] = {}
@@ -81,11 +79,7 @@ class World:
 
 @pytest.fixture
 def world(
-    connection: Connection,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    pipeline: Pipeline,
+    connection: Connection, redis_client: redis.Redis, redis_url: str, database_url: str, pipeline: Pipeline
 ) -> Iterator[World]:
     connection.execute(EFFECTS.encode())
     with Streamer(pipeline, database_url, redis_url) as streamer:
@@ -118,15 +112,11 @@ FOREIGN: dict[str, Callable[[World], None]] = {
 
 @pytest.fixture
 def worker(pipeline: Pipeline, database_url: str, redis_url: str) -> QueueWorker:
-    return QueueWorker(
-        pipeline, pipeline.get_consumer("receipts"), database_url, redis_url, block_ms=50
-    )
+    return QueueWorker(pipeline, pipeline.get_consumer("receipts"), database_url, redis_url, block_ms=50)
 
 
 @pytest.mark.parametrize("what", sorted(FOREIGN.keys() - {"accounts"}))
-def test_the_worker_does_the_jobs_of_all_other_shards(
-    what: str, world: World, worker: QueueWorker
-) -> None:
+def test_the_worker_does_the_jobs_of_all_other_shards(what: str, world: World, worker: QueueWorker) -> None:
     world.stage()
     world.publish()
     FOREIGN[what](world)
@@ -176,9 +166,7 @@ def test_a_shard_is_worked_on_again_once_its_keys_are_ours(
         eventually(lambda: _waiting(world) == [], "the status says so")
 
 
-def test_draining_does_the_jobs_of_the_others_then_says_what_is_wrong(
-    world: World, worker: QueueWorker
-) -> None:
+def test_draining_does_the_jobs_of_the_others_then_says_what_is_wrong(world: World, worker: QueueWorker) -> None:
     world.stage()
     world.publish()
     another_type(world, "q-messages")
@@ -187,9 +175,7 @@ def test_draining_does_the_jobs_of_the_others_then_says_what_is_wrong(
     assert world.effects() == world.others()
 
 
-def test_jobs_of_others_are_settled_while_one_shard_cannot_be(
-    world: World, worker: QueueWorker
-) -> None:
+def test_jobs_of_others_are_settled_while_one_shard_cannot_be(world: World, worker: QueueWorker) -> None:
     """Its keys are overwritten while its jobs run."""
 
     def overwrite(name: str) -> None:
@@ -202,9 +188,7 @@ def test_jobs_of_others_are_settled_while_one_shard_cannot_be(
     install_crashpoint(overwrite)
     with running(worker.run):
         eventually(lambda: world.effects() == sorted(world.jobs), "all effects are there")
-        good = [
-            queue_keys("penstock", ShardName("jobs", Shard(n))) for n in range(SHARDS) if n != BAD
-        ]
+        good = [queue_keys("penstock", ShardName("jobs", Shard(n))) for n in range(SHARDS) if n != BAD]
         eventually(
             lambda: not any(world.client.zcard(f"{keys.root}q-leases") for keys in good),
             "the leases of the others are settled",

@@ -46,11 +46,7 @@ def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: in
 
 
 def test_what_is_staged_takes_effect_once(
-    working: Pipeline,
-    sessions: sessionmaker[Session],
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:
     seen: list[Job] = []
 
@@ -68,13 +64,7 @@ def test_what_is_staged_takes_effect_once(
             session,
             JOBS,
             [
-                {
-                    "action": "send",
-                    "object": "receipt",
-                    "key": str(n),
-                    "data": {},
-                    "tenant": f"t{n % 3}",
-                }
+                {"action": "send", "object": "receipt", "key": str(n), "data": {}, "tenant": f"t{n % 3}"}
                 for n in range(30)
             ],
         )
@@ -89,11 +79,7 @@ def test_what_is_staged_takes_effect_once(
 
 
 def test_a_handler_stages_the_next_job_with_its_effect(
-    working: Pipeline,
-    sessions: sessionmaker[Session],
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:
     assert bench.effects == []
 
@@ -110,11 +96,7 @@ def test_a_handler_stages_the_next_job_with_its_effect(
 
 
 def test_drained_says_what_was_dead_lettered(
-    working: Pipeline,
-    sessions: sessionmaker[Session],
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:
     assert bench.effects == []
     declare(working)
@@ -126,11 +108,7 @@ def test_drained_says_what_was_dead_lettered(
 
 
 def test_a_dead_letter_of_a_queue_is_staged_again_for_its_tenant(
-    working: Pipeline,
-    sessions: sessionmaker[Session],
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:
     declare(working, attempts=1)
     with sessions.begin() as session:
@@ -176,11 +154,7 @@ def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
 
 
 def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
-    working: Pipeline,
-    sessions: sessionmaker[Session],
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:
     assert bench.effects == []
 
@@ -192,28 +166,12 @@ def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
 
     with sessions.begin() as session:
         for word in ["", "", "fails", "snoozes", "", "", ""]:
-            stage(
-                session,
-                JOBS,
-                action="send",
-                object="receipt",
-                key="k",
-                data={word: True},
-                tenant="t",
-            )
+            stage(session, JOBS, action="send", object="receipt", key="k", data={word: True}, tenant="t")
     drained(working, database_url, redis_url, allow_dead_letters=True)
-    with (
-        connect_postgres(database_url, application="test") as connection,
-        connect_redis(redis_url) as client,
-    ):
+    with connect_postgres(database_url, application="test") as connection, connect_redis(redis_url) as client:
         [consumer] = status(connection, client, working).consumers
     [shard] = consumer.shards
-    assert (consumer.consumer, shard.applied, shard.skipped, shard.dead_lettered) == (
-        "receipts",
-        5,
-        0,
-        1,
-    )
+    assert (consumer.consumer, shard.applied, shard.skipped, shard.dead_lettered) == ("receipts", 5, 0, 1)
 
 
 def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
@@ -231,18 +189,12 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
         assert (len(bench.queue), bench.letters) == (4, [])
 
         bench.connection.execute("UPDATE penstock.checkpoints SET halted = NULL")
-        bench.connection.execute(
-            "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": bad}
-        )
+        bench.connection.execute("SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": bad})
         eventually(lambda: worker.drain() or bench.effects == later, "it goes on", timeout_s=30)
 
 
 def test_what_was_read_before_a_halt_is_given_back(
-    working: Pipeline,
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.consuming.jobs.worker.PREFETCH_S", 1e6)  # all that is there
     declare(working, attempts=1, on_poison="halt", concurrency=1)
@@ -302,9 +254,7 @@ def test_resuming_a_halted_queue_keeps_its_dead_letters(
 
 
 def test_a_job_for_a_unit_test_reads_as_if_it_had_been_staged() -> None:
-    job = make_job(
-        {"to": "ann"}, channel=JOBS, tenant=7, key="k", attempts=2, headers={"trace": "a"}
-    )
+    job = make_job({"to": "ann"}, channel=JOBS, tenant=7, key="k", attempts=2, headers={"trace": "a"})
     assert (job.tenant, job.key, job.attempts, job.data) == ("7", "k", 2, {"to": "ann"})
     assert (job.headers, job.action, job.object) == ({"trace": "a"}, "insert", "object")
     assert job.staged_at == datetime(2026, 1, 1, tzinfo=UTC)
@@ -313,8 +263,7 @@ def test_a_job_for_a_unit_test_reads_as_if_it_had_been_staged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "seconds"),
-    [("30s", 30), ("1.5m", 90), ("2h", 7200), ("1d", 86400), (5, 5), (timedelta(minutes=1), 60)],
+    ("after", "seconds"), [("30s", 30), ("1.5m", 90), ("2h", 7200), ("1d", 86400), (5, 5), (timedelta(minutes=1), 60)]
 )
 def test_a_snooze_takes_seconds_timedeltas_and_texts(after: Any, seconds: float) -> None:
     assert Snooze(after).after_s == seconds

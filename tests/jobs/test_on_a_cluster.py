@@ -61,9 +61,7 @@ class Jobs:
         return self.effects() == self.ids
 
     def outstanding(self) -> int:
-        [(count,)] = self.connection.execute(
-            "SELECT count(*) FROM penstock.staged_records"
-        ).fetchall()
+        [(count,)] = self.connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
         return int(count)
 
     @contextmanager
@@ -88,23 +86,15 @@ def test_jobs_of_shards_on_all_nodes_are_done_once(
     jobs.stage()
     jobs.stage(6, headers='{"penstock": {"delay_ms": 300}}')
     with connect_redis(cluster.url) as client:
-        ports = {
-            client.get_node_from_key(f"penstock:{{jobs/{n}}}:q-meta").port for n in range(SHARDS)
-        }
+        ports = {client.get_node_from_key(f"penstock:{{jobs/{n}}}:q-meta").port for n in range(SHARDS)}
         assert len(ports) == 3
         with jobs.flowing(cluster.url):
             eventually(jobs.are_done, "all are done", timeout_s=90)
         assert drained(pipeline, database_url, cluster.url) == {"receipts": 0}
         assert jobs.outstanding() == 0
         found = status(jobs.connection, client, pipeline)
-        assert [s.queue.waiting + s.queue.leased for s in found.channels[0].shards if s.queue] == [
-            0
-        ] * SHARDS
-        assert [
-            each.grade
-            for each in diagnose(jobs.connection, client, pipeline)
-            if each.check == "queues"
-        ] == ["ok"]
+        assert [s.queue.waiting + s.queue.leased for s in found.channels[0].shards if s.queue] == [0] * SHARDS
+        assert [each.grade for each in diagnose(jobs.connection, client, pipeline) if each.check == "queues"] == ["ok"]
 
 
 def test_a_node_that_comes_back_empty_is_filled_again_and_no_job_is_done_twice(
@@ -114,9 +104,7 @@ def test_a_node_that_comes_back_empty_is_filled_again_and_no_job_is_done_twice(
     with Streamer(pipeline, database_url, cluster.url) as streamer:
         streamer.drain()
     spec = pipeline.get_consumer("receipts")
-    with QueueWorker(
-        pipeline, spec, database_url, cluster.url, concurrency=1, block_ms=10
-    ) as worker:
+    with QueueWorker(pipeline, spec, database_url, cluster.url, concurrency=1, block_ms=10) as worker:
         while len(jobs.effects()) < 10:
             worker.round()
     before = jobs.effects()
@@ -164,9 +152,7 @@ def test_a_node_that_goes_away_holds_up_its_own_shards_only(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(400)
-def test_after_a_failover_behind_a_sentinel_each_job_has_one_effect(
-    jobs: Jobs, watched: Watched
-) -> None:
+def test_after_a_failover_behind_a_sentinel_each_job_has_one_effect(jobs: Jobs, watched: Watched) -> None:
     jobs.stage(200)
     with jobs.flowing(watched.url):
         eventually(lambda: len(jobs.effects()) > 20, "some are done", timeout_s=90)

@@ -80,9 +80,7 @@ def work(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Work]:
 
 
 @pytest.mark.parametrize("point", JOB_CRASH_POINTS)
-def test_a_worker_killed_around_its_commit_leaves_one_effect(
-    work: Work, bench: Bench, point: str
-) -> None:
+def test_a_worker_killed_around_its_commit_leaves_one_effect(work: Work, bench: Bench, point: str) -> None:
     [record] = bench.stage()
     crashed = work(CRASH_AT=point)
     assert crashed.wait(90) == -signal.SIGKILL
@@ -110,21 +108,14 @@ def test_a_suspended_worker_whose_lease_has_ended_has_no_effect_when_it_goes_on(
     suspended.send_signal(signal.SIGCONT)
     [other] = bench.stage()
     eventually(lambda: bench.effects == [record, other], "it works on", timeout_s=90)
-    assert bench.rows("SELECT job, attempt FROM public.effects ORDER BY job") == [
-        (record, 2),
-        (other, 1),
-    ]
+    assert bench.rows("SELECT job, attempt FROM public.effects ORDER BY job") == [(record, 2), (other, 1)]
     assert (bench.unfinished, bench.letters) == ([], [])
 
 
-def test_a_signal_gives_back_at_once_what_was_not_begun(
-    work: Work, bench: Bench, tmp_path: Path
-) -> None:
+def test_a_signal_gives_back_at_once_what_was_not_begun(work: Work, bench: Bench, tmp_path: Path) -> None:
     ids = bench.stage(6, data={"when": "before"})
     process = work()
-    eventually(
-        lambda: len(list(tmp_path.glob("begun-*"))) == 2, "two handlers have begun", timeout_s=90
-    )
+    eventually(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "two handlers have begun", timeout_s=90)
     process.send_signal(signal.SIGTERM)
     eventually(lambda: bench.queue.stats().waiting == 4, "the others are back")
     for record in ids:

@@ -74,21 +74,13 @@ def test_a_server_that_is_away_for_a_moment_costs_no_job_an_attempt(
 @pytest.mark.parametrize("harm", list(Harm))
 @pytest.mark.parametrize("marker", [b"COMMIT", b"finish_records", b"same_transaction"])
 def test_a_connection_cut_in_a_jobs_transaction_leaves_one_effect(
-    harm: Harm,
-    marker: bytes,
-    working: Pipeline,
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
-    postgres_proxy: Proxy,
+    harm: Harm, marker: bytes, working: Pipeline, bench: Bench, database_url: str, redis_url: str, postgres_proxy: Proxy
 ) -> None:
     if marker == b"same_transaction":
         marker = b"xact_id_if_assigned"
     declare(working, concurrency=1)
     url = behind(postgres_proxy, database_url)
-    with QueueWorker(
-        working, working.get_consumer("receipts"), url, redis_url, prepare=False
-    ) as worker:
+    with QueueWorker(working, working.get_consumer("receipts"), url, redis_url, prepare=False) as worker:
         postgres_proxy.harm(marker, harm)
         ids = bench.stage(3)
         worker.drain()
@@ -98,12 +90,7 @@ def test_a_connection_cut_in_a_jobs_transaction_leaves_one_effect(
 
 @pytest.mark.parametrize("harm", list(Harm))
 def test_a_lost_call_to_the_queue_leaves_one_effect(
-    harm: Harm,
-    working: Pipeline,
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
-    redis_proxy: Proxy,
+    harm: Harm, working: Pipeline, bench: Bench, database_url: str, redis_url: str, redis_proxy: Proxy
 ) -> None:
     """Whichever of them it is: taking, confirming, settling, sweeping."""
     declare(working, concurrency=2)

@@ -53,9 +53,7 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
     assert len(bench.queue) == 0
 
 
-def test_a_handler_that_touches_no_session_has_done_its_job(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_a_handler_that_touches_no_session_has_done_its_job(start_worker: Any, bench: Bench) -> None:
     seen = []
     worker = start_worker(lambda _session, job: seen.append(job.id))
     ids = bench.stage(3)
@@ -112,15 +110,11 @@ def test_a_payload_is_validated_and_one_that_does_not_fit_is_dead_lettered_at_on
     assert good not in bench.unfinished
 
 
-def test_a_job_that_was_done_is_acknowledged_without_its_handler(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_a_job_that_was_done_is_acknowledged_without_its_handler(start_worker: Any, bench: Bench) -> None:
     called = []
     worker = start_worker(lambda _, job: called.append(job.id))
     [first, second] = bench.stage(2)
-    bench.connection.execute(
-        "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first}
-    )
+    bench.connection.execute("SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first})
     consumed: list[Consumed] = []
     worker.drain(consumed.append)
     # Without a statement, the handler is called before the record is finished: only its effect does not happen.
@@ -148,18 +142,14 @@ def test_a_message_does_not_finish_another_record_that_was_given_its_id(
     if ends == "late":
         fields["deadline"] = datetime.now(UTC) + timedelta(milliseconds=1)
     ids = bench.stage(2, **fields)
-    bench.connection.execute(
-        "UPDATE penstock.staged_records SET created_at = created_at + interval '1 microsecond'"
-    )
+    bench.connection.execute("UPDATE penstock.staged_records SET created_at = created_at + interval '1 microsecond'")
     worker.drain()
     worker._upkeep.bury_dead(worker._shards)
     assert (bench.effects, bench.letters, bench.unfinished) == ([], [], ids)
 
 
 @pytest.mark.parametrize("hides", [False, True], ids=["raised", "hidden by the handler"])
-def test_a_job_that_was_done_has_no_second_effect(
-    start_worker: Any, bench: Bench, *, hides: bool
-) -> None:
+def test_a_job_that_was_done_has_no_second_effect(start_worker: Any, bench: Bench, *, hides: bool) -> None:
     def handler(session: Session, job: Job) -> None:
         values = {"job": job.id, "attempt": job.attempts}
         try:
@@ -172,17 +162,13 @@ def test_a_job_that_was_done_has_no_second_effect(
 
     worker = start_worker(handler)
     ids = bench.stage(2)
-    bench.connection.execute(
-        "SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": ids[0]}
-    )
+    bench.connection.execute("SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": ids[0]})
     worker.drain()
     assert bench.effects == ids[1:]
     assert (len(bench.queue), bench.letters) == (0, [])
 
 
-def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(start_worker: Any, bench: Bench) -> None:
     def handler(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if job.attempts < 3:
@@ -193,9 +179,7 @@ def test_a_failed_attempt_is_rolled_back_and_the_job_tried_again(
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 3)]
 
 
-def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(start_worker: Any, bench: Bench) -> None:
     seen = []
 
     def handler(session: Session, job: Job) -> None:
@@ -213,9 +197,7 @@ def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(
     assert sum(each.dead for each in consumed) == 1
 
 
-def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(start_worker: Any, bench: Bench) -> None:
     seen = set()
     install_crashpoint(lambda _: seen.add((len(bench.letters), len(bench.unfinished))))
 
@@ -231,9 +213,7 @@ def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(
 
 
 def test_what_fails_at_commit_is_the_jobs_failure(start_worker: Any, bench: Bench) -> None:
-    bench.connection.execute(
-        "CREATE TABLE public.odd (job bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)"
-    )
+    bench.connection.execute("CREATE TABLE public.odd (job bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 
     def handler(session: Session, job: Job) -> None:
         for _ in range(2 if job.data == "twice" else 1):
@@ -263,11 +243,7 @@ def test_an_outcome_rolls_back_what_the_handler_wrote(
     consumed: list[Consumed] = []
     start_worker(handler).drain(consumed.append)
     assert bench.effects == []
-    total = [
-        (each.snoozed, each.cancelled, each.dead)
-        for each in consumed
-        if not each.idle or each.snoozed
-    ]
+    total = [(each.snoozed, each.cancelled, each.dead) for each in consumed if not each.idle or each.snoozed]
     match outcome:
         case Snooze():
             assert total == [(1, 0, 0)]
@@ -300,9 +276,7 @@ def test_snoozed_and_waited_attempts_do_not_count(start_worker: Any, bench: Benc
     assert (bench.letters, bench.unfinished) == ([], [])
 
 
-def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(start_worker: Any, bench: Bench) -> None:
     async def handler(session: AsyncSession, job: Job) -> None:
         await session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if job.attempts == 1:

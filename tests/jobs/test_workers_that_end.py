@@ -13,9 +13,7 @@ from penstock.errors import HandlerHung
 from penstock.testing import eventually
 
 
-def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker: Any, bench: Bench) -> None:
     release, hung = threading.Event(), []
 
     def handler(session: Session, job: Job) -> None:
@@ -30,9 +28,7 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
     release.set()
-    eventually(
-        lambda: all(lane.has_ended for lane in worker._hung._lanes), "the hung handler has ended"
-    )
+    eventually(lambda: all(lane.has_ended for lane in worker._hung._lanes), "the hung handler has ended")
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
@@ -45,9 +41,7 @@ def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Benc
     release.set()
 
 
-def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
-    start_worker: Any, bench: Bench
-) -> None:
+def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_worker: Any, bench: Bench) -> None:
     begun, release = threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:

@@ -19,9 +19,7 @@ from penstock.embedded import EmbeddedPostgres
 from penstock.migrations import include_object
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "put-the-migrations-beside-yours.md"
-MIGRATION, CONFIGURE = re.findall(
-    r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
-)
+MIGRATION, CONFIGURE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 NAMED = re.findall(r"penstock_\d{4}(?:_since_\d{4})?", MIGRATION)[0]
 """The revision that the page names."""
 
@@ -63,12 +61,7 @@ class Project:
         url = database_url.replace("postgresql:", f"postgresql+{driver}:", 1).replace("%", "%%")
         ini = directory / "alembic.ini"
         ini.write_text(
-            re.sub(
-                r"^sqlalchemy\.url = .*$",
-                f"sqlalchemy.url = {url}",
-                ini.read_text(),
-                flags=re.MULTILINE,
-            )
+            re.sub(r"^sqlalchemy\.url = .*$", f"sqlalchemy.url = {url}", ini.read_text(), flags=re.MULTILINE)
         )
 
     @property
@@ -129,9 +122,7 @@ def test_the_page_names_the_newest_revision() -> None:
 
 
 @pytest.mark.parametrize(("template", "driver"), TEMPLATES)
-def test_a_fresh_project_follows_the_page(
-    tmp_path: Path, own_url: str, template: str, driver: str
-) -> None:
+def test_a_fresh_project_follows_the_page(tmp_path: Path, own_url: str, template: str, driver: str) -> None:
     """Guarantee 26."""
     project = Project(tmp_path, own_url, template, driver)
     project.add_penstock()
@@ -174,9 +165,7 @@ def test_the_migration_can_be_printed_as_sql(project: Project, own_url: str) -> 
 
 
 @pytest.mark.parametrize("named", [NAMED, "penstock_0005"])
-def test_a_migration_that_finds_the_tables_there_changes_nothing(
-    project: Project, own_url: str, named: str
-) -> None:
+def test_a_migration_that_finds_the_tables_there_changes_nothing(project: Project, own_url: str, named: str) -> None:
     """Also if they are newer than what it names."""
     [migration] = project.versions
     migration.write_text(migration.read_text().replace(NAMED, named))
@@ -194,9 +183,7 @@ def test_tables_whose_revision_is_lost_are_left_alone(project: Project, own_url:
     assert "does not name their revision" in project.run("upgrade head").stderr
 
 
-def test_tables_that_hold_records_stay_although_their_migration_is_undone(
-    project: Project, own_url: str
-) -> None:
+def test_tables_that_hold_records_stay_although_their_migration_is_undone(project: Project, own_url: str) -> None:
     """Guarantee 26."""
     project.alembic("upgrade head")
     with psycopg.connect(own_url) as connection:
@@ -211,9 +198,7 @@ def test_tables_that_hold_records_stay_although_their_migration_is_undone(
     assert get_revision(own_url) == NAMED
 
 
-def test_another_schema_is_named_in_both_calls(
-    tmp_path: Path, project: Project, own_url: str
-) -> None:
+def test_another_schema_is_named_in_both_calls(tmp_path: Path, project: Project, own_url: str) -> None:
     [migration] = project.versions
     migration.write_text(migration.read_text().replace('")', '", schema="outbox")'))
     project.alembic("upgrade head")

@@ -34,9 +34,7 @@ def finish(connection: Connection, channel: str, ids: list[int]) -> list[int]:
     return sorted(row[0] for row in connection.execute(FINISH, (channel, ids)))
 
 
-def test_the_first_call_gets_the_ids_and_the_second_gets_none(
-    connection: Connection,
-) -> None:
+def test_the_first_call_gets_the_ids_and_the_second_gets_none(connection: Connection) -> None:
     ids = stage(connection, "jobs", 3)
 
     assert finish(connection, "jobs", ids[:2]) == ids[:2]
@@ -67,9 +65,7 @@ def test_a_second_worker_waits_for_the_first_ones_commit_and_finds_nothing(
         assert waiting.result(5) == []
 
 
-def test_after_a_rollback_the_second_worker_has_the_effect(
-    connection: Connection, database_url: str
-) -> None:
+def test_after_a_rollback_the_second_worker_has_the_effect(connection: Connection, database_url: str) -> None:
     [record] = stage(connection, "jobs", 1)
     with psycopg.connect(database_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool:
         with connection.transaction(force_rollback=True):
@@ -88,17 +84,13 @@ def test_a_hostile_search_path_changes_nothing(connection: Connection) -> None:
 
 
 def test_nobody_may_call_it_without_a_grant(connection: Connection) -> None:
-    [(acl,)] = connection.execute(
-        "SELECT proacl::text FROM pg_proc WHERE proname = 'finish_records'"
-    ).fetchall()
+    [(acl,)] = connection.execute("SELECT proacl::text FROM pg_proc WHERE proname = 'finish_records'").fetchall()
 
     assert "{=" not in acl
     assert ",=" not in acl
 
 
-def test_the_streams_of_a_queue_may_change_and_its_shards_may_not(
-    connection: Connection,
-) -> None:
+def test_the_streams_of_a_queue_may_change_and_its_shards_may_not(connection: Connection) -> None:
     register_channel(connection, DEFAULT_SCOPE, Queue("jobs", streams=3, hand=2))
     found = registered_channels(connection, DEFAULT_SCOPE)["jobs"]
     assert (found.kind, found.shards, found.streams, found.hand) == ("queue", 1, 3, 2)

@@ -98,14 +98,9 @@ def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
 
 @pytest.mark.parametrize(
     "lock",
-    [
-        "SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))",
-        "LOCK TABLE penstock.staged_records",
-    ],
+    ["SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))", "LOCK TABLE penstock.staged_records"],
 )
-def test_an_init_that_waits_says_for_whom(
-    lock: str, fresh_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_init_that_waits_says_for_whom(lock: str, fresh_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.database.initialise.WATCH_S", 0.05)
     initialise(fresh_url, revision="penstock_0004")
     said: list[str] = []
@@ -123,9 +118,7 @@ def test_an_init_that_waits_says_for_whom(
         other.rollback()
         assert upgrade.result(60) == "penstock_0004"
 
-    assert re.fullmatch(
-        rf"waiting for a lock of process {pid} \(shop, user postgres\)\. .*\({pid}\)", said[0]
-    )
+    assert re.fullmatch(rf"waiting for a lock of process {pid} \(shop, user postgres\)\. .*\({pid}\)", said[0])
 
 
 @pytest.mark.slow
@@ -206,9 +199,7 @@ def test_the_migrated_schema_matches_the_tables_in_the_code(fresh_url: str) -> N
             opts={
                 "include_schemas": True,
                 "include_name": lambda name, kind, _: kind != "schema" or name == "penstock",
-                "include_object": lambda _o, name, kind, *_: (
-                    (kind, name) != ("table", "alembic_version")
-                ),
+                "include_object": lambda _o, name, kind, *_: (kind, name) != ("table", "alembic_version"),
             },
         )
         differences = compare_metadata(context, metadata("penstock"))
@@ -239,12 +230,7 @@ def test_the_migrations_run_as_a_branch_beside_the_applications_own(
         f"[alembic]\nscript_location = {own}\npath_separator = {separator}\n"
         f"version_locations = {own / 'versions'}{between}{ours}\n"
     )
-    subprocess.run(
-        [sys.executable, "-m", "alembic", "upgrade", "heads"],
-        check=True,
-        cwd=tmp_path,
-        capture_output=True,
-    )
+    subprocess.run([sys.executable, "-m", "alembic", "upgrade", "heads"], check=True, cwd=tmp_path, capture_output=True)
 
     assert tables(fresh_url) >= TABLES
     assert tables(fresh_url, "public") == {"own", "alembic_version"}

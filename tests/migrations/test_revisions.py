@@ -64,12 +64,7 @@ def schema_check(connection: Connection, client: redis.Redis) -> CheckResult:
 @pytest.mark.parametrize("revision", REFUSED)
 @pytest.mark.parametrize("worker", ["streamer", "reader", "indexer"])
 def test_a_worker_refuses_a_schema_of_another_release(
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    things: Log,
-    revision: str,
-    worker: str,
+    connection: Connection, database_url: str, redis_url: str, things: Log, revision: str, worker: str
 ) -> None:
     """Guarantee 26."""
     pipeline = Pipeline([things, index := Ick("index")])
@@ -100,9 +95,7 @@ def test_a_command_refuses_a_schema_of_another_release(
     assert "What to do: penstock init" in done.stderr
 
 
-def test_init_refuses_a_schema_of_a_newer_release(
-    connection: Connection, penstock: CommandLine
-) -> None:
+def test_init_refuses_a_schema_of_a_newer_release(connection: Connection, penstock: CommandLine) -> None:
     put_revision(connection, NEW)
     done = penstock("init")
 
@@ -150,9 +143,7 @@ def test_the_revision_is_found_in_the_version_table_of_the_application(
     assert schema_check(connection, redis_client).grade == "ok"
     assert penstock("init").returncode == 0
 
-    connection.execute(
-        """UPDATE shop."Versions" SET version_num = %s WHERE version_num <> 'shop_17'""", (OLD,)
-    )
+    connection.execute("""UPDATE shop."Versions" SET version_num = %s WHERE version_num <> 'shop_17'""", (OLD,))
     with pytest.raises(SchemaMissing, match=r'alembic upgrade heads.* shop\."Versions"'):
         check_revision(connection, DEFAULT_SCOPE)
     assert "alembic upgrade heads" in schema_check(connection, redis_client).fix
@@ -160,9 +151,7 @@ def test_the_revision_is_found_in_the_version_table_of_the_application(
     assert (done.returncode, "alembic upgrade heads" in done.stderr) == (2, True)
 
 
-def test_the_version_table_of_another_penstock_schema_is_not_taken(
-    database_url: str, connection: Connection
-) -> None:
+def test_the_version_table_of_another_penstock_schema_is_not_taken(database_url: str, connection: Connection) -> None:
     initialise(database_url, "outbox")
     connection.execute("DROP TABLE penstock.alembic_version")
 
@@ -182,9 +171,7 @@ def test_tables_without_a_revision_are_left_alone(
     assert schema_check(connection, redis_client).grade == "error"
 
 
-def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(
-    connection: Connection, database_url: str
-) -> None:
+def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(connection: Connection, database_url: str) -> None:
     connection.execute("CREATE ROLE narrow")
     try:
         connection.execute("GRANT USAGE ON SCHEMA penstock TO narrow")
@@ -205,9 +192,7 @@ def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(
         connection.execute("DROP ROLE narrow")
 
 
-def test_the_oldest_revision_is_enough_for_every_part(
-    postgres: EmbeddedPostgres, redis_url: str, things: Log
-) -> None:
+def test_the_oldest_revision_is_enough_for_every_part(postgres: EmbeddedPostgres, redis_url: str, things: Log) -> None:
     """Guarantee 26."""
     pipeline = Pipeline([things])
 
@@ -241,9 +226,7 @@ def test_which_revisions_are_usable(revision: str, *, usable: bool) -> None:
     assert (why_unusable(FoundRevision(revision), "penstock") is None) is usable
 
 
-def test_a_database_without_tables_is_told_to_init(
-    postgres: EmbeddedPostgres,
-) -> None:
+def test_a_database_without_tables_is_told_to_init(postgres: EmbeddedPostgres) -> None:
     with (
         psycopg.connect(postgres.database_url("postgres"), autocommit=True) as connection,
         pytest.raises(SchemaMissing, match=r"no Penstock tables\. What to do: penstock init"),

@@ -17,13 +17,7 @@ from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
-from penstock.operating.channels import (
-    adopt_channel,
-    changing,
-    list_channels,
-    retire_channel,
-    retiring,
-)
+from penstock.operating.channels import adopt_channel, changing, list_channels, retire_channel, retiring
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status import status
 from penstock.records import BEGINNING, Record, Shard, ShardName
@@ -50,24 +44,14 @@ def pipeline() -> Pipeline:
 
 
 @pytest.fixture
-def filled(
-    pipeline: Pipeline, connection: Connection, database_url: str, redis_url: str
-) -> Iterator[Streamer]:
+def filled(pipeline: Pipeline, connection: Connection, database_url: str, redis_url: str) -> Iterator[Streamer]:
     """All of them have records, in Redis too."""
     for channel in (old, kept):
         stage_rows(connection, channel, 20)
     with psycopg.connect(database_url) as own:
         mark_dirty(own, dirty, range(20), pipeline=pipeline)
         for number in range(20):
-            stage(
-                own,
-                jobs,
-                tenant=f"t{number}",
-                action="a",
-                object="o",
-                data=number,
-                pipeline=pipeline,
-            )
+            stage(own, jobs, tenant=f"t{number}", action="a", object="o", data=number, pipeline=pipeline)
     with Streamer(pipeline, database_url, redis_url) as streamer:
         streamer.drain()
         yield streamer
@@ -88,11 +72,7 @@ def test_the_registered_channels_are_listed(connection: Connection) -> None:
     assert [*found] == ["dirty", "jobs", "kept", "old"]
     assert (found["old"].kind, found["old"].shards, found["old"].records) == ("log", 2, 20)
     assert (found["old"].consumers, found["old"].keep_s) == (("reader",), 3600.0)
-    assert [name for name, each in found.items() if each.declared is False] == [
-        "dirty",
-        "jobs",
-        "kept",
-    ]
+    assert [name for name, each in found.items() if each.declared is False] == ["dirty", "jobs", "kept"]
 
 
 @pytest.mark.usefixtures("filled")
@@ -280,12 +260,7 @@ def test_an_unknown_channel_is_refused_with_the_list_of_channels(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["old", "jobs"])
 def test_a_channel_is_retired_under_a_streamer_that_publishes_it(
-    pipeline: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    name: str,
+    pipeline: Pipeline, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, name: str
 ) -> None:
     """The streamer goes on with the other channels, and writes no key of the retired one again."""
     channel = pipeline.channels[name]
@@ -330,10 +305,7 @@ def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
 
     def watch(*arguments: Any) -> changing.Contents:
         for table in ("ticks", "journal", "channels"):
-            with (
-                psycopg.connect(database_url) as other,
-                pytest.raises(psycopg.errors.LockNotAvailable),
-            ):
+            with psycopg.connect(database_url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
                 other.execute(f"LOCK TABLE penstock.{table} IN ROW EXCLUSIVE MODE NOWAIT".encode())
             locked.append(table)
         return changing.read_contents(*arguments)

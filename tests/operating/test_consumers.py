@@ -16,15 +16,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
-from penstock.errors import (
-    ChannelRetired,
-    ConsumerRenamed,
-    InvalidName,
-    PenstockError,
-    Refused,
-    SchemaMissing,
-    Unknown,
-)
+from penstock.errors import ChannelRetired, ConsumerRenamed, InvalidName, PenstockError, Refused, SchemaMissing, Unknown
 from penstock.operating.channels import retire_channel
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.records import Record
@@ -63,9 +55,7 @@ def test_a_retired_consumer_holds_up_retention_no_longer(connection: Connection)
     assert connection.execute("SELECT FROM penstock.checkpoints").fetchall() == []
 
 
-def test_an_unknown_name_is_refused_with_the_list_of_consumers(
-    connection: Connection,
-) -> None:
+def test_an_unknown_name_is_refused_with_the_list_of_consumers(connection: Connection) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
         retire(connection, "raeder", apply=True)
 
@@ -112,9 +102,7 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
 
     rename(connection, "reader", "totals", apply=True)
 
-    assert connection.execute("SELECT consumer FROM penstock.dead_letters").fetchall() == [
-        ("totals",)
-    ]
+    assert connection.execute("SELECT consumer FROM penstock.dead_letters").fetchall() == [("totals",)]
     runs = connection.execute("SELECT name, consumer FROM penstock.reconciliations ORDER BY id")
     assert runs.fetchall() == [("totals", "totals"), ("nightly", "totals")]
 
@@ -191,9 +179,7 @@ def test_a_consumer_gets_its_old_name_back(connection: Connection, flow: Pipelin
     assert [each.consumer for each in list_consumers(connection)] == ["reader"]
 
 
-def test_a_consumer_gets_back_the_first_of_several_names(
-    connection: Connection, flow: Pipeline
-) -> None:
+def test_a_consumer_gets_back_the_first_of_several_names(connection: Connection, flow: Pipeline) -> None:
     for old, new in (("reader", "totals"), ("totals", "sums"), ("sums", "reader")):
         rename(connection, old, new, apply=True)
 
@@ -211,9 +197,7 @@ def test_the_name_of_a_consumer_of_another_channel_is_refused(
         pipeline = declare("totals", log)
         register_consumer(connection, pipeline.scope, pipeline.get_consumer("totals"))
         if log.name == "others":
-            with pytest.raises(
-                Refused, match="totals is registered for others, which reader does not read"
-            ):
+            with pytest.raises(Refused, match="totals is registered for others, which reader does not read"):
                 rename(connection, "reader", "totals", apply=True)
             retire(connection, "totals", apply=True)
 
@@ -228,16 +212,12 @@ def test_neither_name_is_that_of_a_replay(connection: Connection, names: tuple[s
         rename(connection, *names)
 
 
-def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(
-    connection: Connection, things: Log
-) -> None:
+def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(connection: Connection, things: Log) -> None:
     """A forgotten worker of that name would go on at the wrong checkpoints."""
     rename(connection, "reader", "totals", apply=True)
     other = declare("other", things)
     register_consumer(connection, other.scope, other.get_consumer("other"))
-    with pytest.raises(
-        Refused, match=r"former name of totals.*penstock consumers retire reader --apply frees"
-    ):
+    with pytest.raises(Refused, match=r"former name of totals.*penstock consumers retire reader --apply frees"):
         rename(connection, "other", "reader", apply=True)
     retire(connection, "reader", apply=True)
     rename(connection, "other", "reader", apply=True)
@@ -292,9 +272,7 @@ def test_a_consumer_is_renamed_under_load_and_nothing_is_lost_or_doubled(
     def produce(stop: Callable[[], bool]) -> None:
         nonlocal staged
         with psycopg.connect(database_url, autocommit=True) as own:
-            while (
-                not stop() and staged < 20_000
-            ):  # what remains is to be drained on a slow machine, too
+            while not stop() and staged < 20_000:  # what remains is to be drained on a slow machine, too
                 stage_rows(own, things, 20, f"{staged}-")
                 staged += 20
 

@@ -11,14 +11,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
-from penstock.operating.dead_letters import (
-    DeadLetter,
-    at,
-    drop,
-    newest,
-    of_consumer,
-    read_record,
-)
+from penstock.operating.dead_letters import DeadLetter, at, drop, newest, of_consumer, read_record
 from penstock.operating.resharding import reshard
 from penstock.operating.retrying import Retried, retry
 from penstock.records import Record, parse_place
@@ -31,9 +24,7 @@ class Desk:
 
     worker: LogWorker
 
-    def __init__(
-        self, flow: Pipeline, connection: Connection, streamer: Streamer, url: str
-    ) -> None:
+    def __init__(self, flow: Pipeline, connection: Connection, streamer: Streamer, url: str) -> None:
         self.flow, self.connection, self.streamer, self.url = flow, connection, streamer, url
         self.refused = {"a1"}
         self.ends_transaction = False
@@ -51,26 +42,17 @@ class Desk:
 
 @pytest.fixture
 def desk(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, things: Log, connection: Connection, streamer: Streamer, database_url: str, redis_url: str
 ) -> Iterator[Desk]:
     """Words a1 to a3 of key a and b1 of key b; a1 is refused, so a2 and a3 are parked behind it."""
-    connection.execute(
-        "CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, word text UNIQUE)"
-    )
+    connection.execute("CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, word text UNIQUE)")
     desk = Desk(flow, connection, streamer, database_url)
 
     @flow.consumer(reads=things, name="reader", park_key=True, attempts=1)
     def apply(session: Session, records: Sequence[Record]) -> None:
         for record in records:
             word = record.data["word"]
-            session.execute(
-                text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word}
-            )
+            session.execute(text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word})
             if word in desk.refused:
                 raise ValueError(f"no {record.key}")
             if desk.ends_transaction:
@@ -119,11 +101,7 @@ def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> N
 
     done = desk.retry()
 
-    assert [(each.letter.offset, each.outcome) for each in done] == [
-        (1, "applied"),
-        (3, "applied"),
-        (4, "applied"),
-    ]
+    assert [(each.letter.offset, each.outcome) for each in done] == [(1, "applied"), (3, "applied"), (4, "applied")]
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
     assert desk.letters() == []
     assert counts(desk) == (4, 0)
@@ -133,10 +111,7 @@ def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) 
     done = desk.retry()
 
     assert [each.outcome for each in done] == ["failed", "kept", "kept"]
-    assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (
-        2,
-        "ValueError: no a",
-    )
+    assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (2, "ValueError: no a")
     assert desk.effects() == ["b1"]
 
 
@@ -169,9 +144,7 @@ def test_a_handler_that_ends_its_transaction_is_detected(desk: Desk) -> None:
     assert len(desk.letters()) == 3
 
 
-def test_a_record_of_the_key_is_not_parked_while_the_key_is_being_freed(
-    desk: Desk, streamer: Streamer
-) -> None:
+def test_a_record_of_the_key_is_not_parked_while_the_key_is_being_freed(desk: Desk, streamer: Streamer) -> None:
     """Both lock the checkpoint's row: the worker skips the shard until the key is free."""
     desk.refused = set()
     with connect_postgres(desk.url, application="retry") as busy, busy.transaction():
@@ -198,9 +171,7 @@ def test_a_dropped_dead_letter_is_removed_without_an_effect(desk: Desk) -> None:
 
 
 def counts(desk: Desk) -> Any:
-    return desk.connection.execute(
-        "SELECT applied, dead FROM penstock.checkpoints WHERE shard = 0"
-    ).fetchone()
+    return desk.connection.execute("SELECT applied, dead FROM penstock.checkpoints WHERE shard = 0").fetchone()
 
 
 def test_the_order_of_a_key_holds_after_a_change_of_the_shards(desk: Desk) -> None:
@@ -213,9 +184,7 @@ def test_the_order_of_a_key_holds_after_a_change_of_the_shards(desk: Desk) -> No
     desk.streamer.drain()
     desk.worker.drain()
     letters = desk.letters()
-    assert [(letter.shard > 1, letter.key) for letter in letters] == [(False, "a")] * 3 + [
-        (True, "a")
-    ]
+    assert [(letter.shard > 1, letter.key) for letter in letters] == [(False, "a")] * 3 + [(True, "a")]
 
     [alone] = desk.retry(letters[3:])
     assert (alone.outcome, alone.reason[:18]) == ("kept", "things/0 offset 1 ")

@@ -59,9 +59,7 @@ def only(findings: list[CheckResult], check: str, grade: str) -> CheckResult:
     return chosen[0]
 
 
-def test_a_sound_system_passes_every_check(
-    flow: Pipeline, things: Log, sound: EmbeddedServers
-) -> None:
+def test_a_sound_system_passes_every_check(flow: Pipeline, things: Log, sound: EmbeddedServers) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     with (
         connect_postgres(sound.database_url, application="test") as connection,
@@ -76,9 +74,7 @@ def test_a_sound_system_passes_every_check(
 
     assert [finding for finding in findings if finding.grade != "ok"] == []
     assert worst(findings) == "ok"
-    assert {"postgres", "schema", "lineage", "keys", "journal", "eviction"} <= {
-        f.check for f in findings
-    }
+    assert {"postgres", "schema", "lineage", "keys", "journal", "eviction"} <= {f.check for f in findings}
 
 
 def test_every_finding_that_is_not_ok_names_a_fix(
@@ -92,9 +88,7 @@ def test_every_finding_that_is_not_ok_names_a_fix(
     assert [f for f in findings if f.grade != "ok" and not f.fix] == []
 
 
-def test_a_server_that_is_not_durable_is_an_error(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_a_server_that_is_not_durable_is_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     """The tests' own server is not durable."""
     assert "fsync" in only(diagnose(connection, redis_client), "durability", "error").message
 
@@ -112,28 +106,21 @@ def test_an_unreachable_redis_is_reported_once(connection: Connection) -> None:
     assert len([finding for finding in findings if finding.unreachable]) == 1
 
 
-def test_missing_tables_are_fixed_by_init(
-    postgres: EmbeddedPostgres, redis_client: redis.Redis
-) -> None:
+def test_missing_tables_are_fixed_by_init(postgres: EmbeddedPostgres, redis_client: redis.Redis) -> None:
     with connect_postgres(postgres.database_url("postgres"), application="test") as empty:
         findings = diagnose(empty, redis_client)
 
     assert only(findings, "schema", "error").fix == "penstock init"
 
 
-def test_an_older_schema_is_fixed_by_init(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_an_older_schema_is_fixed_by_init(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute("UPDATE penstock.alembic_version SET version_num = 'penstock_0000'")
 
     assert only(diagnose(connection, redis_client), "schema", "error").fix == "penstock init"
 
 
 def test_a_long_transaction_is_named(
-    connection: Connection,
-    redis_client: redis.Redis,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, redis_client: redis.Redis, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_checks, "LONG_S", 0)
     with connect_postgres(database_url, application="report") as slow:
@@ -147,10 +134,7 @@ def test_a_long_transaction_is_named(
 
 
 def test_a_prepared_transaction_is_named(
-    connection: Connection,
-    redis_client: redis.Redis,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, redis_client: redis.Redis, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_checks, "LONG_S", 0)
     with connect_postgres(database_url, application="test") as preparing:
@@ -190,16 +174,11 @@ def test_rows_deleted_by_hand_are_found(
         "DELETE FROM penstock.journal j WHERE shard = 0 AND first_offset = "
         "(SELECT first_offset FROM penstock.journal WHERE shard = 0 ORDER BY 1 OFFSET 1 LIMIT 1)"
     )
-    connection.execute(
-        "DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)"
-    )
+    connection.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")
 
     errors = found(diagnose(connection, redis_client), "journal", "error")
 
-    assert [
-        word in error.message
-        for word, error in zip(("things/0: 1 holes", "gone"), errors, strict=True)
-    ]
+    assert [word in error.message for word, error in zip(("things/0: 1 holes", "gone"), errors, strict=True)]
 
 
 def test_an_identity_cache_is_an_error(connection: Connection, redis_client: redis.Redis) -> None:
@@ -208,13 +187,9 @@ def test_an_identity_cache_is_an_error(connection: Connection, redis_client: red
     assert "SET CACHE 1" in only(diagnose(connection, redis_client), "identity", "error").message
 
 
-def test_ids_near_their_limit_are_an_error(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_ids_near_their_limit_are_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     """Guarantee 29."""
-    connection.execute(
-        "SELECT setval(pg_get_serial_sequence('penstock.staged_records', 'id'), 5000000000000000)"
-    )
+    connection.execute("SELECT setval(pg_get_serial_sequence('penstock.staged_records', 'id'), 5000000000000000)")
 
     assert "exact up to" in only(diagnose(connection, redis_client), "identity", "error").message
 
@@ -258,11 +233,7 @@ def test_a_channel_that_nobody_declares_can_be_retired(
 
 
 def test_a_missing_library_of_a_channel_is_an_error(
-    connection: Connection,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
-    zstandard: Zstandard,
+    connection: Connection, redis_client: redis.Redis, database_url: str, redis_url: str, zstandard: Zstandard
 ) -> None:
     flow = Pipeline([Log("things", shards=2, compression="zstd")])
     with Streamer(flow, database_url, redis_url) as streamer:
@@ -276,19 +247,11 @@ def test_a_missing_library_of_a_channel_is_an_error(
 
 
 def test_a_registered_but_undeclared_consumer_can_be_retired(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    reader: LogWorker,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, reader: LogWorker
 ) -> None:
     streamer.drain()
 
-    finding = only(
-        diagnose(connection, redis_client, Pipeline([*flow.channels.values()])),
-        "consumers",
-        "warning",
-    )
+    finding = only(diagnose(connection, redis_client, Pipeline([*flow.channels.values()])), "consumers", "warning")
 
     assert finding.fix == (
         "declare it, or run penstock doctor for the pipeline that does; if it is gone for good: penstock consumers retire reader --apply"
@@ -318,9 +281,7 @@ def test_what_no_pipeline_here_can_declare_is_neither_retired_nor_started(
     monkeypatch.setattr(flow_checks, "SLOW_S", -1.0)
     stage_rows(connection, things, 3)
     streamer.drain()
-    connection.execute(
-        "UPDATE penstock.checkpoints SET consumer = %s, reported_by = %s", [name, reported_by]
-    )
+    connection.execute("UPDATE penstock.checkpoints SET consumer = %s, reported_by = %s", [name, reported_by])
 
     [shown] = status(connection, redis_client, flow).consumers
     results = found(diagnose(connection, redis_client, flow), "consumers", "warning")
@@ -351,11 +312,7 @@ def test_a_halted_shard_is_shown_with_the_command_to_resume_it(
 
 
 def test_records_that_no_streamer_publishes_are_an_error(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    things: Log,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow_checks, "STALLED_S", 0.0)
     stage_rows(connection, things, 3)
@@ -439,11 +396,7 @@ def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path:
 
 
 def test_a_diagnosis_changes_nothing(
-    connection: Connection,
-    redis_client: redis.Redis,
-    streamer: Streamer,
-    things: Log,
-    flow: Pipeline,
+    connection: Connection, redis_client: redis.Redis, streamer: Streamer, things: Log, flow: Pipeline
 ) -> None:
     """It does not even open an epoch when one is due."""
     stage_rows(connection, things, 20)
@@ -452,10 +405,7 @@ def test_a_diagnosis_changes_nothing(
     tables = ("epochs", "ticks", "journal", "channels", "checkpoints")
 
     def everything() -> list[Any]:
-        return [
-            connection.execute(f"SELECT * FROM penstock.{t} ORDER BY 1".encode()).fetchall()
-            for t in tables
-        ]
+        return [connection.execute(f"SELECT * FROM penstock.{t} ORDER BY 1".encode()).fetchall() for t in tables]
 
     before = everything()
     findings = diagnose(connection, redis_client, flow)

@@ -34,9 +34,7 @@ def test_a_connection_across_a_network_is_to_be_verified(
     assert (result.grade, said in result.message) == (grade, True)
 
 
-def test_doctor_examines_its_own_connection(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_doctor_examines_its_own_connection(connection: Connection, redis_client: redis.Redis) -> None:
     [result] = [each for each in diagnose(connection, redis_client) if each.check == "encryption"]
 
     assert (result.grade, result.message) == ("ok", "Postgres is on this machine")

@@ -78,11 +78,7 @@ def why(connection: Connection, redis_client: redis.Redis) -> Why:
 
 
 def test_an_applied_record_has_its_whole_story(
-    connection: Connection,
-    redis_client: redis.Redis,
-    why: Why,
-    streamer: Streamer,
-    reader: LogWorker,
+    connection: Connection, redis_client: redis.Redis, why: Why, streamer: Streamer, reader: LogWorker
 ) -> None:
     record = stage(connection)
     streamer.drain()
@@ -234,9 +230,7 @@ def test_an_id_that_was_rolled_back_or_never_drawn_is_told_apart(
     assert why("k").cause == "unknown key"
 
 
-def test_a_committed_record_waits_for_a_streamer(
-    connection: Connection, why: Why, streamer: Streamer
-) -> None:
+def test_a_committed_record_waits_for_a_streamer(connection: Connection, why: Why, streamer: Streamer) -> None:
     streamer.drain()
     streamer.close()
     record = stage(connection)
@@ -248,9 +242,7 @@ def test_a_committed_record_waits_for_a_streamer(
     assert "penstock stream" in str(found.fix)
 
 
-def test_an_isolated_record_gets_no_offset(
-    connection: Connection, why: Why, streamer: Streamer
-) -> None:
+def test_an_isolated_record_gets_no_offset(connection: Connection, why: Why, streamer: Streamer) -> None:
     streamer.drain()
     drop_limits(connection)
     record = stage(connection)
@@ -265,9 +257,7 @@ def test_an_isolated_record_gets_no_offset(
     assert why(record).cause == "not ticked", "its row was corrected"
 
 
-def test_a_record_that_the_journal_lost_is_missed(
-    connection: Connection, why: Why, streamer: Streamer
-) -> None:
+def test_a_record_that_the_journal_lost_is_missed(connection: Connection, why: Why, streamer: Streamer) -> None:
     record = stage(connection)
     streamer.drain()
     connection.execute("DELETE FROM penstock.journal")
@@ -295,9 +285,7 @@ def test_a_shard_that_no_channel_has_is_unknown(
     assert why(record).cause == "unknown shard"
 
 
-def test_a_record_of_a_retired_channel_is_to_be_removed(
-    connection: Connection, why: Why, streamer: Streamer
-) -> None:
+def test_a_record_of_a_retired_channel_is_to_be_removed(connection: Connection, why: Why, streamer: Streamer) -> None:
     connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
     record = stage(connection, channel="gone")
     streamer.drain()
@@ -336,9 +324,7 @@ def test_a_redis_that_does_not_answer_is_part_of_the_answer(
     assert (story.offset, story.is_published) == (1, None)
 
 
-def test_a_log_without_consumers_has_no_reader(
-    connection: Connection, why: Why, streamer: Streamer
-) -> None:
+def test_a_log_without_consumers_has_no_reader(connection: Connection, why: Why, streamer: Streamer) -> None:
     record = stage(connection)
     streamer.drain()
     connection.execute("DELETE FROM penstock.checkpoints")
@@ -425,12 +411,7 @@ def test_a_dead_letter_is_explained_after_retention_has_removed_its_record(
 
 
 def test_the_dead_letters_of_icks_and_queues_are_named_by_what_the_retry_takes(
-    connection: Connection,
-    why: Why,
-    flow: Pipeline,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
+    connection: Connection, why: Why, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
 ) -> None:
     @flow.consumer(reads=index, name="indexer", attempts=1)
     def read(_session: object, members: Sequence[str]) -> None:
@@ -440,10 +421,7 @@ def test_the_dead_letters_of_icks_and_queues_are_named_by_what_the_retry_takes(
     def do(_session: object, job: object) -> None:
         raise ValueError(f"bad {bool(job)}")
 
-    workers = [
-        make_worker(flow, flow.get_consumer(name), database_url, redis_url)
-        for name in ("indexer", "doer")
-    ]
+    workers = [make_worker(flow, flow.get_consumer(name), database_url, redis_url) for name in ("indexer", "doer")]
     records = []
     for channel in ("index", "jobs"):
         stage(connection, "first", channel)
@@ -471,9 +449,7 @@ def test_a_replay_and_a_consumer_of_another_database_are_not_started_here(
     streamer.drain()
     connection.execute("UPDATE penstock.checkpoints SET consumer = 'replay-3'")
     replay = why(record)
-    connection.execute(
-        "UPDATE penstock.checkpoints SET consumer = 'elsewhere', reported_by = 'another'"
-    )
+    connection.execute("UPDATE penstock.checkpoints SET consumer = 'elsewhere', reported_by = 'another'")
     reported = why(record)
 
     assert (replay.cause, reported.cause) == ("behind", "behind")
@@ -538,8 +514,7 @@ def test_a_message_waits_is_leased_and_is_done(
     record = stage(connection, "tenant", "jobs")
     later = stage(connection, "tenant", "jobs")
     connection.execute(
-        """UPDATE penstock.staged_records SET headers = '{"penstock": {"delay_ms": 7200000}}' WHERE id = %s""",
-        [later],
+        """UPDATE penstock.staged_records SET headers = '{"penstock": {"delay_ms": 7200000}}' WHERE id = %s""", [later]
     )
     streamer.drain()
     waiting, delayed = why(record), why(later)
@@ -589,9 +564,7 @@ def test_a_role_without_the_rights_is_refused_or_shown_what_is_hidden(
         with connect_postgres(database_url_for("a_consumer"), application="test") as role:
             with pytest.raises(PrivilegeMissing, match="staged_records_id_seq"):
                 explain(role, redis_client, RecordId(record))
-            connection.execute(
-                "GRANT SELECT ON SEQUENCE penstock.staged_records_id_seq TO a_consumer"
-            )
+            connection.execute("GRANT SELECT ON SEQUENCE penstock.staged_records_id_seq TO a_consumer")
             found = explain(role, redis_client, RecordId(record))
 
     assert found.cause == "open transaction"
@@ -615,9 +588,7 @@ def test_a_record_is_found_in_its_shard_of_a_newer_generation(
 ) -> None:
     streamer.drain()
     reader.drain()
-    connection.execute(
-        "UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'"
-    )
+    connection.execute("UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'")
     record = stage(connection)
     streamer.close()
     streamer.drain()

@@ -32,9 +32,7 @@ def client(cluster: Cluster) -> Iterator[Any]:
 
 
 @pytest.fixture
-def marked(
-    connection: Connection, flow: Pipeline, cluster: Cluster, database_url: str
-) -> Iterator[Connection]:
+def marked(connection: Connection, flow: Pipeline, cluster: Cluster, database_url: str) -> Iterator[Connection]:
     """The connection, after 20 members have been marked dirty."""
     connection.execute(DOCUMENTS)
     mark_changed(connection, [f"d{n}" for n in range(20)])
@@ -44,9 +42,7 @@ def marked(
     streamer.close()
 
 
-def test_status_tail_doctor_and_reset_support_a_cluster(
-    marked: Connection, flow: Pipeline, client: Any
-) -> None:
+def test_status_tail_doctor_and_reset_support_a_cluster(marked: Connection, flow: Pipeline, client: Any) -> None:
     shards = status(marked, client, flow).channels[0].shards
     sound = [f for f in diagnose(marked, client, flow) if f.check == "icks"]
     keys = ick_shard_keys("penstock", INDEX.shard_names[1])
@@ -56,9 +52,5 @@ def test_status_tail_doctor_and_reset_support_a_cluster(
 
     assert sum(shard.ick.dirty for shard in shards if shard.ick is not None) == 20
     assert [f.grade for f in sound] == ["ok"]
-    assert (damaged.grade, repaired.key, client.type(keys.ick.version)) == (
-        "error",
-        keys.ick.dirty,
-        b"string",
-    )
+    assert (damaged.grade, repaired.key, client.type(keys.ick.version)) == ("error", keys.ick.dirty, b"string")
     assert len(oldest(client, "penstock", INDEX.shard_names, 100)) == shards[0].ick.dirty  # type: ignore[union-attr]

@@ -61,9 +61,7 @@ def test_status_shows_sizes_age_coalescing_and_the_holder(
 ) -> None:
     for _ in range(5):
         mark_changed(documents, [f"d{n}" for n in range(20)])
-    documents.execute(
-        "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE shard = 1"
-    )
+    documents.execute("UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE shard = 1")
     streamer.drain()
     holder = Reservations(redis_client, get_keys(0).name, holder="me", size=3)
     assert isinstance(holder.reserve(), Reservation)
@@ -98,17 +96,10 @@ def test_an_ick_that_was_never_marked_is_empty(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
     for ick in icks(connection, redis_client, flow):
-        assert (ick.members, ick.oldest_s, ick.coalescing_ratio, ick.holder) == (
-            0,
-            None,
-            None,
-            None,
-        )
+        assert (ick.members, ick.oldest_s, ick.coalescing_ratio, ick.holder) == (0, None, None, None)
 
 
-def test_an_infinite_score_has_no_age(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline
-) -> None:
+def test_an_infinite_score_has_no_age(connection: Connection, redis_client: redis.Redis, flow: Pipeline) -> None:
     """Redis::Ick accepts infinite scores."""
     redis_client.set(get_keys(0).ick.version, "ick.v1")
     redis_client.zadd(get_keys(0).ick.dirty, {"a": float("-inf")})
@@ -213,9 +204,7 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
     assert f"held by {holder.holder}" in held.message
 
 
-def test_only_an_ick_can_be_repaired(
-    connection: Connection, redis_client: redis.Redis, things: Log
-) -> None:
+def test_only_an_ick_can_be_repaired(connection: Connection, redis_client: redis.Redis, things: Log) -> None:
     with pytest.raises(Unknown, match="things is no Ick"):
         reset_ick(connection, redis_client, "things", Pipeline([things]))
     with pytest.raises(Unknown, match="no channel 'nothing' is registered; there are: "):

@@ -65,15 +65,11 @@ def test_the_memory_of_a_log_is_shown_beside_its_budget(
     evicted = sum(extent.first - 1 for extent in begins)
     assert sum(shard.evicted for shard in consumer.shards) == evicted > 1000
     [(message, fix)] = warnings(connection, redis_client, flow)
-    assert message.startswith(
-        f"reader is {evicted:,} records behind the first entry of things in Redis"
-    )
+    assert message.startswith(f"reader is {evicted:,} records behind the first entry of things in Redis")
     assert "penstock consumers retire reader --apply" in fix
 
     assert worker.drain() == 6000
-    assert [
-        shard.evicted for shard in status(connection, redis_client, flow).consumers[0].shards
-    ] == [0, 0]
+    assert [shard.evicted for shard in status(connection, redis_client, flow).consumers[0].shards] == [0, 0]
     assert warnings(connection, redis_client, flow) == []
 
 
@@ -99,9 +95,7 @@ def test_a_consumer_is_warned_of_before_what_it_has_not_read_is_evicted(
 ) -> None:
     """And of a budget that others have used up, it is not."""
     number = 0
-    while (
-        memory := status(connection, redis_client, flow).channels[0].memory
-    ) is None or memory < 0.85 * BUDGET:
+    while (memory := status(connection, redis_client, flow).channels[0].memory) is None or memory < 0.85 * BUDGET:
         number += 1
         stage_rows(connection, things, 100, f"{number} ")
         streamer.drain()
@@ -124,9 +118,7 @@ def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
         stage_rows(connection, things, 100, f"{number} ")
         streamer.drain()
     for table, column in (("staged_records", "created_at"), ("journal", "created_at")):
-        connection.execute(
-            f"UPDATE penstock.{table} SET {column} = now() - interval '3 days'".encode()
-        )
+        connection.execute(f"UPDATE penstock.{table} SET {column} = now() - interval '3 days'".encode())
     messages = [message for message, _ in warnings(connection, redis_client, flow)]
     worker.close()
 
@@ -137,11 +129,7 @@ def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
 
 
 def test_evicted_entries_are_no_loss_to_verify_and_others_are(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    verified: Verify,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, verified: Verify
 ) -> None:
     """Guarantee 12: what a log with a budget has evicted is in Postgres; a hole in what it holds is a loss."""
     for number in range(20):
@@ -158,11 +146,7 @@ def test_evicted_entries_are_no_loss_to_verify_and_others_are(
 
 
 def test_without_a_budget_the_same_is_a_loss(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    verified: Verify,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, verified: Verify
 ) -> None:
     for number in range(3):
         stage_rows(connection, things, 300, f"{number} ")

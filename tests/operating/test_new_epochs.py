@@ -30,11 +30,7 @@ def open_by_operator(connection: Connection, client: redis.Redis, flow: Pipeline
 
 @pytest.mark.parametrize("open_epoch", [open_by_worker, open_by_operator])
 def test_an_epoch_is_durable_before_anything_else_happens(
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    open_epoch: Open,
+    connection: Connection, database_url: str, redis_client: redis.Redis, flow: Pipeline, open_epoch: Open
 ) -> None:
     connection.execute("UPDATE penstock.epochs SET timeline = 77")
     connection.execute("CREATE TABLE public.seen (setting text)")
@@ -53,10 +49,7 @@ def test_an_epoch_is_durable_before_anything_else_happens(
     assert connection.execute("SELECT setting FROM public.seen").fetchall() == [("on",)]
 
 
-@pytest.mark.parametrize(
-    ("change", "cluster"),
-    [("timeline = 77", "the same"), ("system_identifier = '7'", "another")],
-)
+@pytest.mark.parametrize(("change", "cluster"), [("timeline = 77", "the same"), ("system_identifier = '7'", "another")])
 def test_the_reason_of_an_epoch_that_a_worker_opens_names_what_has_changed(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, change: str, cluster: str
 ) -> None:
@@ -93,9 +86,7 @@ def test_a_record_of_the_very_next_transaction_is_another_clusters(
     """This cluster will give that id out."""
     stage_rows(connection, things, 1)
     connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
-    connection.execute(
-        "UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1)::text::xid8"
-    )
+    connection.execute("UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1)::text::xid8")
 
     with pytest.raises(HistoryDiverged, match="another cluster"):
         open_by_worker(connection, redis_client, flow)

@@ -38,12 +38,7 @@ def tails(client: redis.Redis, things: Log) -> dict[ShardName, int]:
 
 
 def test_the_plan_names_the_offsets_that_postgres_has_lost_and_their_entries_are_kept(
-    flow: Pipeline,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    copy_database: Restored,
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str, copy_database: Restored
 ) -> None:
     """Guarantee 10."""
     stage(database_url, things, 50, "kept")
@@ -73,9 +68,7 @@ def test_the_plan_names_the_offsets_that_postgres_has_lost_and_their_entries_are
     stage(restored, things, 5, "new")
     stream(flow, restored, redis_url)
     log = [
-        record.key
-        for shard in things.shard_names
-        for record in read(redis_client, "penstock", shard, BEGINNING, 1000)
+        record.key for shard in things.shard_names for record in read(redis_client, "penstock", shard, BEGINNING, 1000)
     ]
     assert len(log) == 55
     assert not [key for key in log if key.startswith("lost")]
@@ -107,12 +100,7 @@ def test_one_lost_record_is_as_bad_as_many(
 
 
 def test_doubt_begins_where_two_histories_part_and_not_where_the_journal_ends(
-    flow: Pipeline,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    copy_database: Restored,
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str, copy_database: Restored
 ) -> None:
     """Something has sequenced in the restored database: both have records at these offsets, and not the same."""
     first, _ = things.shard_names
@@ -189,13 +177,7 @@ def test_nothing_is_in_doubt_of_a_log_that_agrees(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_ids_that_postgres_has_are_not_given_out_again(
-    flow: Pipeline,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    *,
-    kept: bool,
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str, *, kept: bool
 ) -> None:
     """A copy by logical replication brings rows, and leaves the sequences where they were.  The journal has those that retention has
     removed, too."""
@@ -218,12 +200,7 @@ def test_ids_that_postgres_has_are_not_given_out_again(
 
 
 def test_shards_that_postgres_has_forgotten_are_in_doubt(
-    flow: Pipeline,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    copy_database: Restored,
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str, copy_database: Restored
 ) -> None:
     """Restored to before the number of shards was changed: the old shards agree, and later new ones would get these numbers."""
     stage(database_url, things, 20, "kept")
@@ -245,9 +222,7 @@ def test_shards_that_postgres_has_forgotten_are_in_doubt(
     keys = [
         record.key
         for shard in range(5)
-        for record in read(
-            redis_client, "penstock", ShardName("things", Shard(shard)), BEGINNING, 1000
-        )
+        for record in read(redis_client, "penstock", ShardName("things", Shard(shard)), BEGINNING, 1000)
     ]
     assert len(keys) == 50
     assert not [key for key in keys if key.startswith("lost")]
@@ -317,19 +292,11 @@ def test_entries_in_doubt_are_kept_on_a_cluster(
 
         assert [client.xlen(each.kept_as) for each in plan.in_doubt] == [1, 1]
         stream(flow, restored, cluster.url)
-        assert (
-            sum(each.tail for each in extents(client, "penstock", things.shard_names).values())
-            == 20
-        )
+        assert sum(each.tail for each in extents(client, "penstock", things.shard_names).values()) == 20
 
 
 def test_a_copy_in_the_same_cluster_goes_on_and_the_other_one_stops_once_it_publishes(
-    flow: Pipeline,
-    things: Log,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    copy_database: Restored,
+    flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str, database_url: str, copy_database: Restored
 ) -> None:
     """Transaction ids mean the same there, so what was not sequenced yet is found by the next tick."""
     stage(database_url, things, 20, "streamed ")
@@ -340,13 +307,9 @@ def test_a_copy_in_the_same_cluster_goes_on_and_the_other_one_stops_once_it_publ
     stream(flow, copied, redis_url)
 
     keys = [
-        record.key
-        for shard in things.shard_names
-        for record in read(redis_client, "penstock", shard, BEGINNING, 1000)
+        record.key for shard in things.shard_names for record in read(redis_client, "penstock", shard, BEGINNING, 1000)
     ]
-    assert (
-        sorted(key.split()[0] for key in keys) == ["new"] * 5 + ["streamed"] * 20 + ["waiting"] * 10
-    )
+    assert sorted(key.split()[0] for key in keys) == ["new"] * 5 + ["streamed"] * 20 + ["waiting"] * 10
     stage(database_url, things, 40, "other ")
     with pytest.raises(HistoryDiverged):
         stream(flow, database_url, redis_url)

@@ -26,12 +26,7 @@ pytestmark = pytest.mark.slow
 
 def run(*command: str | Path, directory: Path) -> None:
     done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=directory,
-        **account_options(account_for_postgres()),
+        command, check=False, capture_output=True, text=True, cwd=directory, **account_options(account_for_postgres())
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -87,12 +82,8 @@ def test_a_major_upgrade_goes_on_in_a_new_epoch(
             stage_rows(connection, things, 10, "later")
             work(flow, new.url, redis_url)
             effects = connection.execute("SELECT key FROM public.effects ORDER BY 1").fetchall()
-            staged = connection.execute(
-                "SELECT key FROM penstock.staged_records ORDER BY 1"
-            ).fetchall()
-            epochs = connection.execute(
-                "SELECT reason FROM penstock.epochs ORDER BY epoch"
-            ).fetchall()
+            staged = connection.execute("SELECT key FROM penstock.staged_records ORDER BY 1").fetchall()
+            epochs = connection.execute("SELECT reason FROM penstock.epochs ORDER BY epoch").fetchall()
     finally:
         old.remove()
         new.remove()

@@ -42,9 +42,7 @@ def queue(redis_client: redis.Redis) -> FairQueue:
     return FairQueue(redis_client, "jobs")
 
 
-def stage(
-    connection: Connection, count: int, tenant: str = "a", headers: str | None = None
-) -> None:
+def stage(connection: Connection, count: int, tenant: str = "a", headers: str | None = None) -> None:
     connection.execute(STAGE, (tenant, headers, count))
 
 
@@ -68,11 +66,7 @@ def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
 
 
 def test_status_shows_what_waits_and_where(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    queue: FairQueue,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, queue: FairQueue
 ) -> None:
     queue.limit("full", TenantLimits(bytes=5))
     stage(connection, 5)
@@ -147,12 +141,7 @@ def test_a_score_that_is_no_time_is_named(
     ],
 )
 def test_doctor_finds_parts_of_a_queue_that_do_not_agree_and_names_the_repair(
-    name: str,
-    part: str,
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
+    name: str, part: str, connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     stage(connection, 1)
     stage(connection, 1, headers='{"penstock": {"key": "k"}}')
@@ -226,11 +215,7 @@ def test_doctor_names_servers_of_which_the_clocks_are_apart() -> None:
 
 
 def test_doctor_tells_of_dead_letters(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    queue: FairQueue,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, queue: FairQueue
 ) -> None:
     stage(connection, 1)
     streamer.drain()
@@ -241,11 +226,7 @@ def test_doctor_tells_of_dead_letters(
 
 
 def test_verify_finds_a_queue_in_order_while_its_records_go(
-    connection: Connection,
-    redis_client: redis.Redis,
-    redis_url: str,
-    streamer: Streamer,
-    queue: FairQueue,
+    connection: Connection, redis_client: redis.Redis, redis_url: str, streamer: Streamer, queue: FairQueue
 ) -> None:
     stage(connection, 10)
     streamer.drain()
@@ -259,9 +240,7 @@ def test_verify_finds_a_queue_in_order_while_its_records_go(
     assert verify(connection, redis_client, examiner).findings
 
 
-def test_tail_prints_what_is_not_done_and_why(
-    connection: Connection, penstock: CommandLine
-) -> None:
+def test_tail_prints_what_is_not_done_and_why(connection: Connection, penstock: CommandLine) -> None:
     (penstock.directory / "shop.py").write_text(
         'from penstock import Pipeline, Queue\n\npipeline = Pipeline([Queue("jobs")])\n'
     )
@@ -280,11 +259,7 @@ def test_tail_prints_what_is_not_done_and_why(
 
 
 def test_a_new_epoch_writes_the_queue_again_from_what_is_outstanding(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    queue: FairQueue,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, queue: FairQueue
 ) -> None:
     """Postgres loses the last commits: their ids are given out again, and must not meet the old messages."""
     queue.limit("a", TenantLimits(weight=2.0))
@@ -310,11 +285,7 @@ def test_a_new_epoch_writes_the_queue_again_from_what_is_outstanding(
 
 
 def test_a_done_record_is_no_reason_for_a_new_epoch(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    queue: FairQueue,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, queue: FairQueue
 ) -> None:
     stage(connection, 4)
     streamer.drain()

@@ -83,9 +83,7 @@ def cannot_save(client: Any, directory: Path) -> None:
     client.config_set("save", "1 1")
     client.set("anything", "1")
     client.bgsave()
-    eventually(
-        lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save"
-    )
+    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save")
 
 
 @pytest.mark.parametrize(
@@ -130,17 +128,11 @@ def test_too_few_replicas_may_be_the_cause(
     watched: Watched, flow: Pipeline, things: Log, connection: Connection, database_url: str
 ) -> None:
     """Redis does not tell how many it wants: the answer does not claim more."""
-    with (
-        connect_redis(watched.url) as client,
-        Streamer(flow, database_url, watched.url) as streamer,
-    ):
+    with connect_redis(watched.url) as client, Streamer(flow, database_url, watched.url) as streamer:
         streamer.drain()
         primary: Any = client
         primary.config_set("min-replicas-to-write", "2")
-        eventually(
-            lambda: primary.info("replication").get("min_slaves_good_slaves") == 1,
-            "one replica is there",
-        )
+        eventually(lambda: primary.info("replication").get("min_slaves_good_slaves") == 1, "one replica is there")
         stage_rows(connection, things, 1, "refused ")
         with pytest.raises(AppendRefused):
             streamer.drain()
@@ -195,9 +187,7 @@ def test_of_a_cluster_the_node_of_the_shard_is_asked(cluster: Cluster) -> None:
         full = nodes.get_node_from_key(keys[0])
         nodes.config_set("maxmemory", "1", target_nodes=full)
         try:
-            found = {
-                nodes.get_node_from_key(key) == full: find_refusal(client, key) for key in keys
-            }
+            found = {nodes.get_node_from_key(key) == full: find_refusal(client, key) for key in keys}
         finally:
             nodes.config_set("maxmemory", "0", target_nodes=full)
 
@@ -207,9 +197,7 @@ def test_of_a_cluster_the_node_of_the_shard_is_asked(cluster: Cluster) -> None:
     assert refusal.word == "OOM"
 
 
-def test_the_commands_show_it(
-    penstock: CommandLine, connection: Connection, things: Log, redis_client: Any
-) -> None:
+def test_the_commands_show_it(penstock: CommandLine, connection: Connection, things: Log, redis_client: Any) -> None:
     penstock("stream", "--drain")
     stage_rows(connection, things, 1, "refused ")
     redis_client.config_set("maxmemory", "1")

@@ -92,9 +92,7 @@ class Deployed:
         pipeline.attach(made)
         return made
 
-    def application(
-        self, pipeline: Pipeline, change: Callable[[Session, random.Random], None]
-    ) -> Callable[[], None]:
+    def application(self, pipeline: Pipeline, change: Callable[[Session, random.Random], None]) -> Callable[[], None]:
         """A process that makes about 100 changes a second, each in a transaction."""
         sessions, dice = self.sessions(pipeline), random.Random(repr(pipeline.channels))
 
@@ -109,9 +107,7 @@ class Deployed:
 
 
 @pytest.fixture
-def deployed(
-    engine: Engine, connection: Connection, database_url: str, redis_url: str
-) -> Iterator[Deployed]:
+def deployed(engine: Engine, connection: Connection, database_url: str, redis_url: str) -> Iterator[Deployed]:
     connection.execute(TABLES.encode())
     with ExitStack() as stack:
         yield Deployed(engine, database_url, redis_url, stack)
@@ -128,9 +124,7 @@ by_ride, by_rider = Ick("rides-to-index"), Ick("riders-to-index")
 
 def copying(copy: str, key: str) -> Callable[[Session, Sequence[str]], None]:
     """The handler of an Ick: it brings a copy up to date."""
-    statement = text(COPY.format(copy=copy, key=key)).bindparams(
-        bindparam("members", type_=ARRAY(BIGINT))
-    )
+    statement = text(COPY.format(copy=copy, key=key)).bindparams(bindparam("members", type_=ARRAY(BIGINT)))
 
     def index(session: Session, members: Sequence[str]) -> None:
         session.execute(statement, {"members": [*map(int, members)]})
@@ -163,9 +157,7 @@ def change_a_ride(session: Session, dice: random.Random) -> None:
 def read(connection: Connection, table: str, key: str) -> tuple[list[Any], list[Any]]:
     """A copy, and what the table says it should be."""
     copy = connection.execute(f"SELECT {key}, fare FROM public.{table} ORDER BY 1".encode())
-    rides = connection.execute(
-        f"SELECT {key}, sum(fare)::bigint FROM public.rides GROUP BY 1 ORDER BY 1".encode()
-    )
+    rides = connection.execute(f"SELECT {key}, sum(fare)::bigint FROM public.rides GROUP BY 1 ORDER BY 1".encode())
     return copy.fetchall(), rides.fetchall()
 
 
@@ -192,9 +184,7 @@ def test_an_ick_gets_another_member_under_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 5: the new copy equals the table, with rows that changed under the old rule only, or not at all."""
-    old, both, new = (
-        release_of_icks(*icks) for icks in ((by_ride,), (by_ride, by_rider), (by_rider,))
-    )
+    old, both, new = (release_of_icks(*icks) for icks in ((by_ride,), (by_ride, by_rider), (by_rider,)))
     end_old_workers = deployed.workers(old)
     end_old_application = deployed.application(old, change_a_ride)
 
@@ -213,13 +203,9 @@ def test_an_ick_gets_another_member_under_load(
     end_both_application()
     end_new_workers = deployed.workers(new)
     end_both_workers()
-    assert retire_channel(
-        connection, redis_client, "rides-to-index", discard=True, apply=True
-    ).applied
+    assert retire_channel(connection, redis_client, "rides-to-index", discard=True, apply=True).applied
     end_new_application()
-    eventually(
-        lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=90
-    )
+    eventually(lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=90)
     end_new_workers()
 
     assert registered(connection) == ["riders-to-index"]
@@ -237,9 +223,7 @@ def release_of_queues(*queues: Queue) -> Pipeline:
 
         @pipeline.worker(reads=queue, name=f"send-{queue.name}")
         def send(session: Session, job: Job) -> None:
-            session.execute(
-                text("INSERT INTO public.effects VALUES (:number)"), {"number": job.data["number"]}
-            )
+            session.execute(text("INSERT INTO public.effects VALUES (:number)"), {"number": job.data["number"]})
 
     return pipeline
 
@@ -274,8 +258,7 @@ def test_a_queue_gets_another_tenant_under_load(
 ) -> None:
     """Guarantee 4: every job is done once, also those that the old queue keeps for later."""
     old, both, new = (
-        release_of_queues(*queues)
-        for queues in ((by_rider_queue,), (by_rider_queue, by_city_queue), (by_city_queue,))
+        release_of_queues(*queues) for queues in ((by_rider_queue,), (by_rider_queue, by_city_queue), (by_city_queue,))
     )
     first, second = Booking("old", by_rider_queue, 20), Booking("new", by_city_queue, 3)
     end_old_workers = deployed.workers(old)
@@ -291,9 +274,7 @@ def test_a_queue_gets_another_tenant_under_load(
     with pytest.raises(Refused, match="records have not been read"):
         retire_channel(connection, redis_client, "receipts", apply=True)
     eventually(
-        lambda: retire_channel(connection, redis_client, "receipts").unread == 0,
-        "the old queue is empty",
-        timeout_s=90,
+        lambda: retire_channel(connection, redis_client, "receipts").unread == 0, "the old queue is empty", timeout_s=90
     )
     end_new_workers = deployed.workers(new)
     end_both_workers()
@@ -340,11 +321,7 @@ def raise_a_fare(session: Session, dice: random.Random) -> None:
 
 
 def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
-    deployed: Deployed,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    deployed: Deployed, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
     """Guarantee 6: the application changes at once, and the new log is read once nothing is left in the old one."""
     old, new = release_of_logs(of_rides, "id"), release_of_logs(of_riders, "rider_id")
@@ -354,9 +331,7 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
         raise_a_fare(session, dice)
         changed.release()
 
-    end_streamers = deployed.run(
-        Streamer(old, database_url, redis_url).run, Streamer(new, database_url, redis_url).run
-    )
+    end_streamers = deployed.run(Streamer(old, database_url, redis_url).run, Streamer(new, database_url, redis_url).run)
     end_old_application = deployed.application(old, change)
     eventually(lambda: changed.acquire(timeout=10), "it works")
     for _ in range(100):

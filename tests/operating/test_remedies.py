@@ -67,9 +67,7 @@ SELECT 'rides', right(id, 1)::int %% 2, id, 'update', 'ride', jsonb_build_object
 FROM changed ORDER BY id
 """
 
-COMMAND = re.compile(
-    r"penstock ((?:reset|dead-letters(?! list)|consumers|channels)(?: (?:'[^']+'|[^\s,;:.)→']+))+)"
-)
+COMMAND = re.compile(r"penstock ((?:reset|dead-letters(?! list)|consumers|channels)(?: (?:'[^']+'|[^\s,;:.)→']+))+)")
 """A command that changes something, up to the end of its clause."""
 
 
@@ -130,9 +128,7 @@ class Shop:
 
     def applied(self) -> tuple[object, ...] | None:
         """Records that were applied, and how often."""
-        return self.connection.execute(
-            "SELECT count(DISTINCT record_id), count(*) FROM public.applied"
-        ).fetchone()
+        return self.connection.execute("SELECT count(DISTINCT record_id), count(*) FROM public.applied").fetchone()
 
 
 @pytest.fixture
@@ -173,9 +169,7 @@ def test_the_other_order_refuses_what_came_too_late(shop: Shop) -> None:
     assert "superseded" in done.stdout
     assert shop.stale() == []
     dropped, applied = COMMAND.findall(done.stderr)
-    assert shop.follow(f"penstock {dropped}") == [
-        ("dead-letters drop copies --superseded --apply", 0)
-    ]
+    assert shop.follow(f"penstock {dropped}") == [("dead-letters drop copies --superseded --apply", 0)]
     assert (applied, shop.stale()) == ("dead-letters retry copies --superseded", [])
     assert json.loads(shop.penstock("dead-letters", "list", "--json").stdout) == []
 
@@ -209,9 +203,7 @@ def test_a_superseded_dead_letter_is_explained(shop: Shop) -> None:
 
     said = shop.penstock("explain", "1").stdout
     dropped, applied = COMMAND.findall(said)
-    assert shop.follow(f"penstock {applied}") == [
-        ("dead-letters retry copies 'rides/0 offset 1' --superseded", 0)
-    ]
+    assert shop.follow(f"penstock {applied}") == [("dead-letters retry copies 'rides/0 offset 1' --superseded", 0)]
     assert dropped == "dead-letters drop copies 'rides/0 offset 1' --apply"
     assert (len(shop.stale()), shop.applied()) == (1, (2 * KEYS, 2 * KEYS))
 
@@ -233,8 +225,7 @@ def test_after_a_commit_in_a_handler_nothing_is_applied_twice(shop: Shop) -> Non
     assert {*COMMAND.findall(elsewhere)} <= {*COMMAND.findall("; ".join(said))}
 
     assert [shop.follow(each) for each in said] == [
-        [(f"reset checkpoint copies --to 'rides/{shard} offset 6' --resume --apply", 0)]
-        for shard in (0, 1)
+        [(f"reset checkpoint copies --to 'rides/{shard} offset 6' --resume --apply", 0)] for shard in (0, 1)
     ]
     assert (shop.stale(), shop.applied()) == ([], (3 * KEYS, 3 * KEYS))
 
@@ -252,27 +243,19 @@ def test_after_a_commit_in_a_retry_nothing_is_applied_twice(shop: Shop) -> None:
     assert (shop.stale(), shop.applied()) == ([], (KEYS, KEYS))
 
 
-def test_behind_a_gap_the_consumer_goes_on_with_what_there_is(
-    shop: Shop, redis_client: redis.Redis
-) -> None:
+def test_behind_a_gap_the_consumer_goes_on_with_what_there_is(shop: Shop, redis_client: redis.Redis) -> None:
     """Guarantee 12: records that were removed before it had passed them are passed over by name, and no other."""
     shop.change(1, first=0)
     shop.consume()
     shop.change(2, first=100)
     shop.change(2, first=200)
     shop.change(1, first=300)
-    shop.connection.execute(
-        "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset BETWEEN 4 AND 9"
-    )
-    redis_client.xtrim(
-        log_keys("penstock", ShardName("rides", Shard(0))).stream, minid="16-0", approximate=False
-    )
+    shop.connection.execute("DELETE FROM penstock.journal WHERE shard = 0 AND first_offset BETWEEN 4 AND 9")
+    redis_client.xtrim(log_keys("penstock", ShardName("rides", Shard(0))).stream, minid="16-0", approximate=False)
     shop.consume()
 
     [said] = shop.halted()
-    assert shop.follow(said) == [
-        ("reset checkpoint copies --to 'rides/0 offset 9' --resume --apply", 0)
-    ]
+    assert shop.follow(said) == [("reset checkpoint copies --to 'rides/0 offset 9' --resume --apply", 0)]
     assert (shop.stale(), shop.applied()) == ([], (6 * KEYS - 6, 6 * KEYS - 6))
 
 
@@ -283,10 +266,7 @@ def test_a_repair_that_dead_letters_prevent(shop: Shop) -> None:
     shop.consume()
     said = shop.penstock("reconcile", "copies", "--apply").stderr
 
-    assert shop.follow(said) == [
-        ("dead-letters retry copies --all", 1),
-        ("dead-letters drop copies --all --apply", 0),
-    ]
+    assert shop.follow(said) == [("dead-letters retry copies --all", 1), ("dead-letters drop copies --all --apply", 0)]
     assert shop.penstock("reconcile", "copies", "--apply").returncode == 0
     assert shop.stale() == []
 

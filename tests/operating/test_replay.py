@@ -53,9 +53,7 @@ def ask(connection: Connection, streamer: Streamer, database_url: str) -> Any:
     streamer.drain()
 
     def run(target: str = "copies", *, channel: str = "things", **options: Any) -> Replay:
-        parts = {
-            name: options.pop(name) for name in ("start", "end", "key", "shard") if name in options
-        }
+        parts = {name: options.pop(name) for name in ("start", "end", "key", "shard") if name in options}
         with connect_postgres(database_url, application="test") as own:
             return replay(own, ReplayRequest(channel, target, **parts), **options)
 
@@ -70,12 +68,8 @@ def numbers(connection: Connection, channel: str = "copies") -> list[int]:
     return sorted(data["number"] for _, _, _, _, data, _ in staged(connection, channel))
 
 
-def test_older_generations_of_shards_come_first(
-    connection: Connection, ask: Ask, streamer: Streamer
-) -> None:
-    connection.execute(
-        "UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'"
-    )
+def test_older_generations_of_shards_come_first(connection: Connection, ask: Ask, streamer: Streamer) -> None:
+    connection.execute("UPDATE penstock.channels SET generations = '{3}', first_shard = 2 WHERE channel = 'things'")
     for number in range(40, 60):
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -133,9 +127,7 @@ def test_copies_are_records_of_the_target_that_tell_their_origin(
     assert connection.execute("SELECT * FROM penstock.checkpoints").fetchall() == []
 
 
-def test_a_replay_that_was_interrupted_goes_on_and_doubles_nothing(
-    connection: Connection, ask: Ask
-) -> None:
+def test_a_replay_that_was_interrupted_goes_on_and_doubles_nothing(connection: Connection, ask: Ask) -> None:
     def stop(_: int) -> None:
         raise InterruptedError
 
@@ -151,9 +143,7 @@ def test_a_replay_that_was_interrupted_goes_on_and_doubles_nothing(
     assert numbers(connection) == list(range(40))
 
 
-def test_retention_does_not_wait_in_shards_that_are_not_replayed(
-    connection: Connection, ask: Ask
-) -> None:
+def test_retention_does_not_wait_in_shards_that_are_not_replayed(connection: Connection, ask: Ask) -> None:
     def stop(_: int) -> None:
         raise InterruptedError
 
@@ -242,9 +232,7 @@ def test_a_part_is_chosen_by_place_time_and_key(
     assert numbers(connection) == list(expected)
 
 
-def test_a_time_includes_the_first_record_and_excludes_the_last(
-    connection: Connection, ask: Ask
-) -> None:
+def test_a_time_includes_the_first_record_and_excludes_the_last(connection: Connection, ask: Ask) -> None:
     start, end = (
         at
         for (at,) in connection.execute(
@@ -283,9 +271,7 @@ def test_an_ick_gets_members_and_a_queue_gets_tenants(connection: Connection, as
     ask("jobs", apply=True, key="k2")
 
     members, messages = staged(connection, "index"), staged(connection, "jobs")
-    assert {row[:5] for row in map(_hashable, members)} == {
-        ("k2", index.shard_for("k2"), "dirty", "member", "{}")
-    }
+    assert {row[:5] for row in map(_hashable, members)} == {("k2", index.shard_for("k2"), "dirty", "member", "{}")}
     assert len(messages) == 10
     assert {row[:2] for row in messages} == {("k2", jobs.shard_for("k2"))}
     assert all("penstock" not in row[5] for row in messages)
@@ -353,9 +339,7 @@ def test_records_that_were_deleted_by_hand_stop_it(connection: Connection, ask: 
     assert len(staged(connection)) == 7
 
 
-def test_a_key_that_no_tenant_can_have_stops_it(
-    connection: Connection, ask: Ask, streamer: Streamer
-) -> None:
+def test_a_key_that_no_tenant_can_have_stops_it(connection: Connection, ask: Ask, streamer: Streamer) -> None:
     drop_limits(connection)
     stage_rows(connection, things, 1, "long" * 100)
     streamer.drain()
@@ -366,12 +350,9 @@ def test_a_key_that_no_tenant_can_have_stops_it(
     assert staged(connection, "jobs") == []
 
 
-def test_the_command_shows_a_plan_and_carries_it_out(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_the_command_shows_a_plan_and_carries_it_out(penstock: CommandLine, connection: Connection) -> None:
     penstock.directory.joinpath("shop.py").write_text(
-        "from penstock import Log, Pipeline\n"
-        "pipeline = Pipeline([Log('things', shards=2), Log('copies')])\n"
+        "from penstock import Log, Pipeline\npipeline = Pipeline([Log('things', shards=2), Log('copies')])\n"
     )
     stage_rows(connection, things, 3)
     penstock("stream", "--drain")

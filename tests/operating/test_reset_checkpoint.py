@@ -55,9 +55,7 @@ def test_without_apply_nothing_moves(connection: Connection, reader: LogWorker) 
     moves = reset_checkpoint(connection, "reader", "earliest")
 
     assert sum(move.again for move in moves) == 20
-    assert (
-        connection.execute("SELECT * FROM penstock.checkpoints ORDER BY shard").fetchall() == before
-    )
+    assert connection.execute("SELECT * FROM penstock.checkpoints ORDER BY shard").fetchall() == before
 
 
 def test_after_a_reset_to_earliest_everything_is_applied_again(
@@ -72,9 +70,7 @@ def test_after_a_reset_to_earliest_everything_is_applied_again(
     assert sorted(r.id for r in applied) == sorted(r.id for r in first)
 
 
-def test_one_shard_can_be_reset_to_an_offset(
-    connection: Connection, reader: LogWorker, applied: list[Record]
-) -> None:
+def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: LogWorker, applied: list[Record]) -> None:
     applied.clear()
 
     reset_checkpoint(connection, "reader", Offset(3), shard=1, apply=True)
@@ -84,16 +80,12 @@ def test_one_shard_can_be_reset_to_an_offset(
     assert next(r.offset for r in applied) == 4
 
 
-def test_one_offset_for_several_shards_is_refused(
-    connection: Connection, reader: LogWorker
-) -> None:
+def test_one_offset_for_several_shards_is_refused(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Refused, match="--shard"):
         reset_checkpoint(connection, "reader", Offset(3), apply=True)
 
 
-def test_an_offset_that_does_not_exist_yet_is_refused(
-    connection: Connection, reader: LogWorker
-) -> None:
+def test_an_offset_that_does_not_exist_yet_is_refused(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Refused, match="a checkpoint can be at"):
         reset_checkpoint(connection, "reader", Offset(1000), shard=0, apply=True)
 
@@ -104,25 +96,17 @@ def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWor
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(
-    connection: Connection,
-    reader: LogWorker,
-    streamer: Streamer,
-    things: Log,
-    applied: list[Record],
+    connection: Connection, reader: LogWorker, streamer: Streamer, things: Log, applied: list[Record]
 ) -> None:
     """Here the failing record is skipped; after a fix of the handler it need not be."""
     stage_rows(connection, things, 1, "bad")
     stage_rows(connection, things, 10, "good")
     streamer.drain()
     reader.drain()
-    halted = connection.execute(
-        'SELECT shard, "offset" FROM penstock.checkpoints WHERE halted IS NOT NULL'
-    ).fetchall()
+    halted = connection.execute('SELECT shard, "offset" FROM penstock.checkpoints WHERE halted IS NOT NULL').fetchall()
     [(shard, offset)] = halted
     reader.close()
-    connection.execute(
-        "UPDATE penstock.checkpoints SET dead_in_a_row = 4 WHERE shard = %s", [shard]
-    )
+    connection.execute("UPDATE penstock.checkpoints SET dead_in_a_row = 4 WHERE shard = %s", [shard])
 
     reset_checkpoint(connection, "reader", Offset(offset + 1), shard=shard, resume=True, apply=True)
     in_a_row = connection.execute("SELECT max(dead_in_a_row) FROM penstock.checkpoints").fetchone()
@@ -133,9 +117,7 @@ def test_a_halted_shard_resumes_behind_the_failing_record(
     assert reset_checkpoint(connection, "reader", resume=True) == ()
 
 
-def test_dead_letters_that_will_be_read_again_are_removed(
-    connection: Connection, reader: LogWorker
-) -> None:
+def test_dead_letters_that_will_be_read_again_are_removed(connection: Connection, reader: LogWorker) -> None:
     """Otherwise they would collide when they are dead-lettered again."""
     connection.execute(
         "INSERT INTO penstock.dead_letters SELECT 'reader', 'things', 0, n, n, 'k', 'a', 'o', '{}', NULL, now(), 'r', 1 "
@@ -145,12 +127,7 @@ def test_dead_letters_that_will_be_read_again_are_removed(
     moves = reset_checkpoint(connection, "reader", Offset(2), shard=0, apply=True)
 
     assert [move.dead_letters for move in moves] == [2]
-    assert connection.execute(
-        'SELECT "offset" FROM penstock.dead_letters ORDER BY 1'
-    ).fetchall() == [
-        (1,),
-        (2,),
-    ]
+    assert connection.execute('SELECT "offset" FROM penstock.dead_letters ORDER BY 1').fetchall() == [(1,), (2,)]
 
 
 def stage_at(connection: Connection, shard: int, *ages: str) -> list[int]:
@@ -246,11 +223,7 @@ def test_records_of_that_time_that_retention_has_removed_are_counted(
 
 
 def test_a_time_is_not_before_what_retention_leaves_while_it_is_looked_for(
-    connection: Connection,
-    reader: LogWorker,
-    streamer: Streamer,
-    things: Log,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, reader: LogWorker, streamer: Streamer, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage_rows(connection, things, 20, "later")
     streamer.drain()

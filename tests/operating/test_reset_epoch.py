@@ -40,8 +40,7 @@ class Scene:
         def reader(session: Session, records: Sequence[Record]) -> None:
             for record in records:
                 session.execute(
-                    text("INSERT INTO public.effects VALUES (:id, :key)"),
-                    {"id": record.id, "key": record.key},
+                    text("INSERT INTO public.effects VALUES (:id, :key)"), {"id": record.id, "key": record.key}
                 )
 
     def stream(self, url: str) -> None:
@@ -63,23 +62,14 @@ class Scene:
             stage_rows(connection, self.things, count, prefix)
 
     def log(self) -> dict[ShardName, list[Record]]:
-        return {
-            s: [*read(self.client, "penstock", s, BEGINNING, 10_000)]
-            for s in self.things.shard_names
-        }
+        return {s: [*read(self.client, "penstock", s, BEGINNING, 10_000)] for s in self.things.shard_names}
 
     def assert_exact(self, url: str) -> None:
         """Asserts that every committed record is in the log once and has one effect, and that nothing else is there."""
         with connect_postgres(url, application="test") as connection:
-            committed = connection.execute(
-                "SELECT id, key FROM penstock.staged_records ORDER BY id"
-            ).fetchall()
-            effects = connection.execute(
-                "SELECT record_id, key FROM public.effects ORDER BY record_id"
-            ).fetchall()
-            named = connection.execute(
-                "SELECT unnest(record_ids) FROM penstock.journal ORDER BY 1"
-            ).fetchall()
+            committed = connection.execute("SELECT id, key FROM penstock.staged_records ORDER BY id").fetchall()
+            effects = connection.execute("SELECT record_id, key FROM public.effects ORDER BY record_id").fetchall()
+            named = connection.execute("SELECT unnest(record_ids) FROM penstock.journal ORDER BY 1").fetchall()
         log = self.log()
         assert effects == committed
         assert [record_id for (record_id,) in named] == [record_id for record_id, _ in committed]
@@ -140,9 +130,7 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.assert_exact(server.url)
     keys, diverged = read_all(group)
     assert diverged == 2, "a group's reader is warned in each shard"
-    assert sorted(keys) == sorted(
-        [f"after{n}" for n in range(1, 41)] + [f"later{n}" for n in range(1, 11)]
-    )
+    assert sorted(keys) == sorted([f"after{n}" for n in range(1, 41)] + [f"later{n}" for n in range(1, 11)])
 
 
 def read_all(group: LogGroup) -> tuple[list[str], int]:
@@ -223,9 +211,7 @@ def test_a_database_loaded_into_another_cluster_continues_in_a_new_epoch(
     scene.assert_exact(moved)
 
 
-def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(
-    scene: Scene, database_url: str
-) -> None:
+def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(scene: Scene, database_url: str) -> None:
     """Otherwise a record with a future id would be sequenced when this cluster reaches it, perhaps twice."""
     scene.stage(database_url, 1, "k")
     with connect_postgres(database_url, application="test") as connection:
@@ -254,13 +240,9 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
         later.execute("SELECT pg_current_xact_id()")
         staged.execute("BEGIN")
         stage_rows(staged, scene.things, 5, "staged")
-        resetting = Thread(
-            target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True
-        )
+        resetting = Thread(target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True)
         resetting.start()
-        eventually(
-            lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction"
-        )
+        eventually(lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction")
         staged.execute("COMMIT")
         resetting.join(20)
         stage_rows(later, scene.things, 5, "later")
@@ -304,11 +286,7 @@ def test_records_committed_beside_a_running_transaction_are_not_taken_for_anothe
 
 
 def test_a_prepared_transaction_that_has_staged_stops_the_reset(
-    scene: Scene,
-    flow: Pipeline,
-    database_url: str,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch_module, "LOCK_TIMEOUT_S", 1)
     scene.stream(database_url)
@@ -341,11 +319,7 @@ def test_a_streamer_of_the_old_epoch_is_fenced_out(
 
 
 def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
-    scene: Scene,
-    flow: Pipeline,
-    database_url: str,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.execute(EFFECTS)
     scene.stage(database_url, 20, "first")
@@ -403,9 +377,7 @@ def test_a_record_that_is_gone_keeps_its_offset_where_somebody_has_read_that_far
     scene.consume(database_url)
     connection.execute("DELETE FROM penstock.staged_records WHERE id = 15")
     pretend_loss(scene, 2)
-    journal = (
-        "SELECT channel, shard, first_offset, record_ids FROM penstock.journal ORDER BY 1, 2, 3"
-    )
+    journal = "SELECT channel, shard, first_offset, record_ids FROM penstock.journal ORDER BY 1, 2, 3"
     before = connection.execute(journal).fetchall()
 
     plan = reset_epoch(connection, scene.client, flow, apply=True)

@@ -110,12 +110,7 @@ def test_a_streamer_whose_connection_survives_a_restore_compares_again(
 
 
 def test_a_consumer_whose_connection_survives_a_restore_applies_nothing_that_was_lost(
-    flow: Pipeline,
-    things: Log,
-    server: EmbeddedPostgres,
-    pooled_url: str,
-    redis_url: str,
-    tmp_path: Path,
+    flow: Pipeline, things: Log, server: EmbeddedPostgres, pooled_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     """Guarantee 10: its checkpoint went back, and the log has what follows it."""
 

@@ -74,9 +74,7 @@ def test_records_in_a_shard_that_no_channel_has_are_lag_and_an_error(
     assert lags(found)[7] == 3
     assert [(str(shard), count) for shard, count, _ in found.unread] == [("things/7", 3)] * 2
     assert any("things/7: 3 records" in each for each in errors(connection, redis_client, reading))
-    assert {
-        (f.where, f.kind, f.shard, f.count) for f in findings(connection, redis_client, reading)
-    } == {
+    assert {(f.where, f.kind, f.shard, f.count) for f in findings(connection, redis_client, reading)} == {
         ("consumers", FindingKind.MISSING, 7, 3),
         ("consumer reader", FindingKind.MISSING, 7, 3),
     }
@@ -96,11 +94,7 @@ def test_records_of_a_channel_that_is_neither_registered_nor_declared_are_an_err
 
 
 def test_a_missing_checkpoint_is_lag_and_an_error(
-    connection: Connection,
-    redis_client: redis.Redis,
-    reading: Pipeline,
-    things: Log,
-    streamer: Streamer,
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer
 ) -> None:
     stage_rows(connection, things, 20)
     streamer.drain()
@@ -120,12 +114,7 @@ def test_a_missing_checkpoint_is_lag_and_an_error(
 
 @pytest.mark.parametrize("damage", ["another type", "a foreign entry"])
 def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
-    connection: Connection,
-    redis_client: redis.Redis,
-    reading: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    damage: str,
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer, damage: str
 ) -> None:
     stage_rows(connection, things, 20)
     streamer.drain()
@@ -150,11 +139,7 @@ def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
 
 
 def test_a_verification_from_a_place_compares_its_shard_alone(
-    connection: Connection,
-    redis_client: redis.Redis,
-    reading: Pipeline,
-    things: Log,
-    streamer: Streamer,
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer
 ) -> None:
     stage_rows(connection, things, 20)
     streamer.drain()
@@ -169,9 +154,7 @@ def test_a_verification_from_a_place_compares_its_shard_alone(
         ranges("things/9 offset 3")
 
 
-def test_status_exits_with_1_if_a_shard_does_not_move(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_status_exits_with_1_if_a_shard_does_not_move(penstock: CommandLine, connection: Connection) -> None:
     penstock("stream", "--drain")
     penstock("consume", "reader", "--drain")
     sound = penstock("status")

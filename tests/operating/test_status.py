@@ -68,11 +68,7 @@ def test_a_record_counts_as_staged_then_as_published_then_as_applied(
 
 
 def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, streamer: Streamer
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     register_consumer(connection, flow.scope, flow.get_consumer("reader"))
@@ -104,9 +100,7 @@ def test_the_oldest_open_transaction_is_named(
     assert found.pid == pid
 
 
-def test_without_redis_everything_else_is_shown(
-    connection: Connection, flow: Pipeline, things: Log
-) -> None:
+def test_without_redis_everything_else_is_shown(connection: Connection, flow: Pipeline, things: Log) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
         found = status(connection, away, flow)
 
@@ -140,9 +134,7 @@ def test_a_redis_that_does_not_answer_is_asked_once(
     assert (found.redis, len(asked)) == ("timed out", 1)
 
 
-def test_the_last_run_of_each_reconciliation_is_shown(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute(
         """
         INSERT INTO penstock.reconciliations (name, consumer, intent, compared, missing, surplus, different, outcome, ended_at)
@@ -160,14 +152,9 @@ def test_the_last_run_of_each_reconciliation_is_shown(
     ]
 
 
-def test_a_database_without_tables_names_the_command_to_run(
-    postgres: object, redis_client: redis.Redis
-) -> None:
+def test_a_database_without_tables_names_the_command_to_run(postgres: object, redis_client: redis.Redis) -> None:
     url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the run's fixture
-    with (
-        connect_postgres(url, application="test") as empty,
-        pytest.raises(SchemaMissing, match="penstock init"),
-    ):
+    with connect_postgres(url, application="test") as empty, pytest.raises(SchemaMissing, match="penstock init"):
         status(empty, redis_client)
 
 

@@ -30,9 +30,7 @@ EFFECT = text("INSERT INTO public.effects (key, word) VALUES (:key, :word)")
 class Desk:
     """A consumer that refuses the words of a set, and writes down all others; a word's key is its first letter."""
 
-    def __init__(
-        self, connection: Connection, streamer: Streamer, urls: tuple[str, str], things: Log
-    ) -> None:
+    def __init__(self, connection: Connection, streamer: Streamer, urls: tuple[str, str], things: Log) -> None:
         self.connection, self.streamer, self.urls = connection, streamer, urls
         self.flow, self.refused = Pipeline([things]), set[str]()
         self.things, self.name = things, "reader"
@@ -68,27 +66,19 @@ class Desk:
         """By offset, which later record each dead letter knows of."""
         return {letter.offset: letter.superseded_by for letter in self.letters()}
 
-    def retry(
-        self, letters: list[DeadLetter] | None = None, *, superseded: bool = False
-    ) -> list[str]:
+    def retry(self, letters: list[DeadLetter] | None = None, *, superseded: bool = False) -> list[str]:
         chosen = self.letters() if letters is None else letters
         done = retry(self.flow, chosen, self.urls[0], superseded=superseded)
         return [each.outcome for each in done]
 
     def effects(self, key: str = "a") -> list[str]:
-        rows = self.connection.execute(
-            "SELECT word FROM public.effects WHERE key = %s ORDER BY number", (key,)
-        )
+        rows = self.connection.execute("SELECT word FROM public.effects WHERE key = %s ORDER BY number", (key,))
         return [word for (word,) in rows]
 
 
 @pytest.fixture
-def desk(
-    things: Log, connection: Connection, streamer: Streamer, database_url: str, redis_url: str
-) -> Desk:
-    connection.execute(
-        "CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, key text, word text)"
-    )
+def desk(things: Log, connection: Connection, streamer: Streamer, database_url: str, redis_url: str) -> Desk:
+    connection.execute("CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, key text, word text)")
     return Desk(connection, streamer, (database_url, redis_url), things)
 
 
@@ -203,10 +193,7 @@ def test_a_transaction_of_several_shards_supersedes_in_each(desk: Desk) -> None:
         worker.drain()
 
     assert together == [{0, 1}]
-    assert sorted(letter.superseded_by for letter in desk.letters()) == [
-        "things/0 offset 2",
-        "things/1 offset 2",
-    ]
+    assert sorted(letter.superseded_by for letter in desk.letters()) == ["things/0 offset 2", "things/1 offset 2"]
 
 
 def test_a_later_record_in_another_shard_supersedes_it(desk: Desk) -> None:
@@ -244,9 +231,7 @@ def test_a_worker_that_applies_the_later_record_meanwhile_is_noticed(desk: Desk)
     assert desk.effects() == ["a2"]
 
 
-def test_members_have_no_order(
-    connection: Connection, database_url: str, redis_url: str, desk: Desk
-) -> None:
+def test_members_have_no_order(connection: Connection, database_url: str, redis_url: str, desk: Desk) -> None:
     """A member is brought up to date, whatever came before or after it."""
     index = Ick("index", shards=1)
     flow = Pipeline([index])

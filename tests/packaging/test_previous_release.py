@@ -73,14 +73,9 @@ def run(older: Path, tmp_path: Path, shared_url: str, redis_url: str) -> Run:
     """Runs a command of the older release, or of this one."""
     (tmp_path / "shop.py").write_text(APPLICATION)
     (tmp_path / "plain.py").write_text(APPLICATION.replace("shards=2", "shards=2, entries='plain'"))
-    settings = {
-        "PENSTOCK_DATABASE_URL": shared_url,
-        "PENSTOCK_REDIS_URL": redis_url,
-    }
+    settings = {"PENSTOCK_DATABASE_URL": shared_url, "PENSTOCK_REDIS_URL": redis_url}
 
-    def command(
-        release: str, *arguments: str, app: str = "shop"
-    ) -> subprocess.CompletedProcess[str]:
+    def command(release: str, *arguments: str, app: str = "shop") -> subprocess.CompletedProcess[str]:
         path = {"older": older, "ours": ROOT / "src"}[release]
         settings["PENSTOCK_APP"] = f"{app}:pipeline"
         return subprocess.run(
@@ -106,9 +101,7 @@ def stage(url: str) -> None:
         connection.execute(STAGE)
 
 
-def test_workers_of_the_older_release_run_beside_ours_on_our_schema(
-    run: Run, shared_url: str
-) -> None:
+def test_workers_of_the_older_release_run_beside_ours_on_our_schema(run: Run, shared_url: str) -> None:
     """Guarantee 26: with ``entries="plain"``, until all consumers are of ours."""
     initialise(shared_url)
     for streaming, consuming in (("older", "ours"), ("ours", "older"), ("older", "older")):
@@ -122,9 +115,7 @@ def test_workers_of_the_older_release_run_beside_ours_on_our_schema(
     assert effects(shared_url) == list(range(1, 31))
 
 
-def test_a_consumer_of_the_older_release_refuses_packed_entries_and_ours_goes_on(
-    run: Run, shared_url: str
-) -> None:
+def test_a_consumer_of_the_older_release_refuses_packed_entries_and_ours_goes_on(run: Run, shared_url: str) -> None:
     """Guarantee 26: nothing is skipped, and nothing taken for something else."""
     initialise(shared_url)
     stage(shared_url)
@@ -141,9 +132,7 @@ def test_a_consumer_of_the_older_release_refuses_packed_entries_and_ours_goes_on
     assert effects(shared_url) == list(range(1, 21))
 
 
-def test_our_workers_refuse_the_schema_of_the_older_release_until_init(
-    run: Run, shared_url: str
-) -> None:
+def test_our_workers_refuse_the_schema_of_the_older_release_until_init(run: Run, shared_url: str) -> None:
     """Guarantee 26."""
     assert run("older", "init").returncode == 0
     before = "penstock_0002"

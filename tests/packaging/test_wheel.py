@@ -31,11 +31,7 @@ def run(environment: Path, code: str, *, borrow: tuple[str, ...]) -> str:
     site = next((environment / "lib").glob("python*/site-packages"))
     home = next(Path(p) for p in sys.path if p.endswith("site-packages"))
     for package in borrow:
-        for found in [
-            *home.glob(package),
-            *home.glob(f"{package}.py"),
-            *home.glob(f"{package}.*.so"),
-        ]:
+        for found in [*home.glob(package), *home.glob(f"{package}.py"), *home.glob(f"{package}.*.so")]:
             link = site / found.name
             if not link.exists():
                 link.symlink_to(found)
@@ -83,17 +79,7 @@ def test_an_application_that_only_stages_needs_only_sqlalchemy(empty: Path) -> N
         borrow=("sqlalchemy", "typing_extensions"),
     ).split()
 
-    heavy = {
-        "redis",
-        "pyspark",
-        "pyarrow",
-        "typer",
-        "rich",
-        "pydantic",
-        "structlog",
-        "alembic",
-        "psycopg",
-    }
+    heavy = {"redis", "pyspark", "pyarrow", "typer", "rich", "pydantic", "structlog", "alembic", "psycopg"}
     assert "sqlalchemy" in loaded
     assert not heavy & set(loaded)
 

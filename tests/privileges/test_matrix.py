@@ -132,9 +132,7 @@ def stream(actor: Actor) -> None:
 
 
 def consume(actor: Actor, name: str = "sync-reader") -> None:
-    with LogWorker(
-        pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url
-    ) as worker:
+    with LogWorker(pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url) as worker:
         worker.drain()
 
 
@@ -218,8 +216,7 @@ def reconcile(actor: Actor) -> None:
         run = {"name": "n", "consumer": "sync-reader", "intent": "repair", "engine": "inline"}
         [(number,)] = connection.execute(sql["begin_run"], run).fetchall()
         connection.execute(
-            "INSERT INTO penstock.repairs (reconciliation, key, kind) VALUES (%s, '1', 'missing')",
-            [number],
+            "INSERT INTO penstock.repairs (reconciliation, key, kind) VALUES (%s, '1', 'missing')", [number]
         )
         remaining = RemainingKeys(connect, DEFAULT_SCOPE, number)
         remaining.keep("n", ["1"])
@@ -307,15 +304,11 @@ DENIED = (psycopg.errors.InsufficientPrivilege, PrivilegeMissing, AppendRefused,
 
 
 @pytest.fixture
-def world(
-    with_roles: str, redis_url: str, redis_client: redis.Redis
-) -> Iterator[Callable[[Verb], None]]:
+def world(with_roles: str, redis_url: str, redis_client: redis.Redis) -> Iterator[Callable[[Verb], None]]:
     """Makes something to do for a verb."""
     administrator = Actor(with_roles, redis_url)
     for spec in pipeline.consumers.values():
-        worker = (LogWorker if spec.channel is things else IckWorker)(
-            pipeline, spec, with_roles, redis_url
-        )
+        worker = (LogWorker if spec.channel is things else IckWorker)(pipeline, spec, with_roles, redis_url)
         worker.open()
         worker.close()
 
@@ -336,21 +329,13 @@ def world(
 
 @pytest.mark.parametrize(("verb", "may"), MAY, ids=[verb.__name__ for verb, _ in MAY])
 def test_each_role_does_its_own_work_and_is_denied_the_rest(
-    verb: Verb,
-    may: set[str],
-    world: Callable[[Verb], None],
-    urls_as: As,
+    verb: Verb, may: set[str], world: Callable[[Verb], None], urls_as: As
 ) -> None:
     """Guarantee 32."""
     both = {"an_application"} if may & {"a_producer", "a_consumer"} else set()
     expected = {*may, *both, "a_owner"}
     allowed, refused = try_logins(
-        lambda *urls: verb(Actor(*urls)),
-        urls_as,
-        lambda: world(verb),
-        DENIED,
-        may=expected,
-        changes=verb in CHANGING,
+        lambda *urls: verb(Actor(*urls)), urls_as, lambda: world(verb), DENIED, may=expected, changes=verb in CHANGING
     )
 
     assert allowed == expected, {login: str(error) for login, error in refused.items()}
@@ -361,6 +346,4 @@ def is_refusal(error: Exception) -> bool:
     """Whether it is about rights and nothing else."""
     if isinstance(error, StagingError):
         return "42501" in str(error)
-    return (
-        not isinstance(error, AppendRefused) or acl_grant(str(error), "penstock", "u") is not None
-    )
+    return not isinstance(error, AppendRefused) or acl_grant(str(error), "penstock", "u") is not None

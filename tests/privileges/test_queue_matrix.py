@@ -204,20 +204,12 @@ def world(with_roles: str, redis_url: str) -> Iterator[Callable[[Verb], None]]:
 
 @pytest.mark.parametrize(("verb", "may"), MAY, ids=[verb.__name__ for verb, _ in MAY])
 def test_each_role_does_its_own_work_with_a_queue_and_is_denied_the_rest(
-    verb: Verb,
-    may: set[str],
-    world: Callable[[Verb], None],
-    urls_as: As,
+    verb: Verb, may: set[str], world: Callable[[Verb], None], urls_as: As
 ) -> None:
     """Guarantee 32."""
     expected = {*may, "a_owner"}
     allowed, refused = try_logins(
-        lambda *urls: verb(Actor(*urls)),
-        urls_as,
-        lambda: world(verb),
-        DENIED,
-        may=expected,
-        changes=verb in CHANGING,
+        lambda *urls: verb(Actor(*urls)), urls_as, lambda: world(verb), DENIED, may=expected, changes=verb in CHANGING
     )
 
     assert allowed == expected, {login: str(error) for login, error in refused.items()}

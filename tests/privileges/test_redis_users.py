@@ -45,14 +45,7 @@ FORBIDDEN = {
     ],
     "owner": ["EVAL return(1) 0"],
     "streamer": [f"RENAME {LOG} {EPOCH}"],
-    "consumer": [
-        ENTRY.format(LOG),
-        f"DEL {LOG}",
-        f"SET {EPOCH} 9",
-        f"DEL {EPOCH}",
-        f"XTRIM {LOG} MAXLEN 0",
-        "INFO",
-    ],
+    "consumer": [ENTRY.format(LOG), f"DEL {LOG}", f"SET {EPOCH} 9", f"DEL {EPOCH}", f"XTRIM {LOG} MAXLEN 0", "INFO"],
     "viewer": [
         ENTRY.format(LOG),
         f"DEL {LOG}",
@@ -79,12 +72,7 @@ ALLOWED = {
         f"ZADD {DIRTY} 1 m",
         f"ZREM {DIRTY} m",
     ],
-    "viewer": [
-        f"XREVRANGE {LOG} + - COUNT 1",
-        f"ZRANGE {DIRTY} 0 -1",
-        f"PTTL {LOG}",
-        "INFO memory",
-    ],
+    "viewer": [f"XREVRANGE {LOG} + - COUNT 1", f"ZRANGE {DIRTY} 0 -1", f"PTTL {LOG}", "INFO memory"],
 }
 
 
@@ -102,9 +90,7 @@ def test_each_user_may_send_its_own_commands_and_no_others(
                 client.execute_command(*line.split())
 
 
-def test_a_script_gives_its_caller_no_rights(
-    redis_url_for: UrlFor, redis_client: redis.Redis
-) -> None:
+def test_a_script_gives_its_caller_no_rights(redis_url_for: UrlFor, redis_client: redis.Redis) -> None:
     """A consumer may call scripts on the keys of a log; what they do to it is still checked."""
     sha = redis_client.script_load("return redis.call('DEL', KEYS[1])")
     redis_client.xadd(LOG, {"id": "1"}, "1-0")
@@ -118,9 +104,7 @@ def test_a_script_gives_its_caller_no_rights(
     assert redis_client.exists(LOG)
 
 
-def test_a_log_is_read_by_every_user_and_written_by_those_of_streamers(
-    redis_url_for: UrlFor,
-) -> None:
+def test_a_log_is_read_by_every_user_and_written_by_those_of_streamers(redis_url_for: UrlFor) -> None:
     with LogWriter.connect(redis_url_for("streamer"), "things") as writer:
         writer.append([1, 2, 3], token="a", keep_at_least=3)
         writer.append([4], token="b")
@@ -174,10 +158,7 @@ def test_without_a_password_nobody_can_log_in(redis_client: RedisClient, redis_u
     redis_client.execute_command(line)
     path = redis_url.removeprefix("unix://")
     try:
-        with (
-            redis.Redis.from_url(f"unix://fresh_viewer:@{path}") as client,
-            pytest.raises(redis.AuthenticationError),
-        ):
+        with redis.Redis.from_url(f"unix://fresh_viewer:@{path}") as client, pytest.raises(redis.AuthenticationError):
             client.execute_command("AUTH", "fresh_viewer", "")
     finally:
         redis_client.execute_command("ACL", "DELUSER", "fresh_viewer")
@@ -188,9 +169,7 @@ def test_the_file_is_one_that_redis_loads(tmp_path: Path, redis_server: Embedded
     users.write_text("user default on nopass ~* &* +@all\n")
     with users.open("a") as file:
         file.writelines(f"{line} >secret\n" for line in acl_lines("shop", "shop", "file"))
-    server = EmbeddedRedis(
-        tmp_path / "redis", settings={"aclfile": str(users)}, binary=redis_server._binary
-    )
+    server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": str(users)}, binary=redis_server._binary)
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:
@@ -229,10 +208,7 @@ class FilelessRedis(EmbeddedRedis):
         binary, file = super()._command(sockets)
         words = Path(file).read_text().split()
         lines = zip(words[::2], words[1::2], strict=True)
-        return [
-            binary,
-            *(each for name, value in lines for each in (f"--{name}", value.strip('"'))),
-        ]
+        return [binary, *(each for name, value in lines for each in (f"--{name}", value.strip('"')))]
 
 
 def find(connection: Connection, client: redis.Redis) -> CheckResult:
@@ -242,11 +218,7 @@ def find(connection: Connection, client: redis.Redis) -> CheckResult:
 
 @pytest.mark.parametrize("where", ["aclfile", "redis.conf"])
 def test_users_that_were_saved_outlive_a_restart(
-    where: str,
-    tmp_path: Path,
-    redis_server: EmbeddedRedis,
-    bare: CommandLine,
-    connection: Connection,
+    where: str, tmp_path: Path, redis_server: EmbeddedRedis, bare: CommandLine, connection: Connection
 ) -> None:
     """With the default user off, the administrator may still log in."""
     (tmp_path / "users.acl").touch()
@@ -276,10 +248,7 @@ def test_users_that_were_saved_outlive_a_restart(
             ]
             result = find(connection, client)
             assert (result.grade, "saved to" in result.message) == ("ok", True)
-        with (
-            redis.Redis.from_url(server.url) as client,
-            pytest.raises(redis.AuthenticationError),
-        ):
+        with redis.Redis.from_url(server.url) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
     finally:
         server.remove()
@@ -312,9 +281,7 @@ def test_the_users_of_a_cluster_are_saved_on_each_node(cluster: Cluster) -> None
         assert len(save_users(client)) == len(cluster.nodes)
 
 
-def test_the_users_work_on_a_cluster(
-    cluster: Cluster, connection: Connection, database_url: str
-) -> None:
+def test_the_users_work_on_a_cluster(cluster: Cluster, connection: Connection, database_url: str) -> None:
     things = Log("things", shards=4)
     flow = Pipeline([things])
     for node in cluster.nodes:
@@ -327,9 +294,7 @@ def test_the_users_work_on_a_cluster(
     )
     address = cluster.url.rpartition("@")[2]
 
-    with Streamer(
-        flow, database_url, f"redis+cluster://penstock_streamer:secret@{address}"
-    ) as streamer:
+    with Streamer(flow, database_url, f"redis+cluster://penstock_streamer:secret@{address}") as streamer:
         streamer.drain()
 
     for user in ("consumer", "viewer"):
@@ -342,14 +307,8 @@ def test_the_users_work_on_a_cluster(
 @pytest.mark.parametrize(
     ("refusal", "grant"),
     [
-        (
-            "NOPERM User a_viewer has no permissions to run the 'info' command",
-            "ACL SETUSER a_viewer +info",
-        ),
-        (
-            "NOPERM this user has no permissions to run the 'get' command or its subcommand",
-            "ACL SETUSER a_viewer +get",
-        ),
+        ("NOPERM User a_viewer has no permissions to run the 'info' command", "ACL SETUSER a_viewer +info"),
+        ("NOPERM this user has no permissions to run the 'get' command or its subcommand", "ACL SETUSER a_viewer +get"),
         ("No permissions to access a key", "ACL SETUSER a_viewer ~shop:{*}:*"),
         (
             "The user executing the script can't run this command or subcommand",

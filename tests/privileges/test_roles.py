@@ -109,9 +109,7 @@ def test_the_script_makes_the_same_and_revokes_what_is_too_much(connection: Conn
     assert connection.execute(kept).fetchone() == (True,)
 
 
-def test_a_privilege_too_many_is_revoked_and_what_goes_with_it_granted_again(
-    connection: Connection,
-) -> None:
+def test_a_privilege_too_many_is_revoked_and_what_goes_with_it_granted_again(connection: Connection) -> None:
     """A REVOKE on a table also takes the privilege from its columns."""
     make_roles(connection, "penstock", "surplus")
     connection.execute("GRANT INSERT, SELECT ON penstock.staged_records TO surplus_producer")
@@ -129,9 +127,7 @@ def test_a_table_of_the_application_in_the_schema_is_left_alone(connection: Conn
     connection.execute("GRANT DELETE ON penstock.their_own TO alone_viewer")
 
     assert plan_roles(connection, "penstock", "alone").statements == ()
-    [(owner,)] = connection.execute(
-        "SELECT tableowner FROM pg_tables WHERE tablename = 'their_own'"
-    ).fetchall()
+    [(owner,)] = connection.execute("SELECT tableowner FROM pg_tables WHERE tablename = 'their_own'").fetchall()
     assert owner == "postgres"
 
 
@@ -154,9 +150,7 @@ def test_a_schema_without_tables_is_refused(empty_url: str) -> None:
         plan_roles(connection, "penstock", "penstock")
 
 
-def test_a_login_that_may_not_make_roles_changes_nothing(
-    connection: Connection, database_url: str, login: str
-) -> None:
+def test_a_login_that_may_not_make_roles_changes_nothing(connection: Connection, database_url: str, login: str) -> None:
     with (
         connect_postgres(as_login(database_url, login), application="test") as poor,
         pytest.raises(PrivilegeMissing, match="permission denied to create role"),
@@ -166,9 +160,7 @@ def test_a_login_that_may_not_make_roles_changes_nothing(
     assert connection.execute("SELECT FROM pg_roles WHERE rolname LIKE 'poor%'").fetchall() == []
 
 
-def test_a_grant_that_postgres_only_warns_of_is_an_error(
-    connection: Connection, database_url: str, login: str
-) -> None:
+def test_a_grant_that_postgres_only_warns_of_is_an_error(connection: Connection, database_url: str, login: str) -> None:
     """GRANT by a role that has the privilege, and may not pass it on."""
     make_roles(connection, "penstock", "warned")
     connection.execute(f"GRANT warned_owner TO {login}".encode())
@@ -257,9 +249,7 @@ def test_init_by_a_role_that_may_not_says_so(database_url: str, login: str) -> N
 NOT_A_PRODUCERS = [
     ONE.replace("(channel", "(created_at, channel").replace("('things", "('infinity', 'things"),
     ONE.replace("(channel", "(xid, channel").replace("('things", "('1', 'things"),
-    ONE.replace("(channel", "(id, channel").replace(
-        "VALUES ('things", "OVERRIDING SYSTEM VALUE VALUES (1, 'things"
-    ),
+    ONE.replace("(channel", "(id, channel").replace("VALUES ('things", "OVERRIDING SYSTEM VALUE VALUES (1, 'things"),
     ONE + " RETURNING id",
     "COPY penstock.staged_records (xid) FROM STDIN",
     "SELECT data FROM penstock.staged_records",
@@ -314,9 +304,7 @@ NOT_IN_A_LOG = [
 ]
 
 
-def test_a_record_that_the_log_cannot_hold_is_refused_whoever_inserts_it(
-    connection: Connection,
-) -> None:
+def test_a_record_that_the_log_cannot_hold_is_refused_whoever_inserts_it(connection: Connection) -> None:
     for column, value in NOT_IN_A_LOG:
         values = {
             "channel": "'things'",
@@ -378,9 +366,7 @@ def test_the_limits_do_not_queue_for_long_behind_a_writer(empty_url: str) -> Non
 # what a worker and the doctor say
 
 
-@pytest.mark.parametrize(
-    ("worker", "role"), [("streamer", "streamer"), ("reader", "consumer"), ("doer", "consumer")]
-)
+@pytest.mark.parametrize(("worker", "role"), [("streamer", "streamer"), ("reader", "consumer"), ("doer", "consumer")])
 def test_a_worker_without_rights_names_them_and_its_grants_suffice(
     worker: str,
     role: str,
@@ -416,10 +402,7 @@ def test_a_worker_without_rights_names_them_and_its_grants_suffice(
 
 
 def test_the_doctor_prints_grants_that_suffice(
-    connection: Connection,
-    database_url_for: UrlFor,
-    redis_client: redis.Redis,
-    login: str,
+    connection: Connection, database_url_for: UrlFor, redis_client: redis.Redis, login: str
 ) -> None:
     connection.execute(f"GRANT USAGE ON SCHEMA penstock TO {login}".encode())
     connection.execute(f"GRANT INSERT ON penstock.journal TO {login}".encode())
@@ -472,10 +455,7 @@ def test_the_doctor_names_a_command_that_redis_refuses(
         ("a_streamer", "a_streamer has what it takes to stream"),
         ("a_consumer", "a_consumer has what it takes to consume"),
         ("a_producer", "a_producer has what it takes to stage"),
-        (
-            "nobody",
-            "nobody lacks some of what it takes to stage: USAGE on the schema; INSERT (channel, ",
-        ),
+        ("nobody", "nobody lacks some of what it takes to stage: USAGE on the schema; INSERT (channel, "),
     ],
 )
 def test_the_doctor_runs_as_any_role(
@@ -496,9 +476,7 @@ def test_the_doctor_runs_as_any_role(
         findings = diagnose(looking, client)
 
     errors = [finding for finding in findings if finding.grade == "error"]
-    assert [finding.check for finding in errors] == [
-        "durability"
-    ]  # the tests' server is not durable
+    assert [finding.check for finding in errors] == ["durability"]  # the tests' server is not durable
     assert only(findings, "privileges").message.startswith(message)
     if login == "a_viewer":
         warnings = {finding.check for finding in findings if finding.grade == "warning"}
@@ -519,10 +497,7 @@ class Parcel(Base):
 
 
 def test_a_trigger_stages_for_a_writer_without_any_right_on_penstock(
-    connection_for: Callable[[str], Connection],
-    database_url_for: UrlFor,
-    connection: Connection,
-    login: str,
+    connection_for: Callable[[str], Connection], database_url_for: UrlFor, connection: Connection, login: str
 ) -> None:
     """The function runs as its owner, who needs the rights of a producer, and can be called by nobody."""
     connection.execute(f"GRANT CREATE ON SCHEMA penstock, public TO {login}".encode())
@@ -542,18 +517,14 @@ def test_a_trigger_stages_for_a_writer_without_any_right_on_penstock(
 
     rows = connection.execute("SELECT key, action FROM penstock.staged_records")
     assert rows.fetchall() == [("1", "insert")]
-    [(settings,)] = connection.execute(
-        "SELECT proconfig FROM pg_proc WHERE proname LIKE 'stage\\_parcels%'"
-    ).fetchall()
+    [(settings,)] = connection.execute("SELECT proconfig FROM pg_proc WHERE proname LIKE 'stage\\_parcels%'").fetchall()
     assert "search_path=pg_catalog, pg_temp" in settings
 
 
 # the command
 
 
-def test_the_command_shows_the_plan_then_carries_it_out(
-    penstock: CommandLine, connection: Connection
-) -> None:
+def test_the_command_shows_the_plan_then_carries_it_out(penstock: CommandLine, connection: Connection) -> None:
     options = ("init", "--roles", "--role-prefix", "shown")
 
     planned = penstock(*options)
@@ -576,17 +547,9 @@ def test_the_command_prints_a_script_without_a_server(bare: CommandLine) -> None
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ("--apply",),
-        ("--acl", "file"),
-        ("--role-prefix", "x"),
-        ("--roles", "--acl", "file", "--sql"),
-    ],
+    "options", [("--apply",), ("--acl", "file"), ("--role-prefix", "x"), ("--roles", "--acl", "file", "--sql")]
 )
-def test_options_that_do_not_go_together_are_refused(
-    bare: CommandLine, options: tuple[str, ...]
-) -> None:
+def test_options_that_do_not_go_together_are_refused(bare: CommandLine, options: tuple[str, ...]) -> None:
     assert bare("init", *options).returncode == 2
 
 

@@ -51,9 +51,7 @@ def test_verify_needs_a_viewer_and_reconcile_a_streamer_and_consumer(
 
     def run_as(login: str, user: str, *arguments: str) -> tuple[int, str, str]:
         done = penstock(
-            *arguments,
-            PENSTOCK_DATABASE_URL=database_url_for(login),
-            PENSTOCK_REDIS_URL=redis_url_for(user),
+            *arguments, PENSTOCK_DATABASE_URL=database_url_for(login), PENSTOCK_REDIS_URL=redis_url_for(user)
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -41,9 +41,7 @@ def connect(database_url: str) -> Connect:
 
 @pytest.fixture
 def accounts(connection: Connection) -> Connection:
-    connection.execute(
-        "CREATE TABLE public.accounts AS SELECT i AS id, 0 AS cents FROM generate_series(0, 19) i"
-    )
+    connection.execute("CREATE TABLE public.accounts AS SELECT i AS id, 0 AS cents FROM generate_series(0, 19) i")
     connection.execute("CREATE TABLE public.totals (id int PRIMARY KEY, cents int)")
     return connection
 
@@ -82,9 +80,7 @@ def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], N
                 count += 1
                 with connection.transaction(force_rollback=count % 7 == 0):
                     for step in range(count % 3 + 1):
-                        connection.execute(
-                            CHANGE, {"account": (number + step) % 20, "cents": count % 100}
-                        )
+                        connection.execute(CHANGE, {"account": (number + step) % 20, "cents": count % 100})
                 sleep(0.02)
 
     return produce
@@ -93,12 +89,7 @@ def producer(database_url: str, number: int) -> Callable[[Callable[[], bool]], N
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
-    flow: Pipeline,
-    totals: str,
-    accounts: Connection,
-    connect: Connect,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, totals: str, accounts: Connection, connect: Connect, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 28: no false alarm under load; the state at a cut matches its offsets."""
     spec = flow.get_consumer(totals)
@@ -107,24 +98,15 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     worker.open()
     sums: list[tuple[Any, ...]] = []
 
-    with running(
-        streamer.run, rival.run, worker.run, *(producer(database_url, n) for n in range(4))
-    ):
+    with running(streamer.run, rival.run, worker.run, *(producer(database_url, n) for n in range(4))):
         for _ in range(15):
             barrier = Barrier(spec, DEFAULT_SCOPE)
-            with (
-                cut(connect, DEFAULT_SCOPE, within=barrier.place) as at,
-                pinned(connect, barrier, at) as state,
-            ):
+            with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at, pinned(connect, barrier, at) as state:
                 tables = seen_in(
-                    connect,
-                    at.snapshot,
-                    "SELECT id, cents FROM public.accounts WHERE cents <> 0 ORDER BY id",
+                    connect, at.snapshot, "SELECT id, cents FROM public.accounts WHERE cents <> 0 ORDER BY id"
                 )
                 held = seen_in(
-                    connect,
-                    state.snapshot,
-                    "SELECT id, cents FROM public.totals WHERE cents <> 0 ORDER BY id",
+                    connect, state.snapshot, "SELECT id, cents FROM public.totals WHERE cents <> 0 ORDER BY id"
                 )
             assert held == tables
             sums.append((sum(cents for _, cents in tables),))
@@ -132,18 +114,14 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     assert sums[0] < sums[-1]
 
 
-def test_a_cut_delays_no_producer_and_no_later_tick(
-    accounts: Connection, connect: Connect, things: Log
-) -> None:
+def test_a_cut_delays_no_producer_and_no_later_tick(accounts: Connection, connect: Connect, things: Log) -> None:
     with cut(connect, DEFAULT_SCOPE) as at:
         stage_rows(accounts, things, 10)
         later = tick(accounts, DEFAULT_SCOPE)
 
         assert later.sequenced == 10
         assert at.offsets == {}
-        assert seen_in(connect, at.snapshot, "SELECT count(*) FROM penstock.staged_records") == [
-            (0,)
-        ]
+        assert seen_in(connect, at.snapshot, "SELECT count(*) FROM penstock.staged_records") == [(0,)]
 
 
 def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
@@ -205,11 +183,7 @@ def change(connection: Connection, times: int) -> None:
 
 
 def test_a_consumer_stops_at_the_barrier_and_continues_when_it_is_lifted(
-    flow: Pipeline,
-    streamer: Streamer,
-    paused_worker: LogWorker,
-    connection: Connection,
-    connect: Connect,
+    flow: Pipeline, streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     change(connection, 20)
@@ -254,11 +228,7 @@ def test_a_consumer_does_not_wait_for_a_dead_run(
 
 
 def test_a_consumer_that_does_not_run_is_named(
-    flow: Pipeline,
-    streamer: Streamer,
-    paused_worker: LogWorker,
-    connection: Connection,
-    connect: Connect,
+    flow: Pipeline, streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     change(connection, 3)
@@ -312,10 +282,7 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier(
     ends = "SELECT max(expires_at) FROM penstock.barriers"
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
         before = connection.execute(ends).fetchone()
-        with (
-            connect() as watcher,
-            pytest.raises(BarrierMissed, match="3 records before it"),
-        ):
+        with connect() as watcher, pytest.raises(BarrierMissed, match="3 records before it"):
             wait_until_reached(watcher, barrier, at, timeout_s=0.1)
         after = connection.execute(ends).fetchone()
 
@@ -325,12 +292,7 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier(
 
 
 def test_a_consumer_that_was_never_registered_or_is_halted_is_named(
-    flow: Pipeline,
-    totals: str,
-    accounts: Connection,
-    connect: Connect,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, totals: str, accounts: Connection, connect: Connect, database_url: str, redis_url: str
 ) -> None:
     spec = flow.get_consumer(totals)
 

@@ -32,13 +32,7 @@ Run = Callable[..., StateComparison]
 
 
 @pytest.fixture
-def run(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-) -> Run:
+def run(flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str) -> Run:
     """Compares ``public.state``, whose rows differ in several columns."""
 
     @flow.consumer(reads=things)
@@ -49,9 +43,9 @@ def run(
     for statement in TABLES.split(";"):
         connection.execute(statement.encode())
     for key in ("id", "number", "code"):
-        flow.reconciliation(
-            of=keeper, state="public.state", key=key, name=key, tolerance={"share": 0.01}
-        )(lambda tables: tables("public.canonical"))
+        flow.reconciliation(of=keeper, state="public.state", key=key, name=key, tolerance={"share": 0.01})(
+            lambda tables: tables("public.canonical")
+        )
 
     def go(name: str = "id", **options: Any) -> StateComparison:
         done: Reconciled = reconcile(

@@ -109,10 +109,7 @@ def test_every_type_is_compared_and_repaired_exactly(
 
 
 def test_equal_values_of_two_types_are_equal(run: Run, connection: Connection) -> None:
-    ours, theirs = (
-        ", ".join(f"{pair[side]} AS v{number}" for number, pair in enumerate(EQUAL))
-        for side in (0, 1)
-    )
+    ours, theirs = (", ".join(f"{pair[side]} AS v{number}" for number, pair in enumerate(EQUAL)) for side in (0, 1))
     connection.execute(f"CREATE TABLE public.state AS SELECT 1 AS id, {theirs}".encode())
 
     assert run(f"SELECT 1 AS id, {ours}").clean
@@ -139,9 +136,7 @@ def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
         assert run(query, state=table).clean
 
 
-def test_comparing_and_repair_read_text_under_the_same_settings(
-    run: Run, connection: Connection
-) -> None:
+def test_comparing_and_repair_read_text_under_the_same_settings(run: Run, connection: Connection) -> None:
     """Guarantee 28: with array_nulls off, the NULL of a key would be sought as a word, and its row would stay wrong."""
     connection.execute(f"ALTER DATABASE {connection.info.dbname} SET array_nulls = off".encode())
     connection.execute("CREATE TABLE public.state (id text[], v int)")
@@ -154,9 +149,7 @@ def test_comparing_and_repair_read_text_under_the_same_settings(
 
 
 def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> None:
-    connection.execute(
-        f"ALTER DATABASE {connection.info.dbname} SET TimeZone = 'Asia/Tokyo'".encode()
-    )
+    connection.execute(f"ALTER DATABASE {connection.info.dbname} SET TimeZone = 'Asia/Tokyo'".encode())
     connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, date '2026-01-01' AS day")
 
     assert run("SELECT 1 AS id, timestamptz '2026-01-01 23:00Z'::date AS day").clean
@@ -166,9 +159,7 @@ def test_a_repair_reads_the_keys_of_its_batch_alone(
     run: Run, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.execute("CREATE TABLE public.state (a int[], b text, v int)")
-    connection.execute(
-        "INSERT INTO public.state SELECT ARRAY[i], i::text, 0 FROM generate_series(1, 30) i"
-    )
+    connection.execute("INSERT INTO public.state SELECT ARRAY[i], i::text, 0 FROM generate_series(1, 30) i")
     query = "SELECT ARRAY[i] AS a, i::text AS b, i AS v FROM generate_series(1, 20) i"
     monkeypatch.setattr(reconciling, "REPAIR_BATCH", 7)
 
@@ -220,11 +211,7 @@ def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, th
     for name, function in functions.items():
         flow.reconciliation(of=keeper, state="public.t", key="id", name=name)(function)
 
-    assert [n for n in functions if needs_spark(flow.get_reconciliation(n))] == [
-        "frame",
-        "column",
-        "session",
-    ]
+    assert [n for n in functions if needs_spark(flow.get_reconciliation(n))] == ["frame", "column", "session"]
 
 
 @given(st.decimals(allow_nan=False), st.decimals(allow_nan=False))
@@ -254,9 +241,7 @@ def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text() -> None:
     )
 
 
-def test_a_value_that_the_state_cannot_hold_is_refused_with_its_column(
-    run: Run, connection: Connection
-) -> None:
+def test_a_value_that_the_state_cannot_hold_is_refused_with_its_column(run: Run, connection: Connection) -> None:
     """Guarantee 28: a repair that rounds or truncates would be found again, and repaired again, every night."""
     connection.execute("CREATE TABLE public.state (id int, cents numeric(12, 2), code varchar(3))")
 
@@ -301,9 +286,7 @@ def test_keys_are_ordered_alike_whatever_their_collation(run: Run, connection: C
 
 
 def test_a_repeated_row_is_doubled_and_repaired(run: Run, connection: Connection) -> None:
-    connection.execute(
-        "CREATE TABLE public.state AS SELECT 1 AS id, 1 AS v FROM (VALUES (1), (2)) t"
-    )
+    connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, 1 AS v FROM (VALUES (1), (2)) t")
     found = run("SELECT 1 AS id, 1 AS v").comparison
 
     assert found is not None

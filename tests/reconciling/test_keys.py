@@ -32,23 +32,7 @@ FROM unnest(%(names)s::text[]) n, generate_series(1, 5) i
 """
 
 
-NAMES = [
-    "",
-    "a",
-    "A",
-    "\u00e4",
-    "a'b",
-    'a"b',
-    "a\\b",
-    "a\nb",
-    "{}",
-    "\u00df",
-    "ss",
-    "\U0001f680",
-    " a",
-    "a ",
-    "NULL",
-]
+NAMES = ["", "a", "A", "\u00e4", "a'b", 'a"b', "a\\b", "a\nb", "{}", "\u00df", "ss", "\U0001f680", " a", "a ", "NULL"]
 
 
 @pytest.fixture
@@ -75,31 +59,21 @@ def comparer(database_url: str) -> InlineComparer:
 
 @pytest.mark.parametrize("collation", ["C", "default"])
 def test_composite_and_text_keys_of_any_collation(
-    comparer: InlineComparer,
-    state: ReconciliationSpec,
-    connection: Connection,
-    database_url: str,
-    collation: str,
+    comparer: InlineComparer, state: ReconciliationSpec, connection: Connection, database_url: str, collation: str
 ) -> None:
     connection.execute(STATE.replace("{collation}", f'"{collation}"').encode())
     connection.execute(CANONICAL, {"names": NAMES})
 
     def run(intent: Intent = "compare") -> Reconciled:
         return reconcile(
-            lambda: connect_postgres(database_url, application="test"),
-            DEFAULT_SCOPE,
-            state,
-            comparer,
-            intent=intent,
+            lambda: connect_postgres(database_url, application="test"), DEFAULT_SCOPE, state, comparer, intent=intent
         )
 
     filled = run("repair")
     connection.execute("UPDATE public.state SET cents = cents + 0.01 WHERE number = 2")
     connection.execute("UPDATE public.state SET name = name || 'x' WHERE number = 3")
     repaired = run("repair")
-    [(apart,)] = connection.execute(
-        "SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d"
-    )
+    [(apart,)] = connection.execute("SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d")
 
     assert filled.repaired == 5 * len(NAMES)
     assert repaired.comparison is not None
@@ -133,11 +107,7 @@ class WithoutSnapshots:
 
 @pytest.mark.parametrize("intent", ["compare", "bootstrap"])
 def test_a_lost_snapshot_is_reported(
-    comparer: InlineComparer,
-    state: ReconciliationSpec,
-    connection: Connection,
-    database_url: str,
-    intent: Intent,
+    comparer: InlineComparer, state: ReconciliationSpec, connection: Connection, database_url: str, intent: Intent
 ) -> None:
     connection.execute(STATE.replace("{collation}", '"C"').encode())
     connection.execute(CANONICAL, {"names": NAMES})

@@ -47,9 +47,7 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
     connection.execute(
         "CREATE TABLE public.accounts AS SELECT i AS id, 0::bigint AS cents, 'name ' || i AS name FROM generate_series(1, 200) i"
     )
-    connection.execute(
-        "CREATE TABLE public.totals (id int PRIMARY KEY, cents bigint, note text DEFAULT 'new')"
-    )
+    connection.execute("CREATE TABLE public.totals (id int PRIMARY KEY, cents bigint, note text DEFAULT 'new')")
     connection.execute("CREATE TABLE public.grand AS SELECT 0::bigint AS cents")
 
     @flow.consumer(reads=things)
@@ -103,12 +101,7 @@ def run(request: pytest.FixtureRequest, flow: Pipeline, bank: Connection, databa
             return InlineComparer(database_url, report)
         return SparkComparer(spark, database_url, report)
 
-    def go(
-        name: str = "totals",
-        report: Path | None = None,
-        application: str = "test",
-        **options: Any,
-    ) -> Reconciled:
+    def go(name: str = "totals", report: Path | None = None, application: str = "test", **options: Any) -> Reconciled:
         comparer = make_comparer(None if report is None else str(report))
         return reconcile(
             lambda: connect_postgres(database_url, application=application),
@@ -149,9 +142,7 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
 def seed_drift(connection: Connection) -> None:
     """Thirty differences of all kinds except repeated rows."""
     connection.execute("DELETE FROM public.totals WHERE id <= 10")
-    connection.execute(
-        "UPDATE public.totals SET cents = cents + 1, note = 'kept' WHERE id BETWEEN 11 AND 15"
-    )
+    connection.execute("UPDATE public.totals SET cents = cents + 1, note = 'kept' WHERE id BETWEEN 11 AND 15")
     connection.execute("UPDATE public.totals SET cents = NULL WHERE id BETWEEN 16 AND 20")
     connection.execute("INSERT INTO public.totals SELECT i, 7 FROM generate_series(1001, 1010) i")
 
@@ -200,13 +191,7 @@ def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
 
 @pytest.mark.slow
 def test_a_repeated_row_is_repaired(
-    run: Run,
-    working: Any,
-    flow: Pipeline,
-    bank: Connection,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
+    run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
@@ -225,11 +210,7 @@ def test_a_repeated_row_is_repaired(
     assert found.comparison.counts == {DifferenceKind.DOUBLED: 3}
     [report] = (p for p in (tmp_path / "report.csv").rglob("*.csv") if p.is_file())
     with report.open(newline="") as lines:
-        assert sorted(row["key"] for row in csv.DictReader(lines)) == [
-            '{"id":1}',
-            '{"id":2}',
-            '{"id":3}',
-        ]
+        assert sorted(row["key"] for row in csv.DictReader(lines)) == ['{"id":1}', '{"id":2}', '{"id":3}']
     assert bank.execute("SELECT count(*) FROM public.totals").fetchone() == (200,)
 
 
@@ -259,9 +240,7 @@ def test_state_and_position_are_replaced_together_under_load(
 @on_spark()
 @pytest.mark.storm
 @pytest.mark.timeout(600)
-def test_fifty_bootstraps_under_load_with_kills(
-    run: Run, working: Any, bank: Connection, database_url: str
-) -> None:
+def test_fifty_bootstraps_under_load_with_kills(run: Run, working: Any, bank: Connection, database_url: str) -> None:
     """Guarantee 28: whenever a run is killed, the next one brings state and position into agreement."""
     dice, killed = random.Random(28), 0
 
@@ -297,13 +276,7 @@ def test_fifty_bootstraps_under_load_with_kills(
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", RECONCILING_CRASH_POINTS)
 def test_a_run_that_dies_at_any_point_is_harmless(
-    run: Run,
-    working: Any,
-    flow: Pipeline,
-    bank: Connection,
-    database_url: str,
-    redis_url: str,
-    point: str,
+    run: Run, working: Any, flow: Pipeline, bank: Connection, database_url: str, redis_url: str, point: str
 ) -> None:
     change(bank, 200)
     settle(flow, database_url, redis_url)
@@ -351,8 +324,7 @@ def test_records_that_were_dead_lettered_are_not_repaired_twice(
     """Guarantee 28: otherwise a dead letter that is retried later would count twice."""
     change(bank, 200)
     bank.execute(
-        CHANGE.replace("jsonb_build_object(", "jsonb_build_object('poison', true, "),
-        {"account": 1, "cents": 9},
+        CHANGE.replace("jsonb_build_object(", "jsonb_build_object('poison', true, "), {"account": 1, "cents": 9}
     )
     settle(flow, database_url, redis_url)
 
@@ -371,16 +343,12 @@ def test_a_reconciliation_that_cannot_be_compared_is_refused_with_the_reason(
     settle(flow, database_url, redis_url)
 
     def declare(name: str, query: str, **options: Any) -> None:
-        flow.reconciliation(of="totals", state="public.totals", name=name, **options)(
-            lambda _: query
-        )
+        flow.reconciliation(of="totals", state="public.totals", name=name, **options)(lambda _: query)
 
     declare("no-key", "SELECT cents FROM public.accounts", key="id")
     declare("null-key", "SELECT NULL::int AS id, 1::bigint AS cents", key="id")
     declare("twice", "SELECT 1 AS id, cents FROM public.accounts", key="id")
-    declare(
-        "words", "SELECT id, name AS note FROM public.accounts", key="id", tolerance={"note": 1}
-    )
+    declare("words", "SELECT id, name AS note FROM public.accounts", key="id", tolerance={"note": 1})
 
     for name, words in (
         ("no-key", "no column 'id'"),
@@ -402,9 +370,9 @@ def test_only_the_declared_tolerance_applies(
     settle(flow, database_url, redis_url)
     bank.execute("UPDATE public.totals SET cents = cents + 1 WHERE id = 1")
     bank.execute("UPDATE public.totals SET cents = NULL WHERE id = 2")
-    flow.reconciliation(
-        of="totals", state="public.totals", key="id", name="near", tolerance={"cents": 1}
-    )(lambda tables: tables.query("SELECT id, cents FROM public.accounts"))
+    flow.reconciliation(of="totals", state="public.totals", key="id", name="near", tolerance={"cents": 1})(
+        lambda tables: tables.query("SELECT id, cents FROM public.accounts")
+    )
 
     near = run("near").comparison
     assert near is not None

@@ -29,11 +29,7 @@ class Comparer(InlineComparer):
         self.comparisons = 0
 
     def compare(
-        self,
-        spec: ReconciliationSpec,
-        canonical: str,
-        state: str,
-        among: Sequence[str] | None = None,
+        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
     ) -> StateComparison:
         """Compares, in the snapshots that were taken before."""
         found = super().compare(spec, canonical, state, among)
@@ -51,15 +47,11 @@ class Comparer(InlineComparer):
 class Repair(Protocol):
     """Repairs the state; ``meanwhile`` is executed after that many comparisons."""
 
-    def __call__(
-        self, meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any
-    ) -> Reconciled: ...
+    def __call__(self, meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any) -> Reconciled: ...
 
 
 @pytest.fixture
-def repair(
-    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
-) -> Repair:
+def repair(flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str) -> Repair:
     """Repairs ``public.state`` from ``public.canon``."""
 
     @flow.consumer(reads=things)
@@ -67,9 +59,7 @@ def repair(
 
     for name, columns in (("state", "id, value"), ("keys", "id")):
         query = f"SELECT {columns} FROM public.canon"
-        flow.reconciliation(of=keeper, state="public.state", key="id", name=name)(
-            lambda _, query=query: query
-        )
+        flow.reconciliation(of=keeper, state="public.state", key="id", name=name)(lambda _, query=query: query)
     connection.execute("CREATE TABLE public.canon (id int PRIMARY KEY, value text)")
     connection.execute("CREATE TABLE public.state (id int PRIMARY KEY, value text)")
     connection.execute("INSERT INTO public.canon VALUES (1, 'one'), (2, 'two'), (3, 'three')")
@@ -77,9 +67,7 @@ def repair(
     with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
         worker.drain()
 
-    def run(
-        meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any
-    ) -> Reconciled:
+    def run(meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any) -> Reconciled:
         def execute() -> None:
             for statement in filter(None, meanwhile.split(";")):
                 connection.execute(statement.encode())
@@ -96,10 +84,7 @@ def repair(
 
 
 def rows(connection: Connection) -> list[tuple[int, str]]:
-    return [
-        (number, value)
-        for number, value in connection.execute("SELECT id, value FROM public.state ORDER BY id")
-    ]
+    return [(number, value) for number, value in connection.execute("SELECT id, value FROM public.state ORDER BY id")]
 
 
 def test_every_kind_of_difference_is_repaired(repair: Repair, connection: Connection) -> None:
@@ -110,9 +95,7 @@ def test_every_kind_of_difference_is_repaired(repair: Repair, connection: Connec
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
 
 
-def test_a_table_of_which_nothing_but_the_key_is_compared_is_repaired(
-    repair: Repair, connection: Connection
-) -> None:
+def test_a_table_of_which_nothing_but_the_key_is_compared_is_repaired(repair: Repair, connection: Connection) -> None:
     done = repair(name="keys")
 
     assert done.repaired == 2
@@ -150,9 +133,7 @@ def test_fewer_of_large_rows_are_repaired_at_once(
 ) -> None:
     """They pass through memory as JSON: five thousand of a megabyte would not fit."""
     connection.execute("ALTER TABLE public.state ALTER COLUMN value SET STORAGE EXTERNAL")
-    connection.execute(
-        "INSERT INTO public.state SELECT i, repeat('x', 100000) FROM generate_series(5, 24) i"
-    )
+    connection.execute("INSERT INTO public.state SELECT i, repeat('x', 100000) FROM generate_series(5, 24) i")
     connection.execute("ANALYZE public.state")
     spec = flow.get_reconciliation("state")
     monkeypatch.setattr(repairing, "BATCH_BYTES", 500_000)
@@ -168,9 +149,7 @@ REPAIRED = [(1, "one"), (2, "two"), (3, "three")]
 
 
 @pytest.mark.parametrize("by", ["1", "-1"])
-def test_a_consumer_that_left_the_cut_is_not_repaired(
-    repair: Repair, connection: Connection, by: str
-) -> None:
+def test_a_consumer_that_left_the_cut_is_not_repaired(repair: Repair, connection: Connection, by: str) -> None:
     """Guarantee 28: its state is no longer the one that was compared.  The third comparison is that of the repair."""
     moved = f'UPDATE penstock.checkpoints SET "offset" = "offset" + {by} WHERE shard = 1'
 
@@ -180,9 +159,7 @@ def test_a_consumer_that_left_the_cut_is_not_repaired(
     assert rows(connection) == UNREPAIRED
 
 
-def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(
-    repair: Repair, connection: Connection
-) -> None:
+def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(repair: Repair, connection: Connection) -> None:
     """Guarantee 28: the records between are neither in the canonical rows nor in the journal."""
     begins = (
         "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
@@ -198,9 +175,7 @@ def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(
     assert rows(connection) == REPAIRED
 
 
-def test_a_whole_state_takes_the_place_of_what_its_cut_includes(
-    repair: Repair, connection: Connection
-) -> None:
+def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, connection: Connection) -> None:
     """Guarantee 28: dead letters up to the cut go, and those behind it stay; a halted shard goes on."""
     letter = (
         'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
@@ -215,9 +190,7 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(
         connection.execute(letter.format(offset).encode())
     with pytest.raises(Refused, match="dead-lettered 1 records"):
         repair()
-    connection.execute(
-        "UPDATE penstock.checkpoints SET \"offset\" = 1, halted = 'for a test' WHERE shard = 0"
-    )
+    connection.execute("UPDATE penstock.checkpoints SET \"offset\" = 1, halted = 'for a test' WHERE shard = 0")
 
     repair(intent="replace")
 
@@ -248,18 +221,14 @@ def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
         with pytest.raises(Refused, match=words):
             repair(resume=True)
     connection.execute("UPDATE penstock.reconciliations SET remaining = NULL")
-    connection.execute(
-        "UPDATE penstock.reconciliations SET remaining = %s WHERE id = %s", [keys, interrupted]
-    )
+    connection.execute("UPDATE penstock.reconciliations SET remaining = %s WHERE id = %s", [keys, interrupted])
     resumed = repair(resume=True)
 
     assert (resumed.resumed, resumed.repaired) == (interrupted, 3)
     assert (rows(connection), connection.execute(left).fetchall()) == (REPAIRED, [])
 
 
-def test_a_whole_repair_forgets_what_an_earlier_one_left(
-    repair: Repair, connection: Connection
-) -> None:
+def test_a_whole_repair_forgets_what_an_earlier_one_left(repair: Repair, connection: Connection) -> None:
     connection.execute(
         "INSERT INTO penstock.reconciliations (name, consumer, intent, engine, remaining) "
         "VALUES ('state', 'keeper', 'repair', 'inline', ARRAY['{\"id\": 1}'])"
@@ -281,9 +250,7 @@ def test_more_differences_than_are_kept_are_not_repaired_in_part(
     assert repair().repaired == 4
 
 
-def test_a_value_that_the_column_would_truncate_is_refused(
-    repair: Repair, connection: Connection
-) -> None:
+def test_a_value_that_the_column_would_truncate_is_refused(repair: Repair, connection: Connection) -> None:
     """Every run would find it again."""
     connection.execute("ALTER TABLE public.state ALTER COLUMN value TYPE varchar(5)")
     connection.execute("UPDATE public.canon SET value = 'much too long' WHERE id = 1")

@@ -35,15 +35,9 @@ def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     process = start()
 
     everything = list(range(1, 602))
-    eventually(
-        lambda: effects(connection, "one") == everything, "all of it, once", timeout_s=READY_S
-    )
-    eventually(
-        lambda: effects(connection, "two") == everything[:-1], "but the poison", timeout_s=READY_S
-    )
-    assert connection.execute("SELECT consumer, key FROM penstock.dead_letters").fetchall() == [
-        ("two", "poison")
-    ]
+    eventually(lambda: effects(connection, "one") == everything, "all of it, once", timeout_s=READY_S)
+    eventually(lambda: effects(connection, "two") == everything[:-1], "but the poison", timeout_s=READY_S)
+    assert connection.execute("SELECT consumer, key FROM penstock.dead_letters").fetchall() == [("two", "poison")]
 
     process.send_signal(signal.SIGTERM)
     assert process.wait(180) == 0

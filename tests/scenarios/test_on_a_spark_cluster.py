@@ -78,9 +78,7 @@ class Watch:
             while not self._stop.wait(0.1):
                 if connection.execute(_IS_THERE).fetchone() == (None,):
                     continue
-                for name, offset in connection.execute(
-                    _APPLIED, {"names": [*CONSUMERS, INDEX]}
-                ).fetchall():
+                for name, offset in connection.execute(_APPLIED, {"names": [*CONSUMERS, INDEX]}).fetchall():
                     if before.get(name) != offset:
                         self.moved.setdefault(name, []).append(monotonic())
                     before[name] = offset
@@ -96,11 +94,7 @@ class Watch:
 
 def _end_of_pause(times: list[float], since: float) -> float:
     """The end of the longest pause that began within 5 s."""
-    ends = [
-        (after - before, after)
-        for before, after in pairwise(times)
-        if since - 1 < before < since + 5
-    ]
+    ends = [(after - before, after) for before, after in pairwise(times) if since - 1 < before < since + 5]
     length, end = max(ends, default=(0.0, since))
     return end if length > 1 else since
 
@@ -112,14 +106,7 @@ def test_lost_executors_workers_and_drivers_lose_and_double_nothing(
     server = EmbeddedRedis(tmp_path / "redis")
     server.start()
     demo = OnCluster(
-        "spark",
-        60.0,
-        database_url,
-        server.url,
-        lambda: False,
-        reconcile=False,
-        kills=1,
-        master=cluster.url,
+        "spark", 60.0, database_url, server.url, lambda: False, reconcile=False, kills=1, master=cluster.url
     )
     events: dict[str, float] = {}
 

@@ -76,10 +76,7 @@ def test_postgres_restored_to_an_older_base_backup_under_load(history: History) 
     with history.client() as client:
         for doubt in plan["in_doubt"]:
             channel, _, number = doubt["shard"].partition("/")
-            kept = parse_entries(
-                ShardName(channel, Shard(int(number))),
-                client.xrange(doubt["kept_as"]),
-            )
+            kept = parse_entries(ShardName(channel, Shard(int(number))), client.xrange(doubt["kept_as"]))
             assert kept[-1].offset == doubt["last"]
     history.run("verify")
 
@@ -125,10 +122,7 @@ def test_a_synchronous_standby_promoted_under_load_needs_no_operator(history: Hi
     assert history.exact() > 20
     assert [process.poll() for process in history.processes] == [None] * 4
     assert history.count("SELECT count(*) FROM penstock.epochs") == 2
-    assert (
-        history.count("SELECT count(*) FROM penstock.epochs WHERE reason LIKE 'timeline 1 to 2%'")
-        == 1
-    )
+    assert history.count("SELECT count(*) FROM penstock.epochs WHERE reason LIKE 'timeline 1 to 2%'") == 1
     history.run("verify")
 
 
@@ -139,9 +133,7 @@ def test_a_standby_that_lacks_the_last_commits_promoted_under_load(history: Hist
     history.start()
     with Load(history.url):
         history.await_effects()
-        history.execute(
-            "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()", server=standby
-        )
+        history.execute("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()", server=standby)
         history.await_effects()
         history.postgres.kill()
         history.promote(standby)

@@ -33,13 +33,9 @@ def declare(shards: int) -> Pipeline:
     return pipeline
 
 
-def make_reader(
-    pipeline: Pipeline, name: str, database_url: str, redis_url: str, *shards: int
-) -> LogWorker:
+def make_reader(pipeline: Pipeline, name: str, database_url: str, redis_url: str, *shards: int) -> LogWorker:
     chosen = list(shards) or None
-    return LogWorker(
-        pipeline, pipeline.get_consumer(name), database_url, redis_url, shards=chosen, block_ms=1
-    )
+    return LogWorker(pipeline, pipeline.get_consumer(name), database_url, redis_url, shards=chosen, block_ms=1)
 
 
 @pytest.fixture
@@ -50,9 +46,7 @@ def changed(connection: Connection) -> Connection:
 
 
 def shards_applied(connection: Connection, consumer: str = "one") -> set[int]:
-    rows = connection.execute(
-        "SELECT DISTINCT shard FROM public.effects WHERE consumer = %s", [consumer]
-    )
+    rows = connection.execute("SELECT DISTINCT shard FROM public.effects WHERE consumer = %s", [consumer])
     return {shard for (shard,) in rows}
 
 
@@ -75,9 +69,7 @@ def test_four_shards_become_six_and_three_in_the_order_of_each_key(
                 worker.drain()
 
     assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 9 * len(KEYS)
-    placed = changed.execute(
-        "SELECT shard, key FROM public.effects WHERE consumer = 'one' AND version > 6"
-    ).fetchall()
+    placed = changed.execute("SELECT shard, key FROM public.effects WHERE consumer = 'one' AND version > 6").fetchall()
     assert all(shard == 10 + shard_for_key(key, 3) for shard, key in placed)
     assert shards_applied(changed) == set(range(13))
 
@@ -111,18 +103,14 @@ def test_a_consumer_applies_nothing_of_new_shards_before_it_has_passed_the_old_o
     assert check_exact(changed, redis_client, ALL_SHARDS, at_home=False) == 3 * len(KEYS)
 
 
-def test_a_halted_shard_keeps_the_new_shards_waiting(
-    changed: Connection, database_url: str, redis_url: str
-) -> None:
+def test_a_halted_shard_keeps_the_new_shards_waiting(changed: Connection, database_url: str, redis_url: str) -> None:
     """Guarantee 6: what is halted comes first, and draining does not wait for it."""
     flow = declare(4)
     with (
         Streamer(flow, database_url, redis_url) as streamer,
         make_reader(flow, "one", database_url, redis_url) as worker,
     ):
-        changed.execute(
-            "UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 OR consumer = 'two'"
-        )
+        changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 OR consumer = 'two'")
         change(changed, KEYS, 4)
         streamer.drain()
         [one, two] = reshard(changed, "things", 6, apply=True).behind
@@ -143,11 +131,7 @@ def test_a_halted_shard_keeps_the_new_shards_waiting(
 
 
 def test_what_a_new_shard_waits_for_is_shown(
-    changed: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    penstock: CommandLine,
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, penstock: CommandLine
 ) -> None:
     flow = declare(4)
     with (
@@ -155,9 +139,7 @@ def test_what_a_new_shard_waits_for_is_shown(
         make_reader(flow, "one", database_url, redis_url) as worker,
         make_reader(flow, "two", database_url, redis_url) as other,
     ):
-        changed.execute(
-            "UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 AND consumer = 'one'"
-        )
+        changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 AND consumer = 'one'")
         change(changed, KEYS, 4)
         streamer.drain()
         reshard(changed, "things", 6, apply=True)
@@ -176,9 +158,7 @@ def test_what_a_new_shard_waits_for_is_shown(
     assert [(consumer, why) for consumer, _, why in found.waiting] == [("one", reason)] * 6
     assert {shard.shard for _, shard, _ in found.waiting} == set(range(4, 10))
     assert [shard for _, shard, _ in found.halted] == [ShardName("things", Shard(2))]
-    [by_json] = [
-        each for each in json.loads(shown.stdout)["consumers"] if each["consumer"] == "one"
-    ]
+    [by_json] = [each for each in json.loads(shown.stdout)["consumers"] if each["consumer"] == "one"]
     assert [each["waiting"] for each in by_json["shards"]] == [None] * 4 + [reason] * 6
     assert (why.cause, first.cause) == ("waiting", "halted")
     assert f"one waits: {reason}" in why.text
@@ -233,9 +213,7 @@ def test_status_and_verify_know_the_new_shards(
     assert sum(s.lag for s in found.consumers[0].shards) == len(KEYS)
 
 
-def test_a_sequencer_of_an_older_release_is_refused(
-    changed: Connection, database_url: str, redis_url: str
-) -> None:
+def test_a_sequencer_of_an_older_release_is_refused(changed: Connection, database_url: str, redis_url: str) -> None:
     """It would go on with the shards of the first generation."""
     tick = "INSERT INTO penstock.ticks (tick, snapshot, epoch) SELECT max(tick) + 1, pg_current_snapshot(), 1 FROM penstock.ticks"
     with Streamer(declare(4), database_url, redis_url) as streamer:

@@ -83,8 +83,6 @@ def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
         load.shards = 3
         load.go_on(0.5)
 
-    found = await_everything(
-        connection, redis_client, ALL_SHARDS, at_home=False, timeout_s=TIMEOUT_S
-    )
+    found = await_everything(connection, redis_client, ALL_SHARDS, at_home=False, timeout_s=TIMEOUT_S)
     assert found > 100
     kill(running)

@@ -26,9 +26,7 @@ def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
 
 
 @pytest.mark.storm_on_spark
-def test_redis_put_back_to_an_older_directory_under_load(
-    running_pipeline: RunningPipeline, tmp_path: Path
-) -> None:
+def test_redis_put_back_to_an_older_directory_under_load(running_pipeline: RunningPipeline, tmp_path: Path) -> None:
     """Guarantee 9: what the copy lacks is sent again with the same offsets; consumers that are ahead skip it."""
     with Load(running_pipeline.url) as load:
         load.go_on(0.5)
@@ -100,9 +98,7 @@ def test_sparks_workers_killed_under_load(running_pipeline: RunningPipeline) -> 
     assert running_pipeline.exact() > 20
 
 
-def test_sparks_checkpoints_deleted_between_and_during_runs(
-    running_pipeline: RunningPipeline,
-) -> None:
+def test_sparks_checkpoints_deleted_between_and_during_runs(running_pipeline: RunningPipeline) -> None:
     """Guarantee 4: nothing depends on Spark's checkpoint directory."""
     if running_pipeline.engine == "inline":
         pytest.skip("the inline engine has no directory of its own")

@@ -72,12 +72,8 @@ class Streaming:
 Consumers = Callable[[], AbstractContextManager[None]]
 
 
-@pytest.fixture(
-    params=["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])]
-)
-def consumers(
-    request: pytest.FixtureRequest, regions: Regions, penstock_processes: Processes
-) -> Consumers:
+@pytest.fixture(params=["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])])
+def consumers(request: pytest.FixtureRequest, regions: Regions, penstock_processes: Processes) -> Consumers:
     """Runs the consumer: two workers, as if in as many processes, or Spark with a task for each source."""
 
     @contextmanager
@@ -104,9 +100,7 @@ def on_spark(regions: Regions, processes: Processes) -> Iterator[None]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_on_spark_each_source_has_a_task(
-    regions: Regions, penstock_processes: Processes, tmp_path: Path
-) -> None:
+def test_on_spark_each_source_has_a_task(regions: Regions, penstock_processes: Processes, tmp_path: Path) -> None:
     penstock_processes.write(APPLICATION)
     missing = penstock_processes.run(*RUN)
     assert missing.returncode == 2
@@ -151,12 +145,8 @@ def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
             for source in (eu, us):
                 _wait_for_more(regions, source, 300)
             backup.restore()
-            eventually(
-                stopped.diverged.is_set, "the restored source's streamer stops", timeout_s=60
-            )
-            eventually(
-                lambda: _halted(regions) == ["things@eu"] * 2, "its shards stop", timeout_s=60
-            )
+            eventually(stopped.diverged.is_set, "the restored source's streamer stops", timeout_s=60)
+            eventually(lambda: _halted(regions) == ["things@eu"] * 2, "its shards stop", timeout_s=60)
             at_halt = len(regions.effects("eu"))
             _wait_for_more(regions, us, 300)
             assert len(regions.effects("eu")) == at_halt
@@ -174,9 +164,7 @@ def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
 
     in_doubt = sum(each.in_doubt for each in plan)
     lost = Counter(producers["eu"].committed[1])
-    has = Counter(
-        key for life, keys in producers["eu"].committed.items() if life > 1 for key in keys
-    )
+    has = Counter(key for life, keys in producers["eu"].committed.items() if life > 1 for key in keys)
     kept = Counter(f"kept {n}" for n in range(1, 101))
     effects = Counter(regions.effects("eu"))
     assert set(has) > set()
@@ -189,9 +177,7 @@ def test_of_two_sources_under_load_one_is_restored_and_the_other_goes_on(
 def _wait_for_more(regions: Regions, source: Source, records: int) -> None:
     before = len(regions.effects(source.name))
     eventually(
-        lambda: len(regions.effects(source.name)) >= before + records,
-        f"{records} more of {source.name}",
-        timeout_s=180,
+        lambda: len(regions.effects(source.name)) >= before + records, f"{records} more of {source.name}", timeout_s=180
     )
 
 

@@ -163,16 +163,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "jobs": (("work", "jobs"), ("jobs",)),
     "calls": (("work", "calls"), ("calls",)),
     "spark": (
-        (
-            "run",
-            "--engine",
-            "spark",
-            "--no-streamer",
-            "--consumer",
-            "spark-log",
-            "--consumer",
-            "spark-ick",
-        ),
+        ("run", "--engine", "spark", "--no-streamer", "--consumer", "spark-log", "--consumer", "spark-ick"),
         ("spark-log", "spark-ick"),
     ),
     "web": ((), ("web-log", "web-jobs")),
@@ -209,12 +200,7 @@ class Storm:
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             self.alive[name] = subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=environment,
-                start_new_session=True,
-                stdout=log,
-                stderr=log,
+                command, cwd=self.directory, env=environment, start_new_session=True, stdout=log, stderr=log
             )
 
     def stage(self, key: str) -> int:
@@ -223,9 +209,7 @@ class Storm:
         while True:
             try:
                 with connect_postgres(self.postgres.url, application="producer") as connection:
-                    if connection.execute(
-                        "SELECT FROM public.truth WHERE number = %s LIMIT 1", [number]
-                    ).fetchone():
+                    if connection.execute("SELECT FROM public.truth WHERE number = %s LIMIT 1", [number]).fetchone():
                         return number  # the reply to its COMMIT was lost
                     channels = sorted(set(READS.values()))
                     connection.execute(CHANGE, {"number": number, "key": key, "channels": channels})
@@ -275,9 +259,7 @@ class Storm:
                     self.longest_s[role] = max(self.longest_s[role], passed)
             waiting = still
             late = {r for r in waiting if passed > (STARTS_S if r in slow else STALLED_S)}
-            assert not late, (
-                f"{late} have done nothing for {passed:.0f} s; {dict(self.faults)}; {self.directory}"
-            )
+            assert not late, f"{late} have done nothing for {passed:.0f} s; {dict(self.faults)}; {self.directory}"
             for name, process in self.alive.items():
                 assert process.poll() is None, f"{name} has ended with {process.returncode}"
             sleep(0.05)
@@ -300,14 +282,9 @@ class Storm:
                     except redis.ConnectionError:
                         return False
             if roles[0][0] == b"slave":
-                self.watched.primary, self.watched.replica = (
-                    self.watched.replica,
-                    self.watched.primary,
-                )
+                self.watched.primary, self.watched.replica = (self.watched.replica, self.watched.primary)
                 roles.reverse()
-            return bool(
-                roles[0][0] == b"master" and roles[1][0] == b"slave" and roles[1][3] == b"connected"
-            )
+            return bool(roles[0][0] == b"master" and roles[1][0] == b"slave" and roles[1][3] == b"connected")
 
         eventually(is_settled, "one server follows the other", timeout_s=120)
         eventually(self.watched._is_ready, "the Sentinel knows the replica", timeout_s=120)

@@ -41,13 +41,9 @@ def things() -> Log:
 
 
 @pytest.mark.parametrize(
-    "start",
-    ["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])],
-    indirect=True,
+    "start", ["inline", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm])], indirect=True
 )
-def test_an_orm_handler_in_two_processes_counts_every_order(
-    start: Start, connection: Connection, things: Log
-) -> None:
+def test_an_orm_handler_in_two_processes_counts_every_order(start: Start, connection: Connection, things: Log) -> None:
     """Guarantee 5: four shards update one row from the value they have read, and no update is lost."""
     connection.execute("CREATE TABLE public.customers (id text PRIMARY KEY, orders bigint)")
     connection.execute("INSERT INTO public.customers VALUES ('c', 0)")

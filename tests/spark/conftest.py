@@ -9,9 +9,7 @@ from penstock.streaming import Streamer
 
 
 @pytest.fixture
-def where(
-    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
-) -> dict[str, str]:
+def where(connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str) -> dict[str, str]:
     """Options for a channel with 100 records in two shards."""
     stage_rows(connection, things, 100)
     streamer.drain()

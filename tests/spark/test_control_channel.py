@@ -13,14 +13,7 @@ from structlog.testing import capture_logs
 
 from penstock.errors import DriverUnreachable
 from penstock.spark.engine.assignment import Part, Task
-from penstock.spark.engine.control_channel import (
-    Address,
-    ControlChannel,
-    ControlServer,
-    Line,
-    Plan,
-    request_plan,
-)
+from penstock.spark.engine.control_channel import Address, ControlChannel, ControlServer, Line, Plan, request_plan
 from penstock.spark.engine.spark_errors import name_reason
 from penstock.testing import eventually
 
@@ -119,9 +112,7 @@ def accepts(server: ControlServer) -> bool:
 def test_a_port_that_is_taken_is_named_before_anything_runs() -> None:
     server = listening()
     with pytest.raises(DriverUnreachable, match=str(server.address.port)):
-        ControlServer(
-            "127.0.0.1", receive=lambda _: None, plan=lambda: PLAN, port=server.address.port
-        )
+        ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: PLAN, port=server.address.port)
     server.close()
 
 
@@ -196,9 +187,7 @@ def test_the_driver_takes_connections_again_once_it_has_files_again() -> None:
     server.close()
 
 
-def test_a_stranger_is_cut_off_after_two_hundred_bytes_or_three_seconds(
-    uncaught: list[str],
-) -> None:
+def test_a_stranger_is_cut_off_after_two_hundred_bytes_or_three_seconds(uncaught: list[str]) -> None:
     """Three seconds, because that is the limit."""
     server = listening()
     with say(server) as silent, say(server, b"a") as slow:
@@ -233,9 +222,7 @@ def test_a_driver_that_does_not_answer_is_unreachable() -> None:
             request_plan(address)
 
 
-def test_the_supervisor_notices_that_nobody_takes_connections(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_supervisor_notices_that_nobody_takes_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlServer, "_accept", lambda _: None)
     server = listening()
     eventually(lambda: not server._thread.is_alive(), "its thread has ended")

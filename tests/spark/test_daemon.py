@@ -42,9 +42,7 @@ def end_of_a_worker(module: str, directory: str) -> str:
     return said.decode()
 
 
-@pytest.mark.parametrize(
-    ("module", "prints"), [("penstock.spark_daemon", False), ("pyspark.daemon", True)]
-)
+@pytest.mark.parametrize(("module", "prints"), [("penstock.spark_daemon", False), ("pyspark.daemon", True)])
 def test_a_worker_whose_connection_spark_has_closed_ends_quietly(
     module: str,
     prints: bool,  # noqa: FBT001

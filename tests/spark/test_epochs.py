@@ -29,9 +29,7 @@ OPTIONS = {"app": "fixtures.crashing:PIPELINE", "idle": "0.01", "prepare": "true
 
 
 @pytest.fixture(autouse=True)
-def _servers(
-    connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _servers(connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connection.execute(TABLES)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", database_url)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
@@ -101,9 +99,7 @@ def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: P
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_planner_that_cannot_reach_the_driver_ends_the_run(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_planner_that_cannot_reach_the_driver_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
     """On Spark, because its text has to tell; some seconds.  Its checkpoint is on this machine, whatever the default is."""
     spark.dataSource.register(EpochsSource)
     options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}

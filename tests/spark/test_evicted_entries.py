@@ -55,12 +55,7 @@ def test_the_log_is_read_from_the_journals_beginning(
     assert sum(map(len, found.values())) == 3000
     assert all(offsets == list(range(1, len(offsets) + 1)) for offsets in found.values())
 
-    where = {
-        "channel": "things",
-        "shards": "2",
-        "redisUrl": redis_url,
-        "startingOffsets": '{"things":{"0":1,"1":1}}',
-    }
+    where = {"channel": "things", "shards": "2", "redisUrl": redis_url, "startingOffsets": '{"things":{"0":1,"1":1}}'}
     options = Options.parse("penstock.log", where, streaming=False)
     if not options.knows_database():
         with pytest.raises(Gap):
@@ -85,9 +80,7 @@ def test_a_set_based_consumer_far_behind_catches_up(
     @flow.consumer(reads=things, dataframe=True)
     def reader(session: Session, frame: DataFrame) -> None:
         for row in frame.select("shard", "offset").collect():
-            session.execute(
-                text("INSERT INTO public.applied VALUES (:s, :o)"), {"s": row[0], "o": row[1]}
-            )
+            session.execute(text("INSERT INTO public.applied VALUES (:s, :o)"), {"s": row[0], "o": row[1]})
 
     backfilled = 0
 
@@ -102,9 +95,7 @@ def test_a_set_based_consumer_far_behind_catches_up(
         cached = spark.sparkContext._jsc.getPersistentRDDs().size()
 
     rows = connection.execute('SELECT shard, "offset" FROM public.applied ORDER BY 1, 2').fetchall()
-    tails = {
-        s.shard: e.tail for s, e in extents(redis_client, "penstock", things.shard_names).items()
-    }
+    tails = {s.shard: e.tail for s, e in extents(redis_client, "penstock", things.shard_names).items()}
     assert rows == [(s, o) for s, tail in sorted(tails.items()) for o in range(1, tail + 1)]
     assert backfilled == sum(first - 1 for first in begins)
     assert cached <= 3, "DataFrames are released"

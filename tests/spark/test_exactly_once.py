@@ -29,11 +29,7 @@ class KilledError(Exception):
 
 
 def test_a_micro_batch_that_spark_repeats_takes_effect_once(
-    spark: SparkSession,
-    where: dict[str, str],
-    connection: Connection,
-    database_url: str,
-    tmp_path: Path,
+    spark: SparkSession, where: dict[str, str], connection: Connection, database_url: str, tmp_path: Path
 ) -> None:
     connection.execute("CREATE TABLE public.effects (id bigint)")
     kills = iter([True, False, True, False, False, False, False, False])
@@ -80,9 +76,7 @@ def test_a_micro_batch_is_due_once_in_order_and_for_one_query(connection: Connec
         due("b", 9)
 
 
-def test_outside_foreach_batch_the_query_is_to_be_given(
-    spark: SparkSession, database_url: str
-) -> None:
+def test_outside_foreach_batch_the_query_is_to_be_given(spark: SparkSession, database_url: str) -> None:
     with (
         pytest.raises(InvalidSetting, match="in the function of foreachBatch"),
         once(database_url, "x", spark.range(1), 0),
@@ -101,12 +95,7 @@ def test_lag_is_counted_as_kafkas_source_counts_it() -> None:
 
 
 def test_a_dataframe_is_staged_and_streamed(
-    spark: SparkSession,
-    where: dict[str, str],
-    streamer: Streamer,
-    logged: ReadLog,
-    things: Log,
-    tmp_path: Path,
+    spark: SparkSession, where: dict[str, str], streamer: Streamer, logged: ReadLog, things: Log, tmp_path: Path
 ) -> None:
     copied = (
         spark.readStream.format("penstock.log")
@@ -116,9 +105,7 @@ def test_a_dataframe_is_staged_and_streamed(
             F.concat(F.lit("copy of "), "key").alias("key"),
             F.lit("copied").alias("action"),
             "object",
-            F.struct("id", F.expr("map('x', DATE'2026-11-24', 'y', NULL)").alias("at")).alias(
-                "data"
-            ),
+            F.struct("id", F.expr("map('x', DATE'2026-11-24', 'y', NULL)").alias("at")).alias("data"),
             F.lit('{"from": "spark"}').alias("headers"),
         )
     )
@@ -181,15 +168,11 @@ def test_a_repeated_commit_stages_nothing_and_another_query_is_refused(
         ("headers", '["secret"]'),
     ],
 )
-def test_an_invalid_row_is_refused_by_the_name_of_its_field(
-    where: dict[str, str], field: str, value: Any
-) -> None:
+def test_an_invalid_row_is_refused_by_the_name_of_its_field(where: dict[str, str], field: str, value: Any) -> None:
     with pytest.raises(InvalidRecord, match=field) as raised:
         encode(make_writer(where), "a", **{field: value})
 
-    assert "secret" not in str(raised.value).replace('data["secret"]', "").replace(
-        "data.secret", ""
-    )
+    assert "secret" not in str(raised.value).replace('data["secret"]', "").replace("data.secret", "")
 
 
 @pytest.mark.parametrize(
@@ -208,12 +191,8 @@ def test_what_cannot_be_staged_is_refused_before_a_task_runs(
         make_writer(where, schema, **options)
 
 
-def test_what_postgres_refuses_is_reported_without_payload(
-    where: dict[str, str], connection: Connection
-) -> None:
-    connection.execute(
-        "ALTER TABLE penstock.staged_records ADD CONSTRAINT none CHECK (action <> 'made')"
-    )
+def test_what_postgres_refuses_is_reported_without_payload(where: dict[str, str], connection: Connection) -> None:
+    connection.execute("ALTER TABLE penstock.staged_records ADD CONSTRAINT none CHECK (action <> 'made')")
     given = {"channel": "things", "databaseUrl": where["databaseUrl"]}
     writer = StagingBatchWriter(given, COLUMNS, overwrite=False)
 

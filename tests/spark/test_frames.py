@@ -59,9 +59,7 @@ def consumer(flow: Pipeline, things: Log, counts: Connection) -> ConsumerSpec:
 
 
 @pytest.fixture
-def run(
-    spark: SparkSession, flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str
-) -> Run:
+def run(spark: SparkSession, flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str) -> Run:
     """Applies all records, as after a restart."""
 
     def apply() -> None:
@@ -104,12 +102,7 @@ def test_every_record_counts_once_however_often_the_consumer_is_started(
 
 @pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
-    run: Run,
-    crash_at: Callable[[str], None],
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    point: str,
+    run: Run, crash_at: Callable[[str], None], streamer: Streamer, connection: Connection, things: Log, point: str
 ) -> None:
     """Guarantee 4."""
     stage_rows(connection, things, 100, "a")
@@ -124,9 +117,7 @@ def test_effect_and_checkpoints_are_one_transaction(
     assert counted(connection) == {"a": 100}
 
 
-def test_two_queries_at_once_count_once(
-    run: Run, streamer: Streamer, connection: Connection, things: Log
-) -> None:
+def test_two_queries_at_once_count_once(run: Run, streamer: Streamer, connection: Connection, things: Log) -> None:
     """Guarantee 5."""
     stage_rows(connection, things, 1000, "a")
     streamer.drain()
@@ -138,9 +129,7 @@ def test_two_queries_at_once_count_once(
         thread.join()
 
     assert counted(connection) == {"a": 1000}
-    standing = connection.execute(
-        'SELECT sum("offset"), sum(applied) FROM penstock.checkpoints'
-    ).fetchone()
+    standing = connection.execute('SELECT sum("offset"), sum(applied) FROM penstock.checkpoints').fetchone()
     assert standing == (1000, 1000)
 
 
@@ -187,12 +176,7 @@ def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
 
 
 def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
-    run: Run,
-    consumer: ConsumerSpec,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    database_url: str,
+    run: Run, consumer: ConsumerSpec, streamer: Streamer, connection: Connection, things: Log, database_url: str
 ) -> None:
     """Guarantee 28: the rest waits until the state has been pinned."""
     stage_rows(connection, things, 60, "a")

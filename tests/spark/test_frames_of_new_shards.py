@@ -31,9 +31,7 @@ def test_new_shards_are_read_once_the_old_ones_are_passed(
     redis_url: str,
 ) -> None:
     """Guarantee 6."""
-    connection.execute(
-        "CREATE TABLE public.counts (at int GENERATED ALWAYS AS IDENTITY, shard int, records int)"
-    )
+    connection.execute("CREATE TABLE public.counts (at int GENERATED ALWAYS AS IDENTITY, shard int, records int)")
 
     @flow.consumer(reads=things, dataframe=True)
     def count(session: Session, frame: DataFrame) -> None:

@@ -30,12 +30,7 @@ class Bench:
     """A set-based consumer whose handler is declared later, with its effects and dead letters."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        flow: Pipeline,
-        things: Log,
-        connection: Connection,
-        urls: tuple[str, str],
+        self, spark: SparkSession, flow: Pipeline, things: Log, connection: Connection, urls: tuple[str, str]
     ) -> None:
         self.spark, self.flow, self.things = spark, flow, things
         self.connection, self.urls = connection, urls
@@ -57,12 +52,7 @@ class Bench:
 
 @pytest.fixture
 def bench(
-    spark: SparkSession,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
+    spark: SparkSession, flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
 ) -> Iterator[Bench]:
     connection.execute("CREATE TABLE public.effects (number int)")
     bench = Bench(spark, flow, things, connection, (database_url, redis_url))
@@ -92,51 +82,36 @@ def stage(bench: Bench, streamer: Streamer, count: int) -> None:
     streamer.drain()
 
 
-def test_one_poison_record_of_a_thousand_is_dead_lettered_and_can_be_retried(
-    bench: Bench, streamer: Streamer
-) -> None:
+def test_one_poison_record_of_a_thousand_is_dead_lettered_and_can_be_retried(bench: Bench, streamer: Streamer) -> None:
     """Guarantees 4 and 21."""
     stage(bench, streamer, 1_000)
     bench.declare(refuse_poison, attempts=2).drain()
 
     assert bench.numbers() == [n for n in range(1, 1_001) if str(n) != POISON]
     letters = of_consumer(bench.connection, "reader")
-    assert [(each.key, each.reason, each.attempts) for each in letters] == [
-        ("k7", "ValueError: poison", 2)
-    ]
+    assert [(each.key, each.reason, each.attempts) for each in letters] == [("k7", "ValueError: poison", 2)]
     counted = "SELECT sum(applied)::int, sum(dead)::int, bool_or(halted IS NOT NULL) FROM penstock.checkpoints"
     assert bench.rows(counted) == [(999, 1, False)]
 
     bench.connection.execute("""UPDATE penstock.dead_letters SET data = '{"number": 70000}'""")
-    [again] = retry(
-        bench.flow,
-        letters,
-        bench.urls[0],
-        make_frame=lambda record: make_frame(bench.spark, record),
-    )
+    [again] = retry(bench.flow, letters, bench.urls[0], make_frame=lambda record: make_frame(bench.spark, record))
 
     assert again.outcome == "applied"
     assert bench.numbers()[-1] == 70_000
     assert of_consumer(bench.connection, "reader") == []
 
 
-def test_a_record_that_halts_its_shard_does_not_halt_the_others(
-    bench: Bench, streamer: Streamer
-) -> None:
+def test_a_record_that_halts_its_shard_does_not_halt_the_others(bench: Bench, streamer: Streamer) -> None:
     """Guarantee 21."""
     stage(bench, streamer, 20)
     bench.declare(refuse_poison, attempts=1, on_poison="halt").drain()
 
     [(poisoned,)] = bench.rows("SELECT shard FROM penstock.staged_records WHERE key = 'k7'")
-    [(halted, reason)] = bench.rows(
-        "SELECT shard, halted FROM penstock.checkpoints WHERE halted IS NOT NULL"
-    )
+    [(halted, reason)] = bench.rows("SELECT shard, halted FROM penstock.checkpoints WHERE halted IS NOT NULL")
     assert halted == poisoned
     assert "failed 1 times: ValueError: poison" in reason
     others = f"SELECT count(*)::int FROM penstock.staged_records WHERE shard <> {poisoned}"
-    before = (
-        f"SELECT count(*)::int FROM penstock.staged_records WHERE shard = {poisoned} AND id < 7"
-    )
+    before = f"SELECT count(*)::int FROM penstock.staged_records WHERE shard = {poisoned} AND id < 7"
     assert [(len(bench.numbers()),)] == [(bench.rows(others)[0][0] + bench.rows(before)[0][0],)]
 
 
@@ -151,15 +126,11 @@ def test_later_records_of_a_dead_lettered_key_are_parked(bench: Bench, streamer:
     letters = of_consumer(bench.connection, "reader")
     assert [(each.key, each.parked) for each in letters] == [("k7", False), ("k7", True)]
     assert bench.numbers() == sorted(2 * [n for n in range(1, 21) if n != 7])
-    assert bench.rows("SELECT sum(applied)::int, sum(dead)::int FROM penstock.checkpoints") == [
-        (38, 2)
-    ]
+    assert bench.rows("SELECT sum(applied)::int, sum(dead)::int FROM penstock.checkpoints") == [(38, 2)]
 
 
 @pytest.mark.slow
-def test_a_later_record_of_its_key_supersedes_a_dead_letter(
-    bench: Bench, streamer: Streamer
-) -> None:
+def test_a_later_record_of_its_key_supersedes_a_dead_letter(bench: Bench, streamer: Streamer) -> None:
     """Guarantee 21: the driver does not hold the keys; Postgres knows them."""
     stage(bench, streamer, 20)
     worker = bench.declare(refuse_poison, attempts=1)
@@ -176,24 +147,15 @@ def test_a_later_record_of_its_key_supersedes_a_dead_letter(
     worker.drain()
 
     [letter] = of_consumer(bench.connection, "reader")
-    [(first,)] = bench.rows(
-        f"SELECT max(last_offset)::int - 1 FROM penstock.journal WHERE shard = {letter.shard}"
-    )
+    [(first,)] = bench.rows(f"SELECT max(last_offset)::int - 1 FROM penstock.journal WHERE shard = {letter.shard}")
     assert letter.superseded_by == f"things/{letter.shard} offset {first}"
-    [refused] = retry(
-        bench.flow,
-        [letter],
-        bench.urls[0],
-        make_frame=lambda record: make_frame(bench.spark, record),
-    )
+    [refused] = retry(bench.flow, [letter], bench.urls[0], make_frame=lambda record: make_frame(bench.spark, record))
     assert refused.outcome == "superseded"
     assert bench.numbers() == [n for n in range(1, 21) if str(n) != POISON] + [100, 101]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PySpark's sockets
-def test_a_process_of_spark_that_dies_is_not_the_records_fault(
-    bench: Bench, streamer: Streamer, tmp_path: Any
-) -> None:
+def test_a_process_of_spark_that_dies_is_not_the_records_fault(bench: Bench, streamer: Streamer, tmp_path: Any) -> None:
     """Guarantee 13: they are tried again, and none is dead-lettered."""
     stage(bench, streamer, 20)
     died = str(tmp_path / "died")
@@ -232,9 +194,7 @@ def test_a_shard_whose_records_are_gone_everywhere_halts_and_the_other_goes_on(
 
     [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints WHERE shard = 0")
     assert "were removed before this consumer had passed them" in halted
-    [(count,)] = bench.rows(
-        f"SELECT count(*)::int FROM penstock.staged_records WHERE shard = {kept.shard}"
-    )
+    [(count,)] = bench.rows(f"SELECT count(*)::int FROM penstock.staged_records WHERE shard = {kept.shard}")
     assert len(bench.numbers()) == count
 
 
@@ -251,9 +211,7 @@ def test_a_handler_that_commits_is_called_once(bench: Bench, streamer: Streamer)
     worker.drain()
 
     assert bench.numbers() == list(range(1, 21))
-    assert bench.rows("SELECT count(*)::int FROM penstock.checkpoints WHERE halted IS NULL") == [
-        (0,)
-    ]
+    assert bench.rows("SELECT count(*)::int FROM penstock.checkpoints WHERE halted IS NULL") == [(0,)]
 
 
 def test_a_handler_that_waits_can_be_stopped(bench: Bench, streamer: Streamer) -> None:

@@ -132,9 +132,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def driver(
-    tmp_path: Path, database_url: str, redis_url: str
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def driver(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Drivers of the query; ``driver.append(start(…))``."""
     started: list[subprocess.Popen[bytes]] = []
     (tmp_path / "query.py").write_text(QUERY)
@@ -147,18 +145,11 @@ def start(directory: Path, database_url: str, redis_url: str) -> subprocess.Pope
     environment = os.environ | {
         "PENSTOCK_DATABASE_URL": database_url,
         "PENSTOCK_REDIS_URL": redis_url,
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        ),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     with (directory / "query.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "query.py"],
-            cwd=directory,
-            env=environment,
-            start_new_session=True,
-            stdout=log,
-            stderr=log,
+            [sys.executable, "query.py"], cwd=directory, env=environment, start_new_session=True, stdout=log, stderr=log
         )
 
 

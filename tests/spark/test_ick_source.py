@@ -147,9 +147,7 @@ def make_reader(where: dict[str, str]) -> IckStreamReader:
 def read(reader: IckStreamReader, start: Any, end: Any) -> list[str]:
     """The members of a micro-batch, as its tasks read them."""
     tasks = [pickle.loads(pickle.dumps(task)) for task in reader.partitions(start, end)]
-    return sorted(
-        m for task in tasks for b in reader.read(task) for m in b.column("member").to_pylist()
-    )
+    return sorted(m for task in tasks for b in reader.read(task) for m in b.column("member").to_pylist())
 
 
 def take_over(client: redis.Redis, icks: list[DirtyList]) -> list[tuple[Reservations, Reservation]]:
@@ -273,9 +271,7 @@ def test_the_reservation_of_a_long_batch_does_not_become_stale(
     assert waiting(icks) == set()
 
 
-def test_a_task_that_runs_again_reads_the_same_members(
-    where: dict[str, str], icks: list[DirtyList]
-) -> None:
+def test_a_task_that_runs_again_reads_the_same_members(where: dict[str, str], icks: list[DirtyList]) -> None:
     """Guarantee 5: it carries them, whatever befalls the Ick meanwhile."""
     mark(icks, ["a", "b", "c", "d"], 1)
     reader = make_reader(where)
@@ -311,9 +307,7 @@ def test_a_driver_that_dies_before_spark_has_stored_the_offset_gets_the_reservat
     assert waiting(icks) == {b"a", b"e", b"f", b"g"}
 
 
-def test_two_queries_without_checkpoints_never_share_a_reservation(
-    redis_url: str, icks: list[DirtyList]
-) -> None:
+def test_two_queries_without_checkpoints_never_share_a_reservation(redis_url: str, icks: list[DirtyList]) -> None:
     sizes = {0: 10, 1: 10}
     mark(icks, ["a", "b", "c", "d"], 1)
     one, two = sequence(redis_url), sequence(redis_url)
@@ -325,9 +319,7 @@ def test_two_queries_without_checkpoints_never_share_a_reservation(
     assert two.busy == {0, 1}
 
 
-def test_waiting_for_members_writes_nothing(
-    redis_url: str, redis_client: redis.Redis, icks: list[DirtyList]
-) -> None:
+def test_waiting_for_members_writes_nothing(redis_url: str, redis_client: redis.Redis, icks: list[DirtyList]) -> None:
     one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
     start = one.after(one.beginning, {0: 9, 1: 9})
@@ -342,9 +334,7 @@ def test_waiting_for_members_writes_nothing(
     assert waiting(icks) == set()
 
 
-def test_a_batch_read_reserves_nothing(
-    spark: SparkSession, where: dict[str, str], icks: list[DirtyList]
-) -> None:
+def test_a_batch_read_reserves_nothing(spark: SparkSession, where: dict[str, str], icks: list[DirtyList]) -> None:
     mark(icks, names(30), 1)
     icks[0].reserve(3)
     rows = spark.read.format("penstock.ick").options(**where).load().collect()
@@ -354,9 +344,7 @@ def test_a_batch_read_reserves_nothing(
     assert [ick.stats().held.size for ick in icks] == [0, 0]  # type: ignore[union-attr]
 
 
-def test_an_ick_outside_a_pipeline_is_read_by_its_key(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
+def test_an_ick_outside_a_pipeline_is_read_by_its_key(redis_url: str, redis_client: redis.Redis) -> None:
     """Such an Ick is marked by a Ruby process, for example."""
     ruby = RedisIck(redis_client, "ride-index")
     ruby.add({"a": 1, "b": 2})
@@ -394,9 +382,7 @@ def test_offsets_are_json_that_spark_can_compare(redis_url: str, icks: list[Dirt
 
 
 def marked(icks: list[DirtyList]) -> dict[bytes, float]:
-    return {
-        m: s for ick in icks for m, s in ick._client.zrange(ick.keys.dirty, 0, -1, withscores=True)
-    }
+    return {m: s for ick in icks for m, s in ick._client.zrange(ick.keys.dirty, 0, -1, withscores=True)}
 
 
 def write(where: dict[str, str], **columns: pa.Array) -> None:
@@ -409,9 +395,7 @@ def write(where: dict[str, str], **columns: pa.Array) -> None:
 def test_a_batch_marks_its_members_each_in_its_shard_with_the_lowest_score(
     spark: SparkSession, where: dict[str, str], icks: list[DirtyList]
 ) -> None:
-    frame = spark.range(100).select(
-        F.concat(F.lit("d"), F.col("id") % 10).alias("member"), F.col("id").alias("score")
-    )
+    frame = spark.range(100).select(F.concat(F.lit("d"), F.col("id") % 10).alias("member"), F.col("id").alias("score"))
 
     frame.write.format("penstock.ick").options(**where).mode("append").save()
     write(where, member=pa.array(["d3"]), score=pa.array([50]))
@@ -467,11 +451,7 @@ def test_an_ick_is_never_overwritten(where: dict[str, str]) -> None:
 
 
 def test_a_stream_of_one_ick_is_marked_in_another(
-    spark: SparkSession,
-    where: dict[str, str],
-    icks: list[DirtyList],
-    redis_client: redis.Redis,
-    tmp_path: Path,
+    spark: SparkSession, where: dict[str, str], icks: list[DirtyList], redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     mark(icks, names(20), 3)
     icks[0].add([(b"\xff", 4)])

@@ -73,10 +73,7 @@ def test_a_log_and_an_ick_are_read_marked_and_verified(
     seen: list[str] = []
     members = spark.readStream.format("penstock.ick").options(**where).load()
     run_to_end(
-        members.writeStream.foreachBatch(
-            lambda frame, _: seen.extend(r.member for r in frame.collect())
-        ),
-        tmp_path,
+        members.writeStream.foreachBatch(lambda frame, _: seen.extend(r.member for r in frame.collect())), tmp_path
     )
     assert sorted(seen) == sorted([f"d{n}" for n in range(20)] + [f"new{n}" for n in range(5)])
     with connect_redis(cluster.url) as client:

@@ -62,9 +62,7 @@ def test_the_frame_of_the_how_to_counts_what_was_placed(
     )
     order = names["Order"]
 
-    check_sum(
-        spark, shop, "orders-by-customer", order, lambda n: order(id=n, customer="ann", cents=n)
-    )
+    check_sum(spark, shop, "orders-by-customer", order, lambda n: order(id=n, customer="ann", cents=n))
 
     assert shop.rows("SELECT customer, orders FROM order_counts") == [("ann", 2)]
 
@@ -78,8 +76,7 @@ def test_the_frame_of_the_reference_adds_what_was_booked(
     [block] = [b for b in blocks(DOCS / "reference" / "spark.md", "python") if "fares_by_day" in b]
     run_blocks([block], {"pipeline": pipeline, "rides": rides})
     shop = Declared(
-        *(pipeline, Base.metadata.create_all, engine, database_url, redis_url),
-        left_out=frozenset({"fares-by-day"}),
+        *(pipeline, Base.metadata.create_all, engine, database_url, redis_url), left_out=frozenset({"fares-by-day"})
     )
 
     check_sum(spark, shop, "fares-by-day", Ride, lambda n: Ride(id=n, fare=100 * n))
@@ -110,9 +107,7 @@ def given_servers(database_url: str, redis_url: str) -> dict[str, str]:
 def declaring_pipelines() -> Iterator[list[Any]]:
     """What ``spark-pipelines`` is while it reads the program: notes what is declared."""
     noted: list[Any] = []
-    registry: Any = SimpleNamespace(
-        register_output=noted.append, register_flow=noted.append, register_sql=noted.append
-    )
+    registry: Any = SimpleNamespace(register_output=noted.append, register_flow=noted.append, register_sql=noted.append)
     with graph_element_registry.graph_element_registration_context(registry):
         yield noted
 
@@ -139,9 +134,7 @@ def shop(engine: Engine, database_url: str, redis_url: str) -> Declared:
     return shop
 
 
-def test_the_reference_runs(
-    spark: SparkSession, shop: Declared, tmp_path: Path, redis_url: str
-) -> None:
+def test_the_reference_runs(spark: SparkSession, shop: Declared, tmp_path: Path, redis_url: str) -> None:
     """All of its blocks, one after the other; half a minute, most of it Spark's."""
     where = {"databaseUrl": shop.database_url, "redisUrl": redis_url}
     mirror = redis_url.replace("db=0", "db=1")
@@ -176,9 +169,7 @@ def test_the_reference_runs(
             PAGE,
             names,
             given_servers(shop.database_url, redis_url)
-            | {
-                f'"{name}': f'"{tmp_path}/{name}' for name in ("checkpoints", "rides.p", "totals.p")
-            },
+            | {f'"{name}': f'"{tmp_path}/{name}' for name in ("checkpoints", "rides.p", "totals.p")},
             {1: finish_files, 4: check_filters, 7: stream_fares, 8: finish, 9: finish},
         )
 

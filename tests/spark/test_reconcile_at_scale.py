@@ -114,8 +114,7 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     seconds = monotonic() - began
     for each in (clean, found, repaired, again):
         record_property(
-            f"run {each.run}",
-            f"{each.seconds:.1f} s, paused {each.paused_s:.3f} s, held {each.held_s:.1f} s",
+            f"run {each.run}", f"{each.seconds:.1f} s, paused {each.paused_s:.3f} s, held {each.held_s:.1f} s"
         )
     record_property("records a second", round(staged / seconds))
 

@@ -145,9 +145,7 @@ def shop(penstock: CommandLine) -> CommandLine:
 
 
 @pytest.mark.timeout(240)
-def test_what_does_not_fit_into_memory_is_spilled(
-    shop: CommandLine, connection: Connection
-) -> None:
+def test_what_does_not_fit_into_memory_is_spilled(shop: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
     size = create_tables(connection, 200_000, 4)
     events = shop.directory / "events"
@@ -174,10 +172,7 @@ def test_what_does_not_fit_into_memory_is_spilled(
 @pytest.mark.storm
 @pytest.mark.timeout(3600)
 def test_twenty_million_rows_in_one_and_a_half_gigabytes(
-    shop: CommandLine,
-    started: Started,
-    connection: Connection,
-    record_property: Callable[[str, object], None],
+    shop: CommandLine, started: Started, connection: Connection, record_property: Callable[[str, object], None]
 ) -> None:
     """Guarantee 28: every difference, and nothing else, is found and repaired."""
     rows = 20_000_000

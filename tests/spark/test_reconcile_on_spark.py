@@ -21,14 +21,7 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
 from penstock.inline import InlineComparer
-from penstock.reconciling import (
-    Comparer,
-    DifferenceKind,
-    Reconciled,
-    Rows,
-    StateComparison,
-    reconcile,
-)
+from penstock.reconciling import Comparer, DifferenceKind, Reconciled, Rows, StateComparison, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
@@ -74,10 +67,7 @@ def run(spark: SparkSession, keeper: Pipeline, database_url: str) -> Run:
 
 def count_apart(connection: Connection) -> int:
     """Number of rows whose text differs, which also tells 0 from -0; 1.50 and 1.5 are the same."""
-    texts = ", ".join(
-        f'trim_scale("{type_}")::text' if type_ == "numeric" else f'"{type_}"::text'
-        for type_ in VALUES
-    )
+    texts = ", ".join(f'trim_scale("{type_}")::text' if type_ == "numeric" else f'"{type_}"::text' for type_ in VALUES)
     connection.execute("SET extra_float_digits = 1")
     [(number,)] = connection.execute(
         f"SELECT count(*) FROM (SELECT id, {texts} FROM public.state EXCEPT SELECT id, {texts} FROM public.canonical) d".encode()
@@ -126,10 +116,7 @@ def test_every_value_is_compared_and_repaired_exactly(run: Run, connection: Conn
 
     assert (written, apart) == ((len(rows),), 0)
     assert repaired.comparison is not None
-    assert repaired.comparison.counts == {
-        DifferenceKind.DIFFERENT: len(NEAR),
-        DifferenceKind.MISSING: len(absent),
-    }
+    assert repaired.comparison.counts == {DifferenceKind.DIFFERENT: len(NEAR), DifferenceKind.MISSING: len(absent)}
     assert repaired.repaired == len(NEAR) + len(absent)
     assert (run().clean, count_apart(connection)) == (True, 0)
 
@@ -143,9 +130,7 @@ def in_berlin(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_berlin")
-def test_rows_computed_by_spark_are_compared_and_repaired_exactly(
-    run: Run, connection: Connection
-) -> None:
+def test_rows_computed_by_spark_are_compared_and_repaired_exactly(run: Run, connection: Connection) -> None:
     """Guarantee 28: in Spark's own types, and where the types of the two sides differ."""
     connection.execute(
         "CREATE TABLE public.source AS SELECT i AS id, i / 8.0 AS n, i AS whole, i::numeric AS long, "
@@ -236,12 +221,7 @@ def test_differences_are_told_as_the_inline_engine_tells_them(
         counts.append(on_spark.counts)
 
     assert counts == 3 * [
-        {
-            DifferenceKind.MISSING: 1,
-            DifferenceKind.SURPLUS: 1,
-            DifferenceKind.DOUBLED: 1,
-            DifferenceKind.DIFFERENT: 4,
-        }
+        {DifferenceKind.MISSING: 1, DifferenceKind.SURPLUS: 1, DifferenceKind.DOUBLED: 1, DifferenceKind.DIFFERENT: 4}
     ]
     assert sorted(path.name for path in report.iterdir()) == ["code.csv", "id.csv", "number.csv"]
 
@@ -292,13 +272,9 @@ def test_keys_of_any_name_and_value_are_found_again(run: Run, connection: Connec
 
     filled = run(canonical, intent="repair", key=KEY)
     connection.execute("UPDATE public.state SET cents = cents + 10 WHERE cents = 2")
-    connection.execute(
-        f"UPDATE public.state SET {columns[0]} = {columns[0]} || 'x' WHERE cents = 3".encode()
-    )
+    connection.execute(f"UPDATE public.state SET {columns[0]} = {columns[0]} || 'x' WHERE cents = 3".encode())
     repaired = run(canonical, intent="repair", key=KEY)
-    [(apart,)] = connection.execute(
-        "SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d"
-    )
+    [(apart,)] = connection.execute("SELECT count(*) FROM (TABLE public.state EXCEPT TABLE public.canonical) d")
 
     assert filled.repaired == 3 * len(NAMES)
     assert repaired.comparison is not None
@@ -306,9 +282,7 @@ def test_keys_of_any_name_and_value_are_found_again(run: Run, connection: Connec
     assert (repaired.repaired, apart) == (3 * len(NAMES), 0)
 
 
-def test_what_cannot_be_compared_is_refused_with_the_reason(
-    run: Run, connection: Connection
-) -> None:
+def test_what_cannot_be_compared_is_refused_with_the_reason(run: Run, connection: Connection) -> None:
     connection.execute("CREATE TABLE public.state (id int, cents numeric(12, 2), note text)")
     refused: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("SELECT 1 AS cents", "no column 'id'", {}),

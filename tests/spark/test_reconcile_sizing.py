@@ -3,14 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.reconcile.sizing import (
-    INITIAL,
-    MOST,
-    SHUFFLE,
-    Partitions,
-    choose_partitions,
-    kept_partitions,
-)
+from penstock.spark.reconcile.sizing import INITIAL, MOST, SHUFFLE, Partitions, choose_partitions, kept_partitions
 
 GB = 1024**3
 

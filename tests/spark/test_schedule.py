@@ -61,9 +61,7 @@ def checks(schedule: Schedule, clock: list[float], seconds: float) -> list[str]:
     return ended
 
 
-def test_executors_that_register_one_by_one_are_waited_for(
-    clock: list[float], slots: FakeSlots
-) -> None:
+def test_executors_that_register_one_by_one_are_waited_for(clock: list[float], slots: FakeSlots) -> None:
     slots.seen = [0] * 30 + [2] * 10 + [4] * 10
     began = clock[0]
     with capture_logs() as logs:
@@ -73,9 +71,7 @@ def test_executors_that_register_one_by_one_are_waited_for(
     assert {name: logs[0][name] for name in ("slots", "tasks")} == {"slots": 0, "tasks": 6}
 
 
-def test_as_many_slots_as_there_is_work_for_are_not_waited_for(
-    clock: list[float], slots: FakeSlots
-) -> None:
+def test_as_many_slots_as_there_is_work_for_are_not_waited_for(clock: list[float], slots: FakeSlots) -> None:
     slots.now, began = 6, clock[0]
     make(slots).wait_for_slots(lambda: False)
     assert clock[0] == began
@@ -106,9 +102,7 @@ def test_an_epoch_is_planned_anew_when_executors_come_or_go(
     assert len(schedule.next_plan().tasks) == tasks
 
 
-def test_streamers_become_fewer_and_more_with_the_slots(
-    clock: list[float], slots: FakeSlots
-) -> None:
+def test_streamers_become_fewer_and_more_with_the_slots(clock: list[float], slots: FakeSlots) -> None:
     schedule, planned = make(slots), []
     for slots.now in (16, 2, 16):
         checks(schedule, clock, 1.25)
@@ -148,9 +142,7 @@ def test_a_cluster_that_has_lost_its_last_slot_says_what_it_waits_for(
     assert logs == [said, said]
 
 
-def test_tasks_that_get_no_slot_share_those_that_there_are(
-    clock: list[float], slots: FakeSlots
-) -> None:
+def test_tasks_that_get_no_slot_share_those_that_there_are(clock: list[float], slots: FakeSlots) -> None:
     """They waited for ever, epoch after epoch, without a line."""
     schedule = make(slots)
     before = schedule.next_plan()
@@ -197,11 +189,7 @@ def test_tasks_of_epochs_that_wait_for_a_slot_are_counted_by_the_name_of_their_s
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        eventually(
-            lambda: Slots(spark).running(3) == Running(placed=2, waiting=1),
-            "two have a slot",
-            timeout_s=60,
-        )
+        eventually(lambda: Slots(spark).running(3) == Running(placed=2, waiting=1), "two have a slot", timeout_s=60)
         assert Slots(spark).running(2) == Running()
     finally:
         Path(ended).touch()

@@ -41,10 +41,7 @@ def run_block(having: str, values: dict[str, Any], checkpoint: str = "") -> None
 
 @pytest.fixture
 def values(
-    spark: SparkSession,
-    where: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, where: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, Any]]:
     """What the page's first block makes, of the test's log; micro-batches have 60 records, of 100."""
     monkeypatch.chdir(tmp_path)
@@ -67,11 +64,7 @@ def run(values: dict[str, Any], checkpoint: str, *, killed: bool = False) -> Non
     run_block("foreachBatch(", {**values, "write": write}, checkpoint)
 
 
-def check(
-    values: dict[str, Any],
-    read: Callable[[], list[dict[str, Any]]],
-    more: Callable[[], None],
-) -> None:
+def check(values: dict[str, Any], read: Callable[[], list[dict[str, Any]]], more: Callable[[], None]) -> None:
     """Kills, restarts, and loses the checkpoint directory."""
     with pytest.raises(Exception, match="KilledError"):
         run(values, "a", killed=True)
@@ -102,9 +95,7 @@ def test_parquet_files_by_offset_have_every_record_once(
     check(values, lambda: ds.dataset(tmp_path / "archive").to_table().to_pylist(), more)
 
 
-def test_a_delta_table_has_every_record_once(
-    values: dict[str, Any], more: Callable[[], None], tmp_path: Path
-) -> None:
+def test_a_delta_table_has_every_record_once(values: dict[str, Any], more: Callable[[], None], tmp_path: Path) -> None:
     delta = pytest.importorskip("deltalake", reason="pip install deltalake")
     run_block("write_deltalake(", values)
 
@@ -112,10 +103,7 @@ def test_a_delta_table_has_every_record_once(
 
 
 def test_an_iceberg_table_has_every_record_once(
-    values: dict[str, Any],
-    more: Callable[[], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any], more: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyiceberg", reason="pip install 'pyiceberg[pyarrow,sql-sqlite]'")
     catalog = "PYICEBERG_CATALOG__DEFAULT__"

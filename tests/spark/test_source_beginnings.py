@@ -36,9 +36,7 @@ def as_logged(offset: SparkOffset) -> SparkOffset:
 
 def read(reader: StreamReader, start: SparkOffset, end: SparkOffset) -> list[int]:
     tasks = reader.partitions(start, end)
-    return sorted(
-        i for task in tasks for each in reader.read(task) for i in each.column("id").to_pylist()
-    )
+    return sorted(i for task in tasks for each in reader.read(task) for i in each.column("id").to_pylist())
 
 
 @pytest.mark.parametrize("store", [LogStore, JournalStore])
@@ -79,9 +77,7 @@ def test_a_first_batch_without_records_keeps_its_beginning_and_the_second_goes_o
     assert following.keys() == {"things"}, "later micro-batches need no beginning"
 
 
-def test_an_end_offset_of_a_progress_can_be_given_as_startingoffsets_and_has_a_lag(
-    where: dict[str, str],
-) -> None:
+def test_an_end_offset_of_a_progress_can_be_given_as_startingoffsets_and_has_a_lag(where: dict[str, str]) -> None:
     reader = make_stream(where, startingOffsets="earliest")
     end = reader.latestOffset(reader.initialOffset(), ALL)
 
@@ -94,11 +90,7 @@ def test_an_end_offset_of_a_progress_can_be_given_as_startingoffsets_and_has_a_l
 
 @pytest.mark.plain_entries
 def test_a_query_whose_first_batch_failed_names_the_records_that_were_removed_until_it_is_started_again(
-    spark: SparkSession,
-    where: dict[str, str],
-    redis_client: redis.Redis,
-    things: Log,
-    tmp_path: Path,
+    spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log, tmp_path: Path
 ) -> None:
     """On Spark, because its checkpoint is what has to keep the beginning; about five seconds, two starts of a query."""
 

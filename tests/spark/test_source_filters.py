@@ -23,15 +23,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DoubleType,
-    FloatType,
-    LongType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, LongType, StringType, StructType
 
 from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
@@ -124,9 +116,7 @@ def test_two_filters_on_one_dataframe_lose_no_row(
     assert (channels.where("channel = 'none'").count(), channels.count()) == (0, 1)
 
 
-def test_the_schema_names_the_columns_and_the_types_of_payloads(
-    spark: SparkSession, where: dict[str, str]
-) -> None:
+def test_the_schema_names_the_columns_and_the_types_of_payloads(spark: SparkSession, where: dict[str, str]) -> None:
     frame = (
         spark.read.format("penstock.log")
         .schema("key string, data struct<number: decimal(12, 2), missing: date>, offset bigint")
@@ -179,19 +169,13 @@ def test_payloads_are_parsed_into_the_types_that_are_named(spark: SparkSession) 
 
     first, second, third = project(ddl(types))
 
-    assert (first["day"].isoformat(), first["tags"], first["more"]) == (
-        "2026-01-02",
-        ["a"],
-        {"n": 1},
-    )
+    assert (first["day"].isoformat(), first["tags"], first["more"]) == ("2026-01-02", ["a"], {"n": 1})
     assert first["at"] == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
     assert (str(second["cents"]), second["more"]) == ("12.50", {"n": None})
     assert set(third.values()) == {None}
 
 
-@pytest.mark.parametrize(
-    "payload", ['{"n": "secret"}', "null", "5", '{"n": 1.5}', '{"n": 1} {}', "{"]
-)
+@pytest.mark.parametrize("payload", ['{"n": "secret"}', "null", "5", '{"n": 1.5}', '{"n": 1} {}', "{"])
 def test_a_payload_that_does_not_fit_is_named_and_not_quoted(payload: str) -> None:
     data = pa.array(["{}", payload, "{}"])
     records = RECORDS.set_column(3, "data", data)
@@ -221,9 +205,7 @@ def test_a_payload_that_does_not_fit_is_named_and_not_quoted(payload: str) -> No
         ("null", (FloatType, DoubleType)),
     ],
 )
-def test_a_float_has_all_digits_or_is_refused(
-    number: str, fits: tuple[type[DataType], ...]
-) -> None:
+def test_a_float_has_all_digits_or_is_refused(number: str, fits: tuple[type[DataType], ...]) -> None:
     """As the page says of all numbers; Arrow and Spark's own parser round."""
     data = pa.array(["{}", f'{{"n": {number}, "in": [{{"n": {number}}}]}}', "{}"])
     records = RECORDS.set_column(3, "data", data)
@@ -242,10 +224,7 @@ def test_a_float_has_all_digits_or_is_refused(
         (StructType().add("nothing", StringType()), "there is no column 'nothing'"),
         (StructType().add("offset", StringType()), "cannot be read as string; it is bigint"),
         (StructType().add("data", LongType()), "it is string, or a struct"),
-        (
-            StructType().add("data", StructType().add("n", LongType(), nullable=False)),
-            "a payload may lack it",
-        ),
+        (StructType().add("data", StructType().add("n", LongType(), nullable=False)), "a payload may lack it"),
     ],
 )
 def test_a_schema_that_records_cannot_have_is_refused(schema: StructType, text: str) -> None:
@@ -265,10 +244,7 @@ def test_postgres_is_not_asked_for_payloads_that_no_column_needs(where: dict[str
 
 
 def test_a_bad_option_is_one_line(spark: SparkSession, where: dict[str, str]) -> None:
-    for reader, option in (
-        (spark.read, {"maxRecordPerTrigger": "5"}),
-        (spark.readStream, {"minPartitions": "none"}),
-    ):
+    for reader, option in ((spark.read, {"maxRecordPerTrigger": "5"}), (spark.readStream, {"minPartitions": "none"})):
         with pytest.raises(Exception, match=r"penstock\.log: ") as raised:
             reader.format("penstock.log").options(**where, **option).load()
         text = str(raised.value).partition("JVM stacktrace")[0].strip()

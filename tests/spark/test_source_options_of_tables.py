@@ -58,9 +58,7 @@ def test_a_checkpoint_of_shards_that_the_query_does_not_read_is_named(
     assert not {*map(str, from_offset(following))} & {*left.split(", ")}
 
 
-def test_a_table_that_is_altered_under_the_kept_connection_is_read(
-    connection: Connection, database_url: str
-) -> None:
+def test_a_table_that_is_altered_under_the_kept_connection_is_read(connection: Connection, database_url: str) -> None:
     connection.execute("CREATE TABLE public.fares AS SELECT 1 AS id")
 
     def read() -> list[Any]:
@@ -91,9 +89,7 @@ SOURCES: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_columns_of_a_table_in_sparks_catalog_keep_its_options(
-    name: str, where: dict[str, str]
-) -> None:
+def test_the_columns_of_a_table_in_sparks_catalog_keep_its_options(name: str, where: dict[str, str]) -> None:
     """As Spark calls a source: ``schema`` has the options when the table is created, a reader has the columns."""
     source, options = SOURCES[name]
     urls = ["databaseUrl"] if name == "penstock.table" else ["databaseUrl", "redisUrl"]
@@ -114,9 +110,7 @@ def test_the_columns_of_a_table_in_sparks_catalog_keep_its_options(
         ("pushFilters", "true", "leave it out of a table"),
     ],
 )
-def test_a_table_keeps_neither_passwords_nor_the_filters_of_one_query(
-    option: str, value: str, says: str
-) -> None:
+def test_a_table_keeps_neither_passwords_nor_the_filters_of_one_query(option: str, value: str, says: str) -> None:
     given = {"channel": "things", option: value}
     LogSource(given).schema()
     with pytest.raises(InvalidSetting, match=says) as refused:
@@ -129,18 +123,14 @@ def test_a_table_that_names_its_columns_has_no_options_and_says_so() -> None:
         LogSource({}).reader(StructType([StructField("key", StringType())]))
 
 
-def test_the_references_view_and_table_are_read_by_sql(
-    spark: SparkSession, where: dict[str, str]
-) -> None:
+def test_the_references_view_and_table_are_read_by_sql(spark: SparkSession, where: dict[str, str]) -> None:
     """On Spark, because it decides what a source is given of a table's options, and when.  About three seconds."""
     servers = f"databaseUrl '{where['databaseUrl']}', redisUrl '{where['redisUrl']}'"
     view, table, _ = blocks(DOCS / "reference" / "spark.md", "sql")
     for statement in (view, table):
         spark.sql(statement.replace("'rides'", f"'things', {servers}"))
     try:
-        found = spark.sql(
-            "SELECT count(*) AS n FROM rides UNION ALL SELECT count(*) FROM all_rides"
-        ).collect()
+        found = spark.sql("SELECT count(*) AS n FROM rides UNION ALL SELECT count(*) FROM all_rides").collect()
     finally:
         spark.sql("DROP TABLE all_rides")
         spark.catalog.dropTempView("rides")

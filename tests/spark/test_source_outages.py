@@ -62,9 +62,7 @@ def test_a_query_reads_on_when_its_server_is_back(
 
 
 def test_an_outage_that_lasts_ends_the_query(where: dict[str, str]) -> None:
-    options = make_options(
-        where, redisUrl="redis://127.0.0.1:1/0", **{"fetchOffset.numRetries": "2"}
-    )
+    options = make_options(where, redisUrl="redis://127.0.0.1:1/0", **{"fetchOffset.numRetries": "2"})
 
     with pytest.raises(ServerUnavailable):
         StreamReader(LogStore(options)).initialOffset()

@@ -74,9 +74,7 @@ def test_a_batch_reads_from_one_time_to_another(
 
     read = [batch for task in reader.partitions() for batch in reader.read(task)]
 
-    assert sorted(i for batch in read for i in batch.column("id").to_pylist()) == list(
-        range(41, 61)
-    )
+    assert sorted(i for batch in read for i in batch.column("id").to_pylist()) == list(range(41, 61))
 
 
 def test_records_behind_a_long_transactions_are_not_skipped_by_a_start_at_a_time(
@@ -112,9 +110,7 @@ def test_a_start_at_a_time_reads_what_the_log_has_and_the_journal_no_longer(
     assert at == {"things": {"0": 1, "1": 1}}
 
 
-def test_a_shard_that_is_new_to_a_query_is_read_from_its_oldest_record(
-    where: dict[str, str],
-) -> None:
+def test_a_shard_that_is_new_to_a_query_is_read_from_its_oldest_record(where: dict[str, str]) -> None:
     reader = make_stream(where)
     known = {"things": {"0": 11}}
 
@@ -158,9 +154,7 @@ def test_one_stream_reads_several_channels(
         .option("consumer", "archive")
         .load()
     )
-    run_to_end(
-        frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())), tmp_path
-    )
+    run_to_end(frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())), tmp_path)
 
     assert sorted(row.offset for row in found if row.channel == "others") == list(range(11, 41))
     assert len(found) == 90
@@ -168,9 +162,7 @@ def test_one_stream_reads_several_channels(
     assert lags == {0}, "a query that has read everything has no lag"
 
 
-def test_retention_waits_for_a_named_stream(
-    connection: Connection, database_url: str, redis_url: str
-) -> None:
+def test_retention_waits_for_a_named_stream(connection: Connection, database_url: str, redis_url: str) -> None:
     things = Log("things", shards=2, keep=timedelta(0))
     where = {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}
     with Streamer(Pipeline([things]), database_url, redis_url) as streamer:
@@ -209,12 +201,8 @@ def test_a_named_stream_without_its_checkpoint_continues_where_it_was(
     assert make_stream(where, consumer="archive").initialOffset() == {"things": end["things"]}
 
 
-def test_a_second_stream_of_the_same_name_stops_the_first(
-    where: dict[str, str], connection: Connection
-) -> None:
-    first, second = (
-        make_stream(where, consumer="archive", startingOffsets="earliest") for _ in range(2)
-    )
+def test_a_second_stream_of_the_same_name_stops_the_first(where: dict[str, str], connection: Connection) -> None:
+    first, second = (make_stream(where, consumer="archive", startingOffsets="earliest") for _ in range(2))
     begin = first.initialOffset()
     end = first.latestOffset(begin, ReadMaxRows(30))
     second.latestOffset(second.initialOffset(), ReadMaxRows(10))

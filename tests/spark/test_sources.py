@@ -47,12 +47,7 @@ def test_a_batch_reads_every_record_with_all_its_fields(
     assert len(rows) == 100
     for row in rows:
         record = held[row.shard, row.offset]
-        assert (row.id, row.key, row.action, row.object) == (
-            record.id,
-            record.key,
-            record.action,
-            record.object,
-        )
+        assert (row.id, row.key, row.action, row.object) == (record.id, record.key, record.action, record.object)
         assert (row.data, row.headers) == (record.data_json, None)
         assert row.timestamp.timestamp() == pytest.approx(record.staged_us / 1e6, abs=1e-6)
 
@@ -83,9 +78,7 @@ def test_a_stream_reads_all_records_in_batches_of_the_requested_size_and_shows_i
     found: list[int] = []
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "40"}
     frame = stream(spark, "penstock.log", where, **options)
-    query = run_to_end(
-        frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch))), tmp_path
-    )
+    query = run_to_end(frame.writeStream.foreachBatch(lambda batch, _: found.extend(ids(batch))), tmp_path)
     batches = [each for each in query.recentProgress if each["numInputRows"]]
 
     assert sorted(found) == list(range(1, 101))
@@ -160,11 +153,7 @@ def write(where: dict[str, str], rows: pa.Table, **options: str) -> Written:
 
 @pytest.mark.parametrize("entries", ["plain", "packed"])
 def test_rows_that_the_log_has_in_other_batches_are_left_out(
-    where: dict[str, str],
-    redis_client: redis.Redis,
-    logged: ReadLog,
-    things: Log,
-    entries: str,
+    where: dict[str, str], redis_client: redis.Redis, logged: ReadLog, things: Log, entries: str
 ) -> None:
     """A task that runs again may get its rows in other parts."""
     rows = staged_rows(where)
@@ -200,9 +189,7 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
 def test_another_record_at_the_same_offset_is_refused(where: dict[str, str]) -> None:
     """Guarantee 30."""
     rows = staged_rows(where)
-    others = rows.set_column(
-        rows.schema.get_field_index("id"), rows.schema.field("id"), pc.add(rows.column("id"), 1)
-    )
+    others = rows.set_column(rows.schema.get_field_index("id"), rows.schema.field("id"), pc.add(rows.column("id"), 1))
 
     with pytest.raises(ForeignLog, match="this log is another one's"):
         write(where, others)
@@ -233,11 +220,7 @@ def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
 
 
 def test_an_emptied_log_is_waited_for(
-    where: dict[str, str],
-    redis_client: redis.Redis,
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
+    where: dict[str, str], redis_client: redis.Redis, connection: Connection, streamer: Streamer, things: Log
 ) -> None:
     """Guarantee 9: it is refilled with the same offsets."""
 
@@ -292,9 +275,7 @@ def test_a_query_of_what_is_there_ends_at_what_was_there_when_it_began(
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
-    where: dict[str, str],
-) -> None:
+def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(where: dict[str, str]) -> None:
     def sizes(reader: StreamReader) -> list[int]:
         tasks = reader.partitions({"things": {"0": 1, "1": 1}}, reader.reportLatestOffset())
         return [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
@@ -305,9 +286,7 @@ def test_a_micro_batch_has_few_tasks_for_few_records_or_as_many_as_requested(
     assert len(asked_for) >= 4
 
 
-@pytest.mark.parametrize(
-    ("codec", "how"), [("none", each) for each in PLAIN] + [("zstd", each) for each in COMPRESSED]
-)
+@pytest.mark.parametrize(("codec", "how"), [("none", each) for each in PLAIN] + [("zstd", each) for each in COMPRESSED])
 def test_a_damaged_entry_is_reported_with_its_offsets(
     codec: Literal["none", "zstd"],
     how: str,
@@ -364,12 +343,7 @@ ORDER BY r.number * r.every
 
 
 def test_a_watermark_drops_no_record_of_skewed_shards(
-    spark: SparkSession,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
+    spark: SparkSession, connection: Connection, streamer: Streamer, database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     connection.execute(SKEWED)
     streamer.drain()

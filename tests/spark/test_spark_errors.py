@@ -6,12 +6,7 @@ from pyspark.errors import PythonException
 
 from penstock.consuming.failures import reason
 from penstock.errors import ForeignLog, ServerUnavailable
-from penstock.spark.engine.spark_errors import (
-    _ENDED,
-    in_one_line,
-    is_sparks_fault,
-    reading_errors,
-)
+from penstock.spark.engine.spark_errors import _ENDED, in_one_line, is_sparks_fault, reading_errors
 
 FAILED = "Job aborted due to stage failure: Task 0 in stage 4.0 failed 2 times, most recent failure: Lost task 0.1 in stage 4.0 "
 
@@ -44,9 +39,7 @@ def test_what_a_record_says_makes_nothing_sparks_fault(message: str) -> None:
     assert not _ENDED.match(message)
 
 
-def test_a_broken_connection_to_the_jvm_is_sparks_fault_and_an_error_of_the_handler_is_not() -> (
-    None
-):
+def test_a_broken_connection_to_the_jvm_is_sparks_fault_and_an_error_of_the_handler_is_not() -> None:
     assert is_sparks_fault(Py4JNetworkError("Answer from Java side is empty"))
     assert not is_sparks_fault(ValueError("ServerUnavailable: Job 7 cancelled"))
 
@@ -77,13 +70,8 @@ def test_a_dead_letters_reason_is_what_a_udf_raised() -> None:
 
 def test_an_error_of_reading_keeps_its_kind_and_quotes_nothing() -> None:
     """Guarantee 33."""
-    with (
-        pytest.raises(ForeignLog, match="entry 7-1 was not written"),
-        reading_errors("things/0 1-9"),
-    ):
-        raise RuntimeError(
-            "in a task:\npenstock.errors.ForeignLog: things/0: entry 7-1 was not written by Penstock"
-        )
+    with pytest.raises(ForeignLog, match="entry 7-1 was not written"), reading_errors("things/0 1-9"):
+        raise RuntimeError("in a task:\npenstock.errors.ForeignLog: things/0: entry 7-1 was not written by Penstock")
     with pytest.raises(ServerUnavailable) as raised, reading_errors("things/0 1-9"):
         raise RuntimeError("secret")
     assert str(raised.value) == "reading things/0 1-9 on Spark: RuntimeError"

@@ -24,17 +24,10 @@ FROM generate_series(1, 1000) i
 
 
 def table(spark: SparkSession, database_url: str, **options: str) -> DataFrame:
-    return (
-        spark.read.format("penstock.table")
-        .option("databaseUrl", database_url)
-        .options(**options)
-        .load()
-    )
+    return spark.read.format("penstock.table").option("databaseUrl", database_url).options(**options).load()
 
 
-def test_every_row_comes_once_with_its_types(
-    spark: SparkSession, connection: Connection, database_url: str
-) -> None:
+def test_every_row_comes_once_with_its_types(spark: SparkSession, connection: Connection, database_url: str) -> None:
     connection.execute(ALL_TYPES)
 
     with snapshot(database_url) as name:
@@ -45,18 +38,9 @@ def test_every_row_comes_once_with_its_types(
 
     assert len(rows) == 1000
     seven: Any = rows[7]
-    assert (seven.small, seven.big, seven.flag, seven.name, seven.maybe) == (
-        7,
-        70_000_000_000,
-        False,
-        "text 7",
-        "x",
-    )
+    assert (seven.small, seven.big, seven.flag, seven.name, seven.maybe) == (7, 70_000_000_000, False, "text 7", "x")
     assert (str(seven.cents), float(seven.loose), seven.doc) == ("1.75", 1.75, '{"i": 7}')
-    assert (seven.day.isoformat(), seven.at.isoformat()[:19]) == (
-        "2026-01-08",
-        "2026-01-01T00:00:07",
-    )
+    assert (seven.day.isoformat(), seven.at.isoformat()[:19]) == ("2026-01-08", "2026-01-01T00:00:07")
     assert (seven.code[:8], bytes(seven.raw)) == ("8f14e45f", b"\x00\x07")
     assert rows[9].maybe is None
 
@@ -67,35 +51,19 @@ def test_columns_and_rows_are_selected_in_postgres(
     connection.execute(ALL_TYPES)
 
     chosen = table(spark, database_url, table="public.kinds", columns="id,cents", where="id > 990")
-    query = table(
-        spark,
-        database_url,
-        query="SELECT id % 10 AS digit, count(*) AS n FROM public.kinds GROUP BY 1",
-    )
+    query = table(spark, database_url, query="SELECT id % 10 AS digit, count(*) AS n FROM public.kinds GROUP BY 1")
     with snapshot(database_url) as name:
         by_text = table(
-            spark,
-            database_url,
-            table="public.kinds",
-            partitionColumn="name",
-            partitions="3",
-            snapshot=name,
+            spark, database_url, table="public.kinds", partitionColumn="name", partitions="3", snapshot=name
         )
-        assert (by_text.rdd.getNumPartitions(), by_text.select("id").distinct().count()) == (
-            3,
-            1000,
-        )
+        assert (by_text.rdd.getNumPartitions(), by_text.select("id").distinct().count()) == (3, 1000)
 
     assert (chosen.columns, chosen.count()) == (["id", "cents"], 10)
     assert {row.digit: row.n for row in query.collect()} == dict.fromkeys(range(10), 100)
 
 
-def test_all_tasks_read_the_given_snapshot(
-    spark: SparkSession, connection: Connection, database_url: str
-) -> None:
-    connection.execute(
-        "CREATE TABLE public.accounts AS SELECT i AS id, 100 AS cents FROM generate_series(1, 5000) i"
-    )
+def test_all_tasks_read_the_given_snapshot(spark: SparkSession, connection: Connection, database_url: str) -> None:
+    connection.execute("CREATE TABLE public.accounts AS SELECT i AS id, 100 AS cents FROM generate_series(1, 5000) i")
 
     with cut(lambda: connect_postgres(database_url, application="test"), DEFAULT_SCOPE) as at:
         frame = table(spark, database_url, table="public.accounts", snapshot=at.snapshot)
@@ -108,9 +76,7 @@ def test_all_tasks_read_the_given_snapshot(
         frame.count()
 
 
-def test_a_table_that_cannot_be_read_is_refused_with_the_reason(
-    connection: Connection, database_url: str
-) -> None:
+def test_a_table_that_cannot_be_read_is_refused_with_the_reason(connection: Connection, database_url: str) -> None:
     def schema(**options: str) -> str:
         return TableSource({"databaseUrl": database_url, **options}).schema().simpleString()
 

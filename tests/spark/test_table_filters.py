@@ -153,13 +153,7 @@ def test_slices_by_a_column_take_one_sort_of_a_sample(
         "CREATE TABLE public.kinds AS SELECT i AS whole, md5(i::text) AS name FROM generate_series(1, 30000) i"
     )
     with snapshot(database_url) as name:
-        reader = make_reader(
-            database_url,
-            partitionColumn="name",
-            partitions="5",
-            snapshot=name,
-            where="whole % 2 = 0",
-        )
+        reader = make_reader(database_url, partitionColumn="name", partitions="5", snapshot=name, where="whole % 2 = 0")
         spied = Recorded(connection)
         edges = table_module._find_edges(spied, reader._relation, "name", 5)
         counts = [sum(b.num_rows for b in reader.read(p)) for p in reader.partitions()]

@@ -158,9 +158,7 @@ def test_a_value_arrives_exactly(values_url: str, expression: str, type_: str, v
 
 
 @pytest.mark.parametrize("expression", REFUSED)
-def test_a_value_that_spark_does_not_have_is_refused_by_name_or_read_as_text(
-    values_url: str, expression: str
-) -> None:
+def test_a_value_that_spark_does_not_have_is_refused_by_name_or_read_as_text(values_url: str, expression: str) -> None:
     """Guarantee 22."""
     with pytest.raises(UnreadableValue, match="column 'x' has a value that Spark's"):
         read_value(values_url, expression)
@@ -178,9 +176,7 @@ def test_not_a_number_is_a_float(values_url: str) -> None:
     assert (type_, isnan(value)) == ("double", True)
 
 
-@pytest.mark.parametrize(
-    "name", ["a`b", "a.b", 'a"b', "a,b", " a ", "A", "ä", "a\\b", "%s", "x" * 63]
-)
+@pytest.mark.parametrize("name", ["a`b", "a.b", 'a"b', "a,b", " a ", "A", "ä", "a\\b", "%s", "x" * 63])
 def test_a_column_may_have_any_name(values_url: str, name: str) -> None:
     query = sql.SQL("SELECT 1.5::numeric AS {n}, 2 AS other").format(n=sql.Identifier(name))
     names = '["' + name.replace("\\", "\\\\").replace('"', '\\"') + '"]'
@@ -202,9 +198,7 @@ def test_a_schema_of_the_readers_own_chooses_the_types(values_url: str) -> None:
     query = "SELECT 1.50::numeric AS cents, 'infinity'::timestamptz AS at, 7 AS id"
 
     table = read(
-        values_url,
-        StructType().add("id", "integer").add("at", "string").add("cents", DecimalType(20, 2)),
-        query=query,
+        values_url, StructType().add("id", "integer").add("at", "string").add("cents", DecimalType(20, 2)), query=query
     )
 
     assert table.to_pylist() == [{"id": 7, "at": "infinity", "cents": Decimal("1.50")}]
@@ -243,11 +237,7 @@ def test_numbers_arrive_exactly_or_not_at_all(values_url: str, numbers: list[Dec
     except UnreadableValue:
         assert not fits
     with suppress(UnreadableValue):
-        assert same(
-            read(values_url, StructType().add("x", DecimalType(38, 18)), query=query)
-            .column("x")
-            .to_pylist()
-        )
+        assert same(read(values_url, StructType().add("x", DecimalType(38, 18)), query=query).column("x").to_pylist())
     texts = read(values_url, query=query, textColumns="x").column("x").to_pylist()
     assert sorted(texts) == sorted(map(_plain, numbers))
 
@@ -268,9 +258,7 @@ def test_text_becomes_exactly_this_decimal_or_is_refused(
     texts = [None if number is None else _plain(number) for number in numbers]
     field = Field.parse(PostgresColumn("x", "numeric"), DecimalType(digits, places))
     limit = Decimal(10) ** (digits - places)
-    fits = all(
-        n is None or (n.is_finite() and abs(n) < limit and _places(n) <= places) for n in numbers
-    )
+    fits = all(n is None or (n.is_finite() and abs(n) < limit and _places(n) <= places) for n in numbers)
 
     if fits:
         assert field.convert(pa.array(texts, pa.string())).to_pylist() == numbers
@@ -300,18 +288,13 @@ def _plain(number: Decimal) -> str:
 
 
 @settings(deadline=None, max_examples=12)
-@given(
-    st.lists(
-        st.integers(-210_866_803_200_000_000, 9_224_318_015_999_999_999), min_size=1, max_size=5
-    )
-)
+@given(st.lists(st.integers(-210_866_803_200_000_000, 9_224_318_015_999_999_999), min_size=1, max_size=5))
 @example([-62_135_596_800_000_001])
 @example([253_402_300_800_000_000])
 def test_times_arrive_exactly_or_not_at_all(values_url: str, micros: list[int]) -> None:
     """Guarantee 22: over the whole range of Postgres."""
     listed = ", ".join(
-        f"(timestamptz 'epoch' + '{n // DAY} days'::interval + '{n % DAY} microseconds'::interval)"
-        for n in micros
+        f"(timestamptz 'epoch' + '{n // DAY} days'::interval + '{n % DAY} microseconds'::interval)" for n in micros
     )
     query = f"SELECT x, x AT TIME ZONE 'UTC' AS y FROM (VALUES {listed}) v (x)"
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
@@ -333,9 +316,7 @@ def test_text_of_a_database_in_another_encoding(postgres: EmbeddedPostgres, enco
     """It need not be Penstock's database, which is in UTF8."""
     name = f"table_in_{encoding.lower()}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(
-            f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode()
-        )
+        connection.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode())
     try:
         url = postgres.database_url(name)
         assert read_value(url, "1e30::numeric")[1] == Decimal("1e30")
@@ -370,15 +351,11 @@ def read_while_rows_move(moving: Connection, reader: Any) -> list[int]:
 
 
 def make_reader(database_url: str, **options: str) -> Any:
-    source = TableSource(
-        {"databaseUrl": database_url, "table": "public.moving", "columns": "id", **options}
-    )
+    source = TableSource({"databaseUrl": database_url, "table": "public.moving", "columns": "id", **options})
     return source.reader(source.schema())
 
 
-def test_a_table_that_changes_is_read_in_one_state_by_default(
-    moving: Connection, database_url: str
-) -> None:
+def test_a_table_that_changes_is_read_in_one_state_by_default(moving: Connection, database_url: str) -> None:
     """Guarantee 28: no row is lost or doubled because it moved to another slice."""
     ids = read_while_rows_move(moving, make_reader(database_url))
 
@@ -386,9 +363,7 @@ def test_a_table_that_changes_is_read_in_one_state_by_default(
 
 
 @pytest.mark.parametrize("options", [{}, {"partitionColumn": "value"}, {"partitions": "7"}])
-def test_slices_are_read_in_one_snapshot(
-    moving: Connection, database_url: str, options: dict[str, str]
-) -> None:
+def test_slices_are_read_in_one_snapshot(moving: Connection, database_url: str, options: dict[str, str]) -> None:
     """Guarantee 28."""
     with snapshot(database_url) as name:
         reader = make_reader(database_url, snapshot=name, **options)
@@ -399,9 +374,7 @@ def test_slices_are_read_in_one_snapshot(
         read_while_rows_move(moving, reader)
 
 
-def test_a_table_that_is_rewritten_between_two_slices_is_not_read_on(
-    moving: Connection, database_url: str
-) -> None:
+def test_a_table_that_is_rewritten_between_two_slices_is_not_read_on(moving: Connection, database_url: str) -> None:
     """Guarantee 28: after VACUUM FULL, rows are at other positions, in every snapshot."""
     moving.execute("DELETE FROM public.moving WHERE id <= 10000")
     with snapshot(database_url) as name:
@@ -413,9 +386,7 @@ def test_a_table_that_is_rewritten_between_two_slices_is_not_read_on(
             list(reader.read(last))
 
 
-def test_a_snapshot_of_another_database_is_not_reported_as_lost(
-    database_url: str, postgres: EmbeddedPostgres
-) -> None:
+def test_a_snapshot_of_another_database_is_not_reported_as_lost(database_url: str, postgres: EmbeddedPostgres) -> None:
     with (
         snapshot(postgres.url) as name,
         pytest.raises(psycopg.errors.FeatureNotSupported, match="from a different database"),

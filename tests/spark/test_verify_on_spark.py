@@ -97,9 +97,7 @@ def both(
     """Verifies on both engines, in ranges so small that each fault has its own; returns what Spark tells, which is the same."""
     monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 10)
-    monkeypatch.setattr(
-        reading, "OFFSETS_A_READ", 10
-    )  # of the inline engine: Spark's tasks are other processes
+    monkeypatch.setattr(reading, "OFFSETS_A_READ", 10)  # of the inline engine: Spark's tasks are other processes
 
     def run() -> Verified:
         on_spark, inline = (
@@ -158,12 +156,7 @@ def damage_log(client: redis.Redis) -> None:
     client.xadd(STREAM, {"hello": "world"}, id="4000-0")
     packed = "penstock:{packed/0}:log"
     damage_entry(client, packed, 3, PLAIN["an empty column"])
-    damage_entry(
-        client,
-        packed,
-        5,
-        lambda held, _: held.update({b"data": held[b"data"].replace(b" 3}", b" 4}")}),
-    )
+    damage_entry(client, packed, 5, lambda held, _: held.update({b"data": held[b"data"].replace(b" 3}", b" 4}")}))
     client.xdel(packed, "180-0")
 
 

@@ -10,17 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
-from penstock import (
-    Ick,
-    Log,
-    Pipeline,
-    mark_dirty,
-    mark_dirty_async,
-    stage,
-    stage_async,
-    stage_many,
-    stage_many_async,
-)
+from penstock import Ick, Log, Pipeline, mark_dirty, mark_dirty_async, stage, stage_async, stage_many, stage_many_async
 from penstock.errors import BypassedStaging, InvalidRecord, NotAttached
 
 orm: Any = pytest.importorskip(
@@ -94,12 +84,7 @@ async def work(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("attach", [maker, scoped, cls, instance])
 def test_async_sessions_stage(
-    attach: Attach,
-    driver: str,
-    pipeline: Pipeline,
-    database_url: str,
-    application: Engine,
-    staged: StagedRecords,
+    attach: Attach, driver: str, pipeline: Pipeline, database_url: str, application: Engine, staged: StagedRecords
 ) -> None:
     async def run() -> None:
         async with connected(database_url, driver) as engine:
@@ -136,20 +121,13 @@ def test_another_async_sessionmaker_is_not_affected(
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("attach", [scoped, instance])
 def test_records_are_staged_explicitly(
-    attach: Attach,
-    driver: str,
-    pipeline: Pipeline,
-    rides: Log,
-    database_url: str,
-    staged: StagedRecords,
+    attach: Attach, driver: str, pipeline: Pipeline, rides: Log, database_url: str, staged: StagedRecords
 ) -> None:
     async def run() -> None:
         async with connected(database_url, driver) as engine:
             make = attach(engine, pipeline)
             session = make if attach is scoped else make()
-            await stage_async(
-                session, rides, key=1, action="imported", object="ride", data={"a": "ü"}
-            )
+            await stage_async(session, rides, key=1, action="imported", object="ride", data={"a": "ü"})
             with pytest.raises(InvalidRecord):
                 await stage_async(session, rides, key="", action="imported", object="ride", data=1)
             await session.commit()
@@ -178,9 +156,7 @@ def test_an_async_handler_stages_without_rules(
     async def run() -> None:
         async with connected(database_url) as engine:
             sessions = maker(engine, plain)
-            records = [
-                {"key": n, "action": "imported", "object": "ride", "data": n} for n in (2, 3)
-            ]
+            records = [{"key": n, "action": "imported", "object": "ride", "data": n} for n in (2, 3)]
             async with sessions.begin() as session:
                 await handler(session, records)
             async with sessions() as session:
@@ -195,28 +171,16 @@ def test_an_async_handler_stages_without_rules(
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (
-            lambda session, log, _: stage(session, log, key=1, action="a", object="b", data=None),
-            "stage",
-        ),
-        (
-            lambda session, log, _: stage_many(session, log, []),
-            "stage_many",
-        ),
-        (
-            lambda session, _, ick: mark_dirty(session, ick, [1]),
-            "mark_dirty",
-        ),
+        (lambda session, log, _: stage(session, log, key=1, action="a", object="b", data=None), "stage"),
+        (lambda session, log, _: stage_many(session, log, []), "stage_many"),
+        (lambda session, _, ick: mark_dirty(session, ick, [1]), "mark_dirty"),
     ],
     ids=["stage", "stage_many", "mark_dirty"],
 )
 def test_an_async_session_in_a_sync_call_is_refused_with_the_right_call(
     call: Callable[[Any, Log, Ick], object], name: str, rides: Log
 ) -> None:
-    with pytest.raises(
-        NotAttached,
-        match=rf"^{name}\(\) takes a Session .* not AsyncSession: await {name}_async\(",
-    ):
+    with pytest.raises(NotAttached, match=rf"^{name}\(\) takes a Session .* not AsyncSession: await {name}_async\("):
         call(orm.AsyncSession(), rides, Ick("index"))
 
 

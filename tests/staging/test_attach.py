@@ -50,9 +50,7 @@ def test_attaching_twice_stages_once(
     assert len(staged()) == 1
 
 
-def test_a_class_of_sessions(
-    pipeline: Pipeline, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_class_of_sessions(pipeline: Pipeline, application: Engine, staged: StagedRecords) -> None:
     class Own(Session):
         pass
 
@@ -79,9 +77,7 @@ def test_a_scoped_session(pipeline: Pipeline, application: Engine, staged: Stage
     assert len(staged()) == 1
 
 
-def test_a_session_attached_during_its_transaction_is_guarded(
-    pipeline: Pipeline, application: Engine
-) -> None:
+def test_a_session_attached_during_its_transaction_is_guarded(pipeline: Pipeline, application: Engine) -> None:
     with Session(application) as session:
         session.add(Ride(id=1))
         session.flush()
@@ -90,9 +86,7 @@ def test_a_session_attached_during_its_transaction_is_guarded(
             session.execute(Base.metadata.tables["rides"].delete())
 
 
-def test_a_pipeline_without_rules_stages_explicitly(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_pipeline_without_rules_stages_explicitly(rides: Log, application: Engine, staged: StagedRecords) -> None:
     """Its guard registers no statement events, which alone cost about 4 µs per statement."""
     index = Ick("index")
     maker = sessionmaker(application)
@@ -104,10 +98,7 @@ def test_a_pipeline_without_rules_stages_explicitly(
         mark_dirty(session, index, [2])
         session.execute(Base.metadata.tables["rides"].delete())
 
-    assert [(record.action, record.key) for record in staged()] == [
-        ("imported", "1"),
-        ("dirty", "2"),
-    ]
+    assert [(record.action, record.key) for record in staged()] == [("imported", "1"), ("dirty", "2")]
     assert not list(application.dispatch.before_cursor_execute)
 
 
@@ -134,9 +125,7 @@ class Trip(sqlmodel.SQLModel, table=True):
     name: str
 
 
-def test_a_sqlmodel_session(
-    pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_sqlmodel_session(pipeline: Pipeline, rides: Log, application: Engine, staged: StagedRecords) -> None:
     sqlmodel.SQLModel.metadata.create_all(application)
     pipeline.stages(Trip, to=rides, key="id", object="trip")
     with sqlmodel.Session(application) as session:
@@ -148,16 +137,12 @@ def test_a_sqlmodel_session(
 
 
 SCOPED: Any = scoped_session
-ASYNC_SCOPED: Any = (
-    async_scoped_session  # SQLAlchemy takes a class of sessions, too, as its types do not
-)
+ASYNC_SCOPED: Any = async_scoped_session  # SQLAlchemy takes a class of sessions, too, as its types do not
 TARGETS: dict[str, Callable[[], Any]] = {
     "sessionmaker": lambda: sessionmaker(class_=sqlmodel.Session),
     "scoped_session": lambda: SCOPED(sqlmodel.Session),
     "async_sessionmaker": lambda: async_sessionmaker(class_=sqlmodel_async.AsyncSession),
-    "async_sessionmaker of a class": lambda: async_sessionmaker(
-        sync_session_class=sqlmodel.Session
-    ),
+    "async_sessionmaker of a class": lambda: async_sessionmaker(sync_session_class=sqlmodel.Session),
     "a class": lambda: type("Own", (sqlmodel_async.AsyncSession,), {}),
     "async_scoped_session": lambda: ASYNC_SCOPED(sqlmodel_async.AsyncSession, lambda: 0),
 }
@@ -171,9 +156,7 @@ def test_sessions_of_a_shared_class_are_not_affected(
     target = TARGETS[name]()
     pipeline.attach(target)
     pipeline.attach(target)
-    for number, made in enumerate(
-        (sqlmodel.Session(), sqlmodel_async.AsyncSession(), Session(), target())
-    ):
+    for number, made in enumerate((sqlmodel.Session(), sqlmodel_async.AsyncSession(), Session(), target())):
         session = getattr(made, "sync_session", made)
         session.bind = application
         session.add(Ride(id=number))

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, ForeignKey, Table
-from sqlalchemy.orm import (
-    DeclarativeBase,
-    Mapped,
-    Session,
-    mapped_column,
-    relationship,
-    sessionmaker,
-)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 from fixtures.application import StagedRecords
 from penstock import Log, Pipeline
@@ -157,9 +150,7 @@ def test_each_kind_of_change_is_noticed(kind: str, rides: Log, vehicles: Engine)
     assert len(caught(change)) == 1
 
 
-def test_a_session_attached_to_another_pipeline_is_noticed(
-    rides: Log, vehicles: Engine, staged: StagedRecords
-) -> None:
+def test_a_session_attached_to_another_pipeline_is_noticed(rides: Log, vehicles: Engine, staged: StagedRecords) -> None:
     attached, forgotten = Pipeline([rides]), Pipeline([rides])
     attached.stages(Bike, to=rides, key="id")
     forgotten.stages(Vehicle, to=rides, key="id")
@@ -232,9 +223,7 @@ def test_the_foreign_key_of_joined_inheritance_is_no_blind_spot(rides: Log) -> N
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
-def test_an_association_table_is_noticed_once_the_classes_are_mapped(
-    capture: Any, rides: Log
-) -> None:
+def test_an_association_table_is_noticed_once_the_classes_are_mapped(capture: Any, rides: Log) -> None:
     """Also one by a backref, which its own class does not declare."""
     classes, pipeline = make_classes(), Pipeline([rides])
     pipeline.stages(classes["pet"], to=rides, key="id", on="insert", capture=capture)

@@ -108,11 +108,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
 def test_a_trigger_older_than_its_rule_is_refused_and_replaced(
-    options: dict[str, object],
-    rides: Log,
-    application: Engine,
-    database_url: str,
-    connection: Connection,
+    options: dict[str, object], rides: Log, application: Engine, database_url: str, connection: Connection
 ) -> None:
     install_triggers(database_url, declare(rides))
     changed = declare(rides, **options)
@@ -136,39 +132,23 @@ REPLACE = "CREATE OR REPLACE TRIGGER {{name}} AFTER {} ON parcels FOR EACH ROW E
         ("DROP TRIGGER {name} ON parcels", "has no trigger"),
         ("DROP TRIGGER {name}_truncate ON parcels", "has no trigger"),
         ("DROP FUNCTION penstock.{name}() CASCADE", "has no trigger"),
-        (
-            REPLACE.format("INSERT OR UPDATE OF depot OR DELETE"),
-            "disabled or limited",
-        ),
-        (
-            REPLACE.format("INSERT OR UPDATE"),
-            "not that of its rule",
-        ),
+        (REPLACE.format("INSERT OR UPDATE OF depot OR DELETE"), "disabled or limited"),
+        (REPLACE.format("INSERT OR UPDATE"), "not that of its rule"),
         (
             "CREATE OR REPLACE FUNCTION penstock.{name}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
             "not that of its rule",
         ),
-        (
-            "ALTER TABLE parcels RENAME TO boxes; CREATE TABLE parcels (LIKE boxes)",
-            "has no trigger",
-        ),
+        ("ALTER TABLE parcels RENAME TO boxes; CREATE TABLE parcels (LIKE boxes)", "has no trigger"),
     ],
 )
 def test_a_trigger_that_was_changed_by_hand_is_found_and_repaired(
-    damage: str,
-    reason: str,
-    rides: Log,
-    application: Engine,
-    database_url: str,
-    connection: Connection,
+    damage: str, reason: str, rides: Log, application: Engine, database_url: str, connection: Connection
 ) -> None:
     pipeline = declare(rides)
     install_triggers(database_url, pipeline)
     name = next(
         trigger
-        for (trigger,) in connection.execute(
-            "SELECT tgname FROM pg_trigger WHERE tgname ~ '^stage_' ORDER BY 1"
-        )
+        for (trigger,) in connection.execute("SELECT tgname FROM pg_trigger WHERE tgname ~ '^stage_' ORDER BY 1")
     )
     connection.execute(damage.format(name=name).encode())
     with pytest.raises(TriggerMissing, match=reason):
@@ -252,11 +232,7 @@ def test_a_role_that_does_not_own_the_table_gets_one_line(
 
 
 def test_a_table_in_use_is_not_queued_for_long(
-    rides: Log,
-    application: Engine,
-    database_url: str,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    rides: Log, application: Engine, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a CREATE TRIGGER waits for a long transaction, every writer would wait behind it."""
     monkeypatch.setattr("penstock.capture.LOCK_TIMEOUT_S", 0.1)
@@ -304,9 +280,7 @@ def test_a_rule_is_checked_before_the_mappers_can_be_configured(rides: Log) -> N
         pipeline.stages(Early, to=rides, key="id", data=["late"], capture="trigger", object="third")
 
 
-def test_a_subclass_defined_after_the_rule_is_refused_when_it_is_installed(
-    rides: Log, database_url: str
-) -> None:
+def test_a_subclass_defined_after_the_rule_is_refused_when_it_is_installed(rides: Log, database_url: str) -> None:
     class Own(DeclarativeBase):
         pass
 

@@ -14,17 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from fixtures.application import Ride, StagedRecords
 from fixtures.postgres import engine_url
-from penstock import (
-    Ick,
-    Log,
-    Pipeline,
-    mark_dirty,
-    mark_dirty_async,
-    stage,
-    stage_async,
-    stage_many,
-    stage_many_async,
-)
+from penstock import Ick, Log, Pipeline, mark_dirty, mark_dirty_async, stage, stage_async, stage_many, stage_many_async
 from penstock.errors import InvalidRecord, NotAttached, StagingError
 from penstock.testing import assert_staged
 
@@ -177,9 +167,7 @@ def test_a_record_that_is_refused_names_its_field_and_writes_nothing(
     with opened(database_url) as connection:
         with pytest.raises(InvalidRecord, match=r"data.a: contains a NUL"):
             stage(connection, LOG, **RECORD, data={"a": "\0"}, pipeline=PIPELINE)
-        with pytest.raises(
-            NotAttached, match=r"stage\(connection, to=channel, …, pipeline=pipeline\)"
-        ):
+        with pytest.raises(NotAttached, match=r"stage\(connection, to=channel, …, pipeline=pipeline\)"):
             stage(connection, LOG, **RECORD, data=None)
         with pytest.raises(NotAttached, match=r"does not have this channel other"):
             stage(connection, Log("other"), **RECORD, data=None, pipeline=PIPELINE)
@@ -187,9 +175,7 @@ def test_a_record_that_is_refused_names_its_field_and_writes_nothing(
     assert staged() == []
 
 
-@pytest.mark.parametrize(
-    "opened", [kind for kind in KINDS if kind is not by_psycopg_in_pipeline_mode]
-)
+@pytest.mark.parametrize("opened", [kind for kind in KINDS if kind is not by_psycopg_in_pipeline_mode])
 def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
     opened: Open, engine: Engine, database_url: str
 ) -> None:
@@ -198,17 +184,13 @@ def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
         connection.execute(text("ALTER TABLE penstock.staged_records ADD CHECK (key <> 'k')"))
     with abandoned(), opened(database_url) as connection:
         with pytest.raises(StagingError, match=r"Postgres refused.*SQLSTATE 23514") as failure:
-            stage(
-                connection, LOG, **{**RECORD, "key": "k"}, data={"a": "canary"}, pipeline=PIPELINE
-            )
+            stage(connection, LOG, **{**RECORD, "key": "k"}, data={"a": "canary"}, pipeline=PIPELINE)
         assert "canary" not in str(failure.value)
         assert failure.value.__context__ is None
         raise Abandoned
 
 
-def test_psycopg_in_autocommit_mode_is_refused(
-    application: Engine, database_url: str, staged: StagedRecords
-) -> None:
+def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url: str, staged: StagedRecords) -> None:
     """The change and its record would be two transactions."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         for block in (contextmanager(lambda: iter([None])), connection.pipeline):
@@ -222,9 +204,7 @@ def test_psycopg_in_autocommit_mode_is_refused(
     assert staged() == []
 
 
-def test_sqlalchemys_connection_in_autocommit_mode_is_refused(
-    application: Engine, staged: StagedRecords
-) -> None:
+def test_sqlalchemys_connection_in_autocommit_mode_is_refused(application: Engine, staged: StagedRecords) -> None:
     with (
         application.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
         pytest.raises(StagingError, match="AUTOCOMMIT"),
@@ -261,17 +241,13 @@ def test_django_in_autocommit_mode_or_on_another_database_is_refused(
     assert staged() == []
 
 
-def test_async_connections_of_psycopg(
-    application: Engine, database_url: str, staged: StagedRecords
-) -> None:
+def test_async_connections_of_psycopg(application: Engine, database_url: str, staged: StagedRecords) -> None:
     """Guarantee 8."""
 
     async def run() -> None:
         async with await psycopg.AsyncConnection.connect(database_url) as connection:
             await stage_all_async(connection)
-        async with await psycopg.AsyncConnection.connect(
-            database_url, autocommit=True
-        ) as connection:
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
             with pytest.raises(StagingError, match="AUTOCOMMIT"):
                 await stage_all_async(connection)
             async with connection.transaction(force_rollback=True):
@@ -284,9 +260,7 @@ def test_async_connections_of_psycopg(
     assert [record.key for record in staged()] == KEYS
 
 
-def test_async_connections_of_sqlalchemy(
-    application: Engine, database_url: str, staged: StagedRecords
-) -> None:
+def test_async_connections_of_sqlalchemy(application: Engine, database_url: str, staged: StagedRecords) -> None:
     """Guarantee 8."""
 
     async def run() -> None:
@@ -304,9 +278,7 @@ def test_async_connections_of_sqlalchemy(
     assert [record.key for record in staged()] == KEYS
 
 
-def test_a_connection_is_not_flushed_and_a_session_is(
-    application: Engine, rides: Log, staged: StagedRecords
-) -> None:
+def test_a_connection_is_not_flushed_and_a_session_is(application: Engine, rides: Log, staged: StagedRecords) -> None:
     """A session's own changes come first; on a connection, what was executed before."""
     with application.begin() as connection:
         connection.execute(insert(Ride).values(id=1))

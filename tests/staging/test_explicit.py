@@ -22,16 +22,10 @@ Sessions = sessionmaker[Session]
 
 
 def stage_one(session: Any, channel: Log, **changes: Any) -> None:
-    stage(
-        session,
-        channel,
-        **{"key": "k", "action": "imported", "object": "ride", "data": None, **changes},
-    )
+    stage(session, channel, **{"key": "k", "action": "imported", "object": "ride", "data": None, **changes})
 
 
-def test_a_record_is_a_row_of_the_transaction(
-    sessions: Sessions, rides: Log, staged: StagedRecords
-) -> None:
+def test_a_record_is_a_row_of_the_transaction(sessions: Sessions, rides: Log, staged: StagedRecords) -> None:
     """Guarantee 8: inserted at once, removed by a rollback to the savepoint."""
     with sessions.begin() as session:
         stage_one(session, rides, key=7, data={"on": date(2026, 11, 20)}, headers={"trace": "ü"})
@@ -41,15 +35,7 @@ def test_a_record_is_a_row_of_the_transaction(
         assert session.scalar(text("SELECT count(*) FROM penstock.staged_records")) == 1
 
     assert staged() == [
-        Staged(
-            "rides",
-            rides.shard_for("7"),
-            "7",
-            "imported",
-            "ride",
-            {"on": "2026-11-20"},
-            {"trace": "ü"},
-        )
+        Staged("rides", rides.shard_for("7"), "7", "imported", "ride", {"on": "2026-11-20"}, {"trace": "ü"})
     ]
 
 
@@ -80,8 +66,7 @@ def test_several_records_are_one_insert_in_order(
     sessions: Sessions, rides: Log, statements: list[str], staged: StagedRecords
 ) -> None:
     records: list[Staging] = [
-        {"key": UUID(int=number), "action": "imported", "object": "ride", "data": [number]}
-        for number in range(500)
+        {"key": UUID(int=number), "action": "imported", "object": "ride", "data": [number]} for number in range(500)
     ]
     with sessions.begin() as session:
         statements.clear()
@@ -175,9 +160,7 @@ def test_a_session_may_name_the_pipeline_instead_of_attaching_it(
     assert len(staged()) == 1
 
 
-def test_a_scoped_session_is_accepted(
-    sessions: Sessions, rides: Log, staged: StagedRecords
-) -> None:
+def test_a_scoped_session_is_accepted(sessions: Sessions, rides: Log, staged: StagedRecords) -> None:
     scoped = scoped_session(sessions)
     stage_one(scoped, rides)
     scoped.commit()
@@ -218,9 +201,7 @@ def test_a_missing_table_names_the_command_to_run(application: Engine, rides: Lo
             stage_one(session, rides)
 
 
-def test_a_retryable_error_is_not_wrapped(
-    application: Engine, sessions: Sessions, rides: Log
-) -> None:
+def test_a_retryable_error_is_not_wrapped(application: Engine, sessions: Sessions, rides: Log) -> None:
     """Guarantees 17 and 33: the application's own retry recognises it, and it shows no payload."""
     with sessions() as session, application.connect() as other:
         other.execute(text("LOCK TABLE penstock.staged_records IN ACCESS EXCLUSIVE MODE"))

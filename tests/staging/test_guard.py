@@ -4,18 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import (
-    Engine,
-    delete,
-    event,
-    func,
-    insert,
-    literal_column,
-    select,
-    table,
-    text,
-    update,
-)
+from sqlalchemy import Engine, delete, event, func, insert, literal_column, select, table, text, update
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
@@ -35,26 +24,18 @@ BYPASSES: dict[str, Bypass] = {
     "orm delete": lambda s: s.execute(delete(Ride)),
     "orm insert": lambda s: s.execute(insert(Ride).values(status="x")),
     "orm bulk insert": lambda s: s.execute(insert(Ride), [{"status": "x"}, {"status": "y"}]),
-    "orm bulk insert returning": lambda s: s.scalars(
-        insert(Ride).returning(Ride), [{"status": "x"}]
-    ),
+    "orm bulk insert returning": lambda s: s.scalars(insert(Ride).returning(Ride), [{"status": "x"}]),
     "upsert": lambda s: s.execute(postgresql.insert(Ride).values(id=1).on_conflict_do_nothing()),
     "query update": lambda s: s.query(Ride).update({"status": "done"}),
     "query delete": lambda s: s.query(Ride).delete(),
     "bulk_save_objects": lambda s: s.bulk_save_objects([Ride(status="x")]),
     "bulk_insert_mappings": lambda s: s.bulk_insert_mappings(Ride.__mapper__, [{"status": "x"}]),
-    "bulk_update_mappings": lambda s: s.bulk_update_mappings(
-        Ride.__mapper__, [{"id": 1, "status": "x"}]
-    ),
+    "bulk_update_mappings": lambda s: s.bulk_update_mappings(Ride.__mapper__, [{"id": 1, "status": "x"}]),
     "core": lambda s: s.execute(RIDES.update().values(status="done")),
     "core alias": lambda s: s.execute(update(cast("Any", RIDES.alias("r"))).values(status="x")),
     "core on the connection": lambda s: s.connection().execute(RIDES.delete()),
-    "core by name only": lambda s: s.execute(
-        table("rides", sql_column("status")).update().values(status="x")
-    ),
-    "core many": lambda s: s.connection().execute(
-        RIDES.insert(), [{"status": "x", "extra": {}}] * 3
-    ),
+    "core by name only": lambda s: s.execute(table("rides", sql_column("status")).update().values(status="x")),
+    "core many": lambda s: s.connection().execute(RIDES.insert(), [{"status": "x", "extra": {}}] * 3),
     "in a cte": lambda s: s.execute(
         select(literal_column("1")).add_cte(RIDES.delete().returning(RIDES.c.id).cte("gone"))
     ),
@@ -69,13 +50,9 @@ BYPASSES: dict[str, Bypass] = {
         text("WITH gone AS (DELETE FROM rides RETURNING id) SELECT * FROM gone").columns(RIDES.c.id)
     ),
     "truncate": lambda s: s.execute(text("truncate table rides")),
-    "merge": lambda s: s.execute(
-        text("MERGE INTO rides USING riders ON false WHEN MATCHED THEN DELETE")
-    ),
+    "merge": lambda s: s.execute(text("MERGE INTO rides USING riders ON false WHEN MATCHED THEN DELETE")),
     "copy": lambda s: s.connection().exec_driver_sql("COPY rides (status) FROM '/dev/null'"),
-    "driver sql": lambda s: s.connection().exec_driver_sql(
-        "INSERT INTO rides (status) VALUES ('x')"
-    ),
+    "driver sql": lambda s: s.connection().exec_driver_sql("INSERT INTO rides (status) VALUES ('x')"),
 }
 
 
@@ -94,9 +71,7 @@ def test_a_bypass_is_refused_before_it_writes(
     """Guarantee 7: bulk and Core writes that bypass the hooks."""
     for name, bypass in BYPASSES.items():
         with sessions() as session:
-            with pytest.raises(
-                BypassedStaging, match=r"Ride.*\n.*penstock=\"staged\".*capture"
-            ) as refused:
+            with pytest.raises(BypassedStaging, match=r"Ride.*\n.*penstock=\"staged\".*capture") as refused:
                 bypass(session)
             # Bulk methods end the session's transaction, as SQLAlchemy documents.
             if session.is_active:
@@ -114,14 +89,10 @@ def test_a_bypass_that_was_staged_explicitly_passes(
 ) -> None:
     with sessions.begin() as session:
         stage(session, rides, key=1, action="update", object="rides", data={"status": "done"})
-        session.execute(
-            update(Ride).values(status="done"), execution_options={"penstock": "staged"}
-        )
+        session.execute(update(Ride).values(status="done"), execution_options={"penstock": "staged"})
         session.execute(RIDES.update().values(status="x").execution_options(penstock="staged"))
         session.execute(text("DELETE FROM rides").execution_options(penstock="staged"))
-        session.execute(
-            insert(Ride), [{"id": 2}, {"id": 3}], execution_options={"penstock": "staged"}
-        )
+        session.execute(insert(Ride), [{"id": 2}, {"id": 3}], execution_options={"penstock": "staged"})
 
     assert len(staged()) == 1
 
@@ -138,9 +109,7 @@ def test_a_bypass_that_was_staged_explicitly_passes(
     ],
     ids=str,
 )
-def test_a_statement_on_a_class_without_rules_passes(
-    statement: Any, ruled: Pipeline, sessions: Sessions
-) -> None:
+def test_a_statement_on_a_class_without_rules_passes(statement: Any, ruled: Pipeline, sessions: Sessions) -> None:
     with sessions.begin() as session:
         session.execute(statement)
 
@@ -176,9 +145,7 @@ def test_a_statement_that_passed_is_checked_again_when_another_session_joins(
                 first.execute(rename)
 
 
-def test_other_connections_are_not_checked(
-    ruled: Pipeline, sessions: Sessions, application: Engine
-) -> None:
+def test_other_connections_are_not_checked(ruled: Pipeline, sessions: Sessions, application: Engine) -> None:
     """Neither another connection during the session's transaction, nor its own connection afterwards."""
     with application.connect() as connection, Session(connection) as session:
         ruled.attach(session)
@@ -191,9 +158,7 @@ def test_other_connections_are_not_checked(
         connection.execute(RIDES.delete())
 
 
-def test_a_write_in_a_mapper_event_is_refused(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_a_write_in_a_mapper_event_is_refused(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     """During a flush only the unit of work's own statements pass."""
 
     def touch(_: object, connection: Any, ride: Ride) -> None:
@@ -209,9 +174,7 @@ def test_a_write_in_a_mapper_event_is_refused(
         event.remove(Ride, "after_insert", touch)
 
 
-def test_a_bulk_method_after_a_failed_flush_is_still_refused(
-    ruled: Pipeline, sessions: Sessions
-) -> None:
+def test_a_bulk_method_after_a_failed_flush_is_still_refused(ruled: Pipeline, sessions: Sessions) -> None:
     def fail(*_: object) -> None:
         raise LookupError
 
@@ -232,9 +195,7 @@ class Archived(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_the_schema_in_a_statement_is_respected(
-    pipeline: Pipeline, rides: Log, sessions: Sessions
-) -> None:
+def test_the_schema_in_a_statement_is_respected(pipeline: Pipeline, rides: Log, sessions: Sessions) -> None:
     """A name without a schema may be either table, so it is refused."""
     pipeline.stages(Archived, to=rides, key="id")
     with sessions() as session:

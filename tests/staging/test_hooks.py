@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, ForeignKey, event, func, select, text
-from sqlalchemy.orm import (
-    Mapped,
-    Session,
-    load_only,
-    mapped_column,
-    relationship,
-    sessionmaker,
-)
+from sqlalchemy.orm import Mapped, Session, load_only, mapped_column, relationship, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from fixtures.application import Base, Ride, Rider, Staged, StagedRecords
@@ -48,16 +41,12 @@ def test_a_commit_stages_each_change_with_its_row(
 
     shard = rides.shard_for("7")
     assert staged() == [
-        Staged(
-            "rides", shard, "7", action, "rides", {"id": 7, "status": status, "fare": "12.50"}, None
-        )
+        Staged("rides", shard, "7", action, "rides", {"id": 7, "status": status, "fare": "12.50"}, None)
         for action, status in (("insert", "new"), ("update", "done"), ("delete", "done"))
     ]
 
 
-def test_a_rollback_leaves_no_record(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_a_rollback_leaves_no_record(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     """Guarantee 8: nothing is kept outside the transaction."""
     with sessions() as session:
         session.add(Ride(id=1))
@@ -104,9 +93,7 @@ def test_a_hundred_objects_are_staged_by_one_insert(
     assert len(staged()) == 200
 
 
-def test_records_follow_the_order_of_the_row_locks(
-    ruled: Pipeline, sessions: Sessions, statements: list[str]
-) -> None:
+def test_records_follow_the_order_of_the_row_locks(ruled: Pipeline, sessions: Sessions, statements: list[str]) -> None:
     """Guarantee 2: ids of one key follow the locks, since records are inserted after the flush's own writes."""
     with sessions.begin() as session:
         session.add(Rider(id=1, name="a", rides=[Ride(id=1), Ride(id=2)]))
@@ -117,14 +104,10 @@ def test_records_follow_the_order_of_the_row_locks(
         session.add(Ride(id=3))
 
     writes = [statement for statement in statements if not statement.startswith("SELECT")]
-    assert ["staged_records" in statement for statement in writes] == [False] * (
-        len(writes) - 1
-    ) + [True]
+    assert ["staged_records" in statement for statement in writes] == [False] * (len(writes) - 1) + [True]
 
 
-def test_an_unchanged_object_is_not_staged(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_an_unchanged_object_is_not_staged(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     with sessions.begin() as session:
         session.add_all([Ride(id=1), Ride(id=2), Ride(id=3, extra={"a": 1})])
     with sessions.begin() as session:
@@ -176,13 +159,7 @@ def test_a_column_set_to_an_sql_expression_is_an_update_with_its_result(
 
 @pytest.mark.parametrize("expires", [True, False])
 def test_attributes_that_objects_lack_are_loaded_in_one_select(
-    *,
-    expires: bool,
-    pipeline: Pipeline,
-    rides: Log,
-    application: Engine,
-    statements: list[str],
-    staged: StagedRecords,
+    *, expires: bool, pipeline: Pipeline, rides: Log, application: Engine, statements: list[str], staged: StagedRecords
 ) -> None:
     pipeline.stages(Ride, to=rides, on=["update"], key="id")
     session = Session(application, expire_on_commit=expires)
@@ -283,9 +260,7 @@ def test_a_row_that_another_transaction_deleted_is_not_staged_again(
     assert list_changes(staged()) == [("insert", "1"), ("delete", "1")]
 
 
-def test_cascades_and_orphans_are_staged(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_cascades_and_orphans_are_staged(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     with sessions.begin() as session:
         session.add(Rider(id=1, name="a", rides=[Ride(id=1), Ride(id=2)]))
     with sessions.begin() as session:
@@ -308,15 +283,10 @@ def test_a_replaced_object_is_a_delete_and_an_insert(
         session.delete(session.get_one(Ride, 1))
         session.add(Ride(id=1, status="young"))
 
-    assert [(r.action, r.data["status"]) for r in staged()[1:]] == [
-        ("delete", "old"),
-        ("insert", "young"),
-    ]
+    assert [(r.action, r.data["status"]) for r in staged()[1:]] == [("delete", "old"), ("insert", "young")]
 
 
-def test_merge_and_autoflush_are_staged(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_merge_and_autoflush_are_staged(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     with sessions.begin() as session:
         session.merge(Ride(id=1))
         with session.no_autoflush:
@@ -327,9 +297,7 @@ def test_merge_and_autoflush_are_staged(
     assert list_changes(staged()) == [("insert", "1"), ("update", "1")]
 
 
-def test_changes_made_during_commit_are_staged(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_changes_made_during_commit_are_staged(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     def seal(session: Session) -> None:
         if ride := session.get(Ride, 1):
             ride.status = "sealed"
@@ -414,9 +382,7 @@ def test_rules_apply_in_the_order_of_their_declaration_including_late_ones(
     assert staged()[2].data is None
 
 
-def test_two_pipelines_stage_their_own_records(
-    ruled: Pipeline, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_two_pipelines_stage_their_own_records(ruled: Pipeline, sessions: Sessions, staged: StagedRecords) -> None:
     other = Pipeline([Log("others")])
     other.stages(Ride, to=other.channels["others"], key="id", data=["id"])
     other.attach(sessions)
@@ -451,9 +417,7 @@ def test_a_producer_needs_only_the_insert_privilege(
     assert len(staged()) == 1
 
 
-def test_two_phase_commit_carries_the_record(
-    ruled: Pipeline, application: Engine, staged: StagedRecords
-) -> None:
+def test_two_phase_commit_carries_the_record(ruled: Pipeline, application: Engine, staged: StagedRecords) -> None:
     session = Session(application, twophase=True)
     ruled.attach(session)
     with session:
@@ -470,9 +434,7 @@ class Node(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     parent_id: Mapped[int | None] = mapped_column()
-    children: Mapped[list["Node"]] = relationship(
-        primaryjoin="Node.id == foreign(Node.parent_id)", post_update=True
-    )
+    children: Mapped[list["Node"]] = relationship(primaryjoin="Node.id == foreign(Node.parent_id)", post_update=True)
 
 
 def test_a_foreign_key_written_by_post_update_is_staged(

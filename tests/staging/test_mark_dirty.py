@@ -41,9 +41,7 @@ def test_each_change_marks_the_member_without_a_payload(
         session.rollback()
 
     assert members(staged) == [("insert", "7"), ("update", "7"), ("delete", "7")]
-    assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {
-        ("ride-index", index.shard_for("7"), "{}")
-    }
+    assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {("ride-index", index.shard_for("7"), "{}")}
 
 
 @pytest.mark.parametrize("object_is", ["loaded", "expired"])
@@ -95,13 +93,7 @@ def test_a_trigger_marks_the_same_members_as_the_hooks(
         connection.execute(text("UPDATE rides SET rider_id = 2"))
         connection.execute(text("DELETE FROM rides WHERE id = 7"))
 
-    assert members(staged) == [
-        ("insert", "1"),
-        ("update", "1"),
-        ("update", "2"),
-        ("update", "2"),
-        ("delete", "2"),
-    ]
+    assert members(staged) == [("insert", "1"), ("update", "1"), ("update", "2"), ("update", "2"), ("delete", "2")]
     assert {(r.shard, r.key) for r in staged()} == {(index.shard_for(k), k) for k in ("1", "2")}
 
 
@@ -111,15 +103,10 @@ def test_members_are_marked_explicitly(
     with sessions.begin() as session:
         assert mark_dirty(session, index, [1, "two"]) == 2
 
-    assert [(r.action, r.object, r.key) for r in staged()] == [
-        ("dirty", "member", "1"),
-        ("dirty", "member", "two"),
-    ]
+    assert [(r.action, r.object, r.key) for r in staged()] == [("dirty", "member", "1"), ("dirty", "member", "two")]
 
 
-def test_a_channel_of_the_wrong_kind_is_refused(
-    pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions
-) -> None:
+def test_a_channel_of_the_wrong_kind_is_refused(pipeline: Pipeline, index: Ick, rides: Log, sessions: Sessions) -> None:
     with pytest.raises(DeclarationError, match="marks_dirty"):
         pipeline.stages(Ride, to=index, key="id")
     with pytest.raises(DeclarationError, match="is not an Ick"):

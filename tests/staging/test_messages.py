@@ -14,17 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from fixtures.application import StagedRecords
 from fixtures.postgres import engine_url
-from penstock import (
-    Ick,
-    Log,
-    Pipeline,
-    Queue,
-    Unique,
-    stage,
-    stage_async,
-    stage_many,
-    stage_many_async,
-)
+from penstock import Ick, Log, Pipeline, Queue, Unique, stage, stage_async, stage_many, stage_many_async
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.staging.triggers import trigger_sql
 
@@ -67,9 +57,7 @@ def sessions(engine: Engine, pipeline: Pipeline) -> sessionmaker[Session]:
     return made
 
 
-def test_the_tenant_is_the_key_and_decides_the_shard(
-    sessions: sessionmaker[Session], staged: StagedRecords
-) -> None:
+def test_the_tenant_is_the_key_and_decides_the_shard(sessions: sessionmaker[Session], staged: StagedRecords) -> None:
     with sessions.begin() as session:
         stage(session, receipts, tenant=7, **JOB)
         stage(session, receipts, tenant=("a", 1), headers={"trace": "x"}, **JOB)
@@ -110,14 +98,10 @@ def test_many_are_one_insert_in_order(
         assert stage_many(session, receipts, made) == 300
         assert len([sent for sent in statements if sent.startswith("INSERT")]) == 1
 
-    assert [record.headers["penstock"]["key"] for record in staged()] == [
-        str(n) for n in range(300)
-    ]
+    assert [record.headers["penstock"]["key"] for record in staged()] == [str(n) for n in range(300)]
 
 
-def test_async_sessions_stage_the_same(
-    database_url: str, pipeline: Pipeline, staged: StagedRecords
-) -> None:
+def test_async_sessions_stage_the_same(database_url: str, pipeline: Pipeline, staged: StagedRecords) -> None:
     of_b: Any = {"tenant": "b", **JOB}
 
     async def run() -> None:
@@ -157,9 +141,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_a_wrong_part_is_refused_at_the_call(
-    sessions: sessionmaker[Session], staged: StagedRecords
-) -> None:
+def test_a_wrong_part_is_refused_at_the_call(sessions: sessionmaker[Session], staged: StagedRecords) -> None:
     for given, field, reason in WRONG:
         records: Any = [{"tenant": "a", **JOB}, {**JOB, **given}]
         with sessions.begin() as session:
@@ -174,9 +156,7 @@ def test_a_wrong_part_is_refused_at_the_call(
 
 
 @pytest.mark.parametrize("name", ["tenant", "due", "delay_s", "deadline", "unique"])
-def test_what_only_queues_have_is_refused_for_a_log(
-    sessions: sessionmaker[Session], name: str
-) -> None:
+def test_what_only_queues_have_is_refused_for_a_log(sessions: sessionmaker[Session], name: str) -> None:
     given: Any = {name: None}
     with (
         sessions.begin() as session,
@@ -241,12 +221,8 @@ def test_a_queue_marks_nothing_dirty(pipeline: Pipeline) -> None:
 
 
 @pytest.fixture
-def captured(
-    sessions: sessionmaker[Session], pipeline: Pipeline, database_url: str
-) -> Iterator[Callable[..., None]]:
-    rule = pipeline.stages(
-        Captured, to=receipts, tenant="account", key=["id", "region"], capture="trigger"
-    )
+def captured(sessions: sessionmaker[Session], pipeline: Pipeline, database_url: str) -> Iterator[Callable[..., None]]:
+    rule = pipeline.stages(Captured, to=receipts, tenant="account", key=["id", "region"], capture="trigger")
     plain = create_engine(engine_url(database_url))
     with plain.begin() as connection:
         for statement in trigger_sql(rule, "penstock"):
@@ -255,9 +231,7 @@ def captured(
     def insert(account: str | None, region: int | None) -> None:
         with plain.begin() as connection:
             values = {"account": account, "region": region}
-            connection.execute(
-                text("INSERT INTO captured (account, region) VALUES (:account, :region)"), values
-            )
+            connection.execute(text("INSERT INTO captured (account, region) VALUES (:account, :region)"), values)
 
     yield insert
     plain.dispose()
@@ -274,9 +248,7 @@ def test_a_trigger_stages_the_same(captured: Callable[..., None], staged: Staged
 
 
 @pytest.mark.parametrize("tenant", [None, "", "ü" * 129])
-def test_a_trigger_refuses_a_tenant_that_a_queue_cannot_take(
-    captured: Callable[..., None], tenant: str | None
-) -> None:
+def test_a_trigger_refuses_a_tenant_that_a_queue_cannot_take(captured: Callable[..., None], tenant: str | None) -> None:
     with pytest.raises(IntegrityError, match="tenant of a row of captured") as caught:
         captured(tenant, 1)
     assert isinstance(caught.value.orig, psycopg.errors.CheckViolation)

@@ -94,10 +94,7 @@ def test_an_application_that_disabled_nudges_sends_none(
 
 
 def test_a_commit_inside_an_outer_transaction_does_not_nudge(
-    application: Engine,
-    pipeline: Pipeline,
-    listener: psycopg.Connection,
-    caplog: pytest.LogCaptureFixture,
+    application: Engine, pipeline: Pipeline, listener: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with application.connect() as connection, connection.begin() as outer:
@@ -132,10 +129,7 @@ def test_a_nudge_works_with_a_pool_of_one_connection(
 
 
 def test_a_nudge_that_fails_does_not_fail_the_commit(
-    nudging: sessionmaker[Session],
-    application: Engine,
-    staged: StagedRecords,
-    caplog: pytest.LogCaptureFixture,
+    nudging: sessionmaker[Session], application: Engine, staged: StagedRecords, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         if "pg_notify" in statement:

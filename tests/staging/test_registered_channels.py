@@ -24,7 +24,9 @@ Sessions = sessionmaker[Session]
 
 RECORD: dict[str, Any] = {"key": "k", "action": "a", "object": "o", "data": {}}
 EIGHT = Log("rides", shards=8)
-RESHARD = r"declared as a log of 8 shards, and registered as a log of 4 shards.*penstock channels reshard rides --shards 8"
+RESHARD = (
+    r"declared as a log of 8 shards, and registered as a log of 4 shards.*penstock channels reshard rides --shards 8"
+)
 
 
 @pytest.fixture
@@ -95,23 +97,11 @@ def by_asyncpg(_sessions: Sessions, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        by_hooks,
-        by_stage,
-        on_a_connection,
-        by_psycopg,
-        by_async_psycopg,
-        by_async_sessions,
-        by_asyncpg,
-    ],
+    "way", [by_hooks, by_stage, on_a_connection, by_psycopg, by_async_psycopg, by_async_sessions, by_asyncpg]
 )
 @pytest.mark.usefixtures("registered_rides")
 def test_another_number_of_shards_is_refused_where_it_stages(
-    way: Callable[[Sessions, str], None],
-    other_sessions: Sessions,
-    database_url: str,
-    staged: StagedRecords,
+    way: Callable[[Sessions, str], None], other_sessions: Sessions, database_url: str, staged: StagedRecords
 ) -> None:
     """Guarantee 22: the error names the command that changes what is registered."""
     with pytest.raises(ChannelMismatch, match=RESHARD):
@@ -120,12 +110,8 @@ def test_another_number_of_shards_is_refused_where_it_stages(
     assert staged() == []
 
 
-@pytest.mark.parametrize(
-    "declared", [Log("rides", shards=4), Ick("rides", shards=4), Queue("rides", shards=4)]
-)
-def test_only_the_registered_kind_is_staged_for(
-    connection: Connection, application: Engine, declared: Channel
-) -> None:
+@pytest.mark.parametrize("declared", [Log("rides", shards=4), Ick("rides", shards=4), Queue("rides", shards=4)])
+def test_only_the_registered_kind_is_staged_for(connection: Connection, application: Engine, declared: Channel) -> None:
     register_channel(connection, DEFAULT_SCOPE, Ick("rides", shards=4))
     pipeline = Pipeline([declared])
     maker = sessionmaker(application)
@@ -143,8 +129,7 @@ def test_only_the_registered_kind_is_staged_for(
         write()
     else:
         with pytest.raises(
-            ChannelMismatch,
-            match=f"declared as a {declared.kind} of 4 shards, and registered as an ick",
+            ChannelMismatch, match=f"declared as a {declared.kind} of 4 shards, and registered as an ick"
         ):
             write()
 
@@ -200,9 +185,7 @@ def test_a_role_that_may_only_insert_is_refused_if_it_may_ask(
     connection.execute("GRANT USAGE ON SCHEMA penstock TO narrow")
     connection.execute("GRANT INSERT ON penstock.staged_records TO narrow")
     if not may_ask:
-        connection.execute(
-            "REVOKE EXECUTE ON FUNCTION penstock.check_channel(text, text, integer) FROM PUBLIC"
-        )
+        connection.execute("REVOKE EXECUTE ON FUNCTION penstock.check_channel(text, text, integer) FROM PUBLIC")
     engine = create_engine(engine_url(database_url))
     try:
         with engine.begin() as own:
@@ -219,9 +202,7 @@ def test_a_role_that_may_only_insert_is_refused_if_it_may_ask(
 
 
 @pytest.mark.usefixtures("registered_rides")
-def test_a_retired_channel_is_refused(
-    connection: Connection, sessions: Sessions, staged: StagedRecords
-) -> None:
+def test_a_retired_channel_is_refused(connection: Connection, sessions: Sessions, staged: StagedRecords) -> None:
     connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
     gone = Log("gone")
 

@@ -33,9 +33,7 @@ SCALARS = (
     | st.timedeltas()
 )
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
-    max_leaves=12,
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
 )
 
 
@@ -87,9 +85,7 @@ def _read(value: Any, back: Any) -> Any:
 @example(r"\u0000")
 def test_a_valid_value_reads_back_equal(connection: psycopg.Connection, value: Any) -> None:
     """Guarantee 22: ``jsonb`` accepts every value that passes."""
-    row = connection.execute(
-        "SELECT CAST(%s AS jsonb)::text", (json_text(value, "data", 10**7),)
-    ).fetchone()
+    row = connection.execute("SELECT CAST(%s AS jsonb)::text", (json_text(value, "data", 10**7),)).fetchone()
 
     assert row is not None
     assert_same(value, json.loads(row[0]), connection)

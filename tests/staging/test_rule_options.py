@@ -34,15 +34,7 @@ class Account(HasToken, Base):
     balance: Mapped[float | None] = mapped_column(Numeric(asdecimal=False), info={"secret": False})
 
 
-BANKS = [
-    "north",
-    'a "quoted" \\ name',
-    "é\U0001f600\x7f",
-    "tab\tline\nbell\x07\x1f\u2028",
-    "7",
-    "",
-    ",",
-]
+BANKS = ["north", 'a "quoted" \\ name', "é\U0001f600\x7f", "tab\tline\nbell\x07\x1f\u2028", "7", "", ","]
 
 
 def write(application: Engine, pipeline: Pipeline, *accounts: Account) -> None:
@@ -55,25 +47,15 @@ def write(application: Engine, pipeline: Pipeline, *accounts: Account) -> None:
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
-def test_a_composite_key_is_a_json_array(
-    capture: Any, rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_composite_key_is_a_json_array(capture: Any, rides: Log, application: Engine, staged: StagedRecords) -> None:
     """The same text by hooks and by trigger, whatever the values: both choose the shard by it."""
     pipeline = Pipeline([rides])
-    pipeline.stages(
-        Account, to=rides, key=["bank", "number", "device"], data=["number"], capture=capture
-    )
+    pipeline.stages(Account, to=rides, key=["bank", "number", "device"], data=["number"], capture=capture)
     device = UUID(int=7)
-    write(
-        application,
-        pipeline,
-        *(Account(bank=bank, number=n - 2, device=device) for n, bank in enumerate(BANKS)),
-    )
+    write(application, pipeline, *(Account(bank=bank, number=n - 2, device=device) for n, bank in enumerate(BANKS)))
 
     records = sorted(staged(), key=lambda record: record.data["number"])
-    assert [json.loads(r.key) for r in records] == [
-        [bank, n - 2, str(device)] for n, bank in enumerate(BANKS)
-    ]
+    assert [json.loads(r.key) for r in records] == [[bank, n - 2, str(device)] for n, bank in enumerate(BANKS)]
     assert records[0].key == f'["north", -2, "{device}"]'
     assert [r.key for r in records] == [
         json.dumps([bank, n - 2, str(device)], ensure_ascii=False) for n, bank in enumerate(BANKS)
@@ -81,9 +63,7 @@ def test_a_composite_key_is_a_json_array(
     assert [r.shard for r in records] == [rides.shard_for(r.key) for r in records]
 
 
-def test_a_composite_key_may_be_staged_explicitly(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_composite_key_may_be_staged_explicitly(rides: Log, application: Engine, staged: StagedRecords) -> None:
     index = Ick("index")
     pipeline = Pipeline([rides, index])
     with Session(application) as session:
@@ -92,11 +72,7 @@ def test_a_composite_key_may_be_staged_explicitly(
         mark_dirty(session, index, [("north", 7), (UUID(int=1), 1)])
         session.commit()
 
-    assert [r.key for r in staged()] == [
-        '["north", 7]',
-        '["north", 7]',
-        f'["{UUID(int=1)}", 1]',
-    ]
+    assert [r.key for r in staged()] == ['["north", 7]', '["north", 7]', f'["{UUID(int=1)}", 1]']
 
 
 @pytest.mark.parametrize(
@@ -111,9 +87,7 @@ def test_a_composite_key_may_be_staged_explicitly(
         (["a", "b"], "key: is of type list"),
     ],
 )
-def test_an_invalid_composite_key_names_its_part(
-    key: object, field: str, rides: Log, application: Engine
-) -> None:
+def test_an_invalid_composite_key_names_its_part(key: object, field: str, rides: Log, application: Engine) -> None:
     with Session(application) as session:
         Pipeline([rides]).attach(session)
         with pytest.raises(InvalidRecord, match=field):
@@ -121,16 +95,12 @@ def test_an_invalid_composite_key_names_its_part(
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
-def test_a_composite_member_marks_the_old_one_too(
-    capture: Any, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_composite_member_marks_the_old_one_too(capture: Any, application: Engine, staged: StagedRecords) -> None:
     """Whichever of its columns changes; a member with a NULL in it marks nothing."""
     index = Ick("index")
     pipeline = Pipeline([index])
     pipeline.marks_dirty(Account, to=index, key=("bank", "owner"), capture=capture)
-    write(
-        application, pipeline, Account(bank="n", number=1, owner="a"), Account(bank="n", number=2)
-    )
+    write(application, pipeline, Account(bank="n", number=1, owner="a"), Account(bank="n", number=2))
     maker = sessionmaker(application)
     pipeline.attach(maker)
     with maker.begin() as session:
@@ -201,13 +171,9 @@ HEADERS = {"version": 2, "from": "l'été \\ 50%: :x", "more": [1, None]}
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
-def test_a_rule_gives_its_records_headers(
-    capture: Any, rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_rule_gives_its_records_headers(capture: Any, rides: Log, application: Engine, staged: StagedRecords) -> None:
     pipeline = Pipeline([rides])
-    pipeline.stages(
-        Account, to=rides, key="number", data=["owner"], capture=capture, headers=HEADERS
-    )
+    pipeline.stages(Account, to=rides, key="number", data=["owner"], capture=capture, headers=HEADERS)
     write(application, pipeline, Account(bank="n", number=1))
     maker = sessionmaker(application)
     pipeline.attach(maker)
@@ -219,9 +185,7 @@ def test_a_rule_gives_its_records_headers(
     assert [r.headers for r in staged()] == [HEADERS] * 3
 
 
-def test_headers_may_be_a_function_of_the_object(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_headers_may_be_a_function_of_the_object(rides: Log, application: Engine, staged: StagedRecords) -> None:
     pipeline = Pipeline([rides])
     pipeline.stages(
         Account,
@@ -230,9 +194,7 @@ def test_headers_may_be_a_function_of_the_object(
         data=["owner"],
         headers=lambda account: {"bank": account.bank} if account.owner else None,
     )
-    write(
-        application, pipeline, Account(bank="n", number=1, owner="ada"), Account(bank="n", number=2)
-    )
+    write(application, pipeline, Account(bank="n", number=1, owner="ada"), Account(bank="n", number=2))
 
     assert [r.headers for r in staged()] == [{"bank": "n"}, None]
 

@@ -49,9 +49,7 @@ ZONES = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(mi
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "note": TEXT,
     "number": st.integers(-(2**63), 2**63 - 1),
-    "exact": st.decimals(allow_nan=False, allow_infinity=False).filter(
-        lambda number: abs(number.adjusted()) < 2000
-    ),
+    "exact": st.decimals(allow_nan=False, allow_infinity=False).filter(lambda number: abs(number.adjusted()) < 2000),
     "real": st.floats(allow_nan=False, allow_infinity=False),
     "flag": st.booleans(),
     "day": st.dates(),
@@ -87,19 +85,14 @@ def application(postgres: EmbeddedPostgres) -> Iterator[Engine]:
 @given(st.fixed_dictionaries({}, optional=VALUES))
 @example({"exact": Decimal("-0.0"), "real": -0.0, "number": -(2**63)})
 @example({"exact": Decimal("1E+30"), "real": 1.7976931348623157e308, "note": ""})
-@example(
-    {"real": 5e-324, "moment": datetime(2, 1, 1, tzinfo=UTC), "span": timedelta(microseconds=-1)}
-)
-def test_a_trigger_encodes_a_value_as_the_hooks_do(
-    application: Engine, values: dict[str, Any]
-) -> None:
+@example({"real": 5e-324, "moment": datetime(2, 1, 1, tzinfo=UTC), "span": timedelta(microseconds=-1)})
+def test_a_trigger_encodes_a_value_as_the_hooks_do(application: Engine, values: dict[str, Any]) -> None:
     """Guarantee 22: no digit, no zone and no character is lost between the column and the record."""
     row = {"id": uuid4(), **values}
     with application.begin() as connection:
         connection.execute(insert(Sample).values(row))
         [data] = connection.execute(
-            text("SELECT data FROM penstock.staged_records WHERE key = :key"),
-            {"key": str(row["id"])},
+            text("SELECT data FROM penstock.staged_records WHERE key = :key"), {"key": str(row["id"])}
         ).scalars()
 
     expected = json.loads(json_text({name: row.get(name) for name in data}, "data", 10**6))

@@ -131,9 +131,7 @@ def apply(connection: Connection, statements: Sequence[str]) -> None:
 
 @pytest.fixture
 def captured(pipeline: Pipeline, rides: Log, application: Engine) -> StagingRule:
-    rule = pipeline.stages(
-        Sequenced, to=rides, key="group", data=["id", "group"], capture="trigger"
-    )
+    rule = pipeline.stages(Sequenced, to=rides, key="group", data=["id", "group"], capture="trigger")
     with application.begin() as connection:
         apply(connection, trigger_sql(rule, "penstock"))
         apply(connection, trigger_sql(rule, "penstock"))
@@ -141,18 +139,12 @@ def captured(pipeline: Pipeline, rides: Log, application: Engine) -> StagingRule
 
 
 def test_every_writer_is_captured_once(
-    captured: StagingRule,
-    sessions: Sessions,
-    application: Engine,
-    staged: StagedRecords,
-    rides: Log,
+    captured: StagingRule, sessions: Sessions, application: Engine, staged: StagedRecords, rides: Log
 ) -> None:
     """Guarantee 7: Core, bulk, COPY and cascades; the hooks and the guard ignore the class."""
     with application.begin() as connection:
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a'), (2, 'ü')"))
-        connection.execute(
-            text("INSERT INTO sequenced (id, parent_id, \"group\") VALUES (3, 1, 'c')")
-        )
+        connection.execute(text("INSERT INTO sequenced (id, parent_id, \"group\") VALUES (3, 1, 'c')"))
     with sessions.begin() as session:
         session.add(Sequenced(id=4, group="d"))
         session.flush()
@@ -179,9 +171,7 @@ def test_every_writer_is_captured_once(
     assert [r.shard for r in records] == [rides.shard_for(r.key) for r in records]
 
 
-def test_a_row_of_many_columns_is_captured_whole(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_row_of_many_columns_is_captured_whole(rides: Log, application: Engine, staged: StagedRecords) -> None:
     rule = Pipeline([rides]).stages(Wide, to=rides, key="id", capture="trigger")
     with application.begin() as connection:
         apply(connection, trigger_sql(rule, "penstock"))
@@ -191,9 +181,7 @@ def test_a_row_of_many_columns_is_captured_whole(
     assert record.data == {"id": 1, **{f"c{number}": number for number in range(120)}}
 
 
-def test_nobody_else_may_attach_the_function_to_a_table(
-    captured: StagingRule, application: Engine
-) -> None:
+def test_nobody_else_may_attach_the_function_to_a_table(captured: StagingRule, application: Engine) -> None:
     """It stages with the rights of its owner."""
     granted = text(
         "SELECT grantee FROM pg_proc CROSS JOIN aclexplode(coalesce(proacl, acldefault('f', proowner))) "
@@ -208,13 +196,9 @@ def test_an_update_is_captured_whatever_the_types_of_the_row(
 ) -> None:
     """Postgres has no equality for json; an update that changes nothing is no change."""
     with application.begin() as connection:
-        connection.execute(
-            text("INSERT INTO sequenced (id, \"group\", plain) VALUES (1, 'a', '[1]')")
-        )
+        connection.execute(text("INSERT INTO sequenced (id, \"group\", plain) VALUES (1, 'a', '[1]')"))
         for value in ("[1]", "[2]"):
-            connection.execute(
-                text("UPDATE sequenced SET plain = CAST(:to AS json)"), {"to": value}
-            )
+            connection.execute(text("UPDATE sequenced SET plain = CAST(:to AS json)"), {"to": value})
 
     assert [record.action for record in staged()] == ["insert", "update"]
 
@@ -232,16 +216,10 @@ def test_the_order_within_a_statement_is_preserved(
             )
         )
 
-    assert [(r.action, r.data["id"]) for r in staged()[1:]] == [
-        ("insert", 1),
-        ("update", 2),
-        ("insert", 3),
-    ]
+    assert [(r.action, r.data["id"]) for r in staged()[1:]] == [("insert", 1), ("update", 2), ("insert", 3)]
 
 
-def test_an_unchanged_row_is_not_staged(
-    captured: StagingRule, application: Engine, staged: StagedRecords
-) -> None:
+def test_an_unchanged_row_is_not_staged(captured: StagingRule, application: Engine, staged: StagedRecords) -> None:
     with application.begin() as connection:
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'k')"))
         connection.execute(text('UPDATE sequenced SET "group" = "group"'))
@@ -250,14 +228,9 @@ def test_an_unchanged_row_is_not_staged(
 
 
 @pytest.mark.parametrize("group", [None, "", "k" * 1025])
-def test_an_invalid_key_fails_the_statement(
-    group: str | None, captured: StagingRule, application: Engine
-) -> None:
+def test_an_invalid_key_fails_the_statement(group: str | None, captured: StagingRule, application: Engine) -> None:
     """Guarantee 23."""
-    with (
-        application.connect() as connection,
-        pytest.raises(IntegrityError, match="the key of a row"),
-    ):
+    with application.connect() as connection, pytest.raises(IntegrityError, match="the key of a row"):
         connection.execute(insert(Sequenced).values(id=1, group=group))
 
 
@@ -279,16 +252,11 @@ def test_a_writer_needs_no_privileges_on_penstocks_tables(
         with application.begin() as connection:
             connection.execute(text("SET LOCAL ROLE writer"))
             connection.execute(
-                text(
-                    "CREATE FUNCTION evil.lower(text) RETURNS text LANGUAGE sql AS $$ SELECT 'evil' $$"
-                )
+                text("CREATE FUNCTION evil.lower(text) RETURNS text LANGUAGE sql AS $$ SELECT 'evil' $$")
             )
             connection.execute(text("SET LOCAL search_path = evil, pg_catalog, public"))
             connection.execute(insert(Sequenced).values(id=1, group="k"))
-            with (
-                pytest.raises(ProgrammingError, match="permission denied"),
-                connection.begin_nested(),
-            ):
+            with pytest.raises(ProgrammingError, match="permission denied"), connection.begin_nested():
                 connection.execute(text("SELECT * FROM penstock.staged_records"))
     finally:
         with application.begin() as connection:
@@ -298,9 +266,7 @@ def test_a_writer_needs_no_privileges_on_penstocks_tables(
     assert [record.action for record in staged()] == ["insert"]
 
 
-def test_a_trigger_stages_the_same_records_as_the_hooks(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_a_trigger_stages_the_same_records_as_the_hooks(rides: Log, application: Engine, staged: StagedRecords) -> None:
     """Captured both ways from the same objects; only values loaded from the database are comparable."""
     by_hooks, by_trigger = Pipeline([rides]), Pipeline([rides])
     by_hooks.stages(Sample, to=rides, key="note", object="sample")
@@ -349,9 +315,7 @@ def test_a_capture_does_not_depend_on_the_writers_settings(
         connection.execute(insert(Sample).values(id=UUID(int=1), **precise))
         for name, value in HOSTILE_SETTINGS.items():
             connection.execute(text(f"SET LOCAL {name} = '{value}'"))
-        connection.execute(
-            text(f'UPDATE {quoted_table()} SET "the id" = :id').bindparams(id=UUID(int=2))
-        )
+        connection.execute(text(f'UPDATE {quoted_table()} SET "the id" = :id').bindparams(id=UUID(int=2)))
 
     first, second = staged()
     assert second.data == {**first.data, "id": str(UUID(int=2))}
@@ -383,38 +347,19 @@ def test_a_condition_does_not_depend_on_the_writers_settings(
     [
         ("infinity", "infinity", "infinity", "infinity"),
         ("-infinity", "-infinity", "-infinity", "-infinity"),
-        (
-            "0044-03-15 BC",
-            "0044-03-15T00:00:00.000000+00:00 BC",
-            "0044-03-15T00:00:00.000000 BC",
-            "0044-03-15 BC",
-        ),
-        (
-            "20260-01-02",
-            "20260-01-02T00:00:00.000000+00:00",
-            "20260-01-02T00:00:00.000000",
-            "20260-01-02",
-        ),
+        ("0044-03-15 BC", "0044-03-15T00:00:00.000000+00:00 BC", "0044-03-15T00:00:00.000000 BC", "0044-03-15 BC"),
+        ("20260-01-02", "20260-01-02T00:00:00.000000+00:00", "20260-01-02T00:00:00.000000", "20260-01-02"),
     ],
 )
 def test_times_that_python_does_not_have_are_captured_exactly(
-    rides: Log,
-    application: Engine,
-    staged: StagedRecords,
-    value: str,
-    moment: str,
-    local: str,
-    day: str,
+    rides: Log, application: Engine, staged: StagedRecords, value: str, moment: str, local: str, day: str
 ) -> None:
     """Guarantee 22: infinity is not NULL, and 44 BC is not 44 AD."""
     rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
     with application.begin() as connection:
         apply(connection, trigger_sql(rule, "penstock"))
         connection.execute(text("SET LOCAL timezone = 'UTC'"))
-        times = {
-            name: cast(literal(value, String), getattr(Sample, name).type)
-            for name in ("moment", "local", "day")
-        }
+        times = {name: cast(literal(value, String), getattr(Sample, name).type) for name in ("moment", "local", "day")}
         connection.execute(insert(Sample).values(id=UUID(int=1), note="x", **times))
 
     [record] = staged()
@@ -422,9 +367,7 @@ def test_times_that_python_does_not_have_are_captured_exactly(
 
 
 def trigger_name(rule: StagingRule) -> str:
-    return next(
-        s.split()[4] for s in trigger_sql(rule, "penstock") if "TRIGGER" in s and "AFTER" in s
-    )
+    return next(s.split()[4] for s in trigger_sql(rule, "penstock") if "TRIGGER" in s and "AFTER" in s)
 
 
 def quoted_table() -> str:
@@ -452,46 +395,26 @@ def test_a_trigger_may_have_a_condition_in_sql(
     assert [(record.key, record.data) for record in staged()] == [("2", {})]
 
 
-def test_changes_in_partitions_are_captured(
-    rides: Log, application: Engine, staged: StagedRecords
-) -> None:
+def test_changes_in_partitions_are_captured(rides: Log, application: Engine, staged: StagedRecords) -> None:
     pipeline = Pipeline([rides])
     rule = pipeline.stages(Sequenced, to=rides, key="id", data=["group"], capture="trigger")
     with application.begin() as connection:
         connection.execute(text("DROP TABLE sequenced"))
-        connection.execute(
-            text(
-                'CREATE TABLE sequenced (id int, parent_id int, "group" text) PARTITION BY RANGE (id)'
-            )
-        )
-        connection.execute(
-            text('CREATE TABLE part (junk int, "group" text, id int, parent_id int)')
-        )
+        connection.execute(text('CREATE TABLE sequenced (id int, parent_id int, "group" text) PARTITION BY RANGE (id)'))
+        connection.execute(text('CREATE TABLE part (junk int, "group" text, id int, parent_id int)'))
         connection.execute(text("ALTER TABLE part DROP COLUMN junk"))
-        connection.execute(
-            text("ALTER TABLE sequenced ATTACH PARTITION part FOR VALUES FROM (1) TO (9)")
-        )
+        connection.execute(text("ALTER TABLE sequenced ATTACH PARTITION part FOR VALUES FROM (1) TO (9)"))
         apply(connection, trigger_sql(rule, "penstock"))
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a')"))
         connection.execute(text("INSERT INTO part (id, \"group\") VALUES (2, 'b')"))
 
-    assert [(record.key, record.data) for record in staged()] == [
-        ("1", {"group": "a"}),
-        ("2", {"group": "b"}),
-    ]
+    assert [(record.key, record.data) for record in staged()] == [("1", {"group": "a"}), ("2", {"group": "b"})]
 
 
 def test_a_migration_with_triggers_goes_up_and_down(
-    captured: StagingRule,
-    pipeline: Pipeline,
-    rides: Log,
-    application: Engine,
-    tmp_path: Path,
-    staged: StagedRecords,
+    captured: StagingRule, pipeline: Pipeline, rides: Log, application: Engine, tmp_path: Path, staged: StagedRecords
 ) -> None:
-    pipeline.stages(
-        Ride, to=rides, key="id", data=["id"], capture="trigger", when="status LIKE '%:x'"
-    )
+    pipeline.stages(Ride, to=rides, key="id", data=["id"], capture="trigger", when="status LIKE '%:x'")
     file = tmp_path / "migration.py"
     file.write_text(trigger_migration(pipeline, revision="abc", down_revision="penstock_0001"))
     spec = importlib.util.spec_from_file_location("migration", file)
@@ -502,10 +425,7 @@ def test_a_migration_with_triggers_goes_up_and_down(
 
     assert (migration.revision, migration.down_revision) == ("abc", "penstock_0001")
     writing = text("INSERT INTO rides (status, fare, extra) VALUES (:status, 0, '{}')")
-    with (
-        application.begin() as connection,
-        Operations.context(MigrationContext.configure(connection)),
-    ):
+    with application.begin() as connection, Operations.context(MigrationContext.configure(connection)):
         migration.downgrade()
         migration.upgrade()
         connection.execute(writing, [{"status": "new:x"}, {"status": "new"}])
@@ -515,16 +435,12 @@ def test_a_migration_with_triggers_goes_up_and_down(
     assert len(staged()) == 1
 
 
-def test_a_migration_with_triggers_can_be_printed_as_sql(
-    captured: StagingRule, pipeline: Pipeline
-) -> None:
+def test_a_migration_with_triggers_can_be_printed_as_sql(captured: StagingRule, pipeline: Pipeline) -> None:
     """``alembic upgrade --sql`` leaves colons and percent signs unchanged."""
     migration: dict[str, Any] = {}
     exec(trigger_migration(pipeline, revision="abc"), migration)
     printed = StringIO()
-    context = MigrationContext.configure(
-        dialect_name="postgresql", opts={"as_sql": True, "output_buffer": printed}
-    )
+    context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": printed})
     with Operations.context(context):
         migration["upgrade"]()
 
@@ -573,9 +489,7 @@ def test_an_alembic_operation_works_with_asyncpg(
     assert [record.data for record in staged()] == [{"status": "a"}]
 
 
-def test_an_alembic_operation_names_a_class_without_a_trigger(
-    pipeline: Pipeline, rides: Log
-) -> None:
+def test_an_alembic_operation_names_a_class_without_a_trigger(pipeline: Pipeline, rides: Log) -> None:
     pipeline.stages(Ride, to=rides, key="id")
     operations: Any = Operations(MigrationContext.configure(dialect_name="postgresql"))
     with pytest.raises(DeclarationError, match="is declared for Ride"):
@@ -584,16 +498,11 @@ def test_an_alembic_operation_names_a_class_without_a_trigger(
         operations.drop_penstock_triggers(pipeline)
 
 
-def test_dropping_removes_the_triggers_and_the_function(
-    captured: StagingRule, application: Engine
-) -> None:
+def test_dropping_removes_the_triggers_and_the_function(captured: StagingRule, application: Engine) -> None:
     with application.begin() as connection:
         apply(connection, drop_trigger_sql(captured, "penstock"))
         connection.execute(text("TRUNCATE sequenced"))
-        assert (
-            connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'"))
-            == 0
-        )
+        assert connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'")) == 0
 
 
 class Animal(Base):

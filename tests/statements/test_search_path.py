@@ -28,14 +28,7 @@ STAGE = (
     "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
     "VALUES ('{channel}', 0, '{key}', 'insert', 'thing', '{data}')"
 )
-OPENING = {
-    "connect",
-    "create_engine",
-    "create_async_engine",
-    "Cursor",
-    "Connection",
-    "ClientCursor",
-}
+OPENING = {"connect", "create_engine", "create_async_engine", "Cursor", "Connection", "ClientCursor"}
 """Calls that make a connection or a cursor, of psycopg, SQLAlchemy and ADBC."""
 
 
@@ -59,11 +52,7 @@ def test_the_traps_are_laid(database_url: str) -> None:
     lay_traps(database_url)
 
     with psycopg.connect(database_url, autocommit=True) as connection:
-        for statement in (
-            "SELECT 1 = 1",
-            "SELECT cardinality(ARRAY[1::bigint])",
-            "SELECT clock_timestamp()",
-        ):
+        for statement in ("SELECT 1 = 1", "SELECT cardinality(ARRAY[1::bigint])", "SELECT clock_timestamp()"):
             with pytest.raises(psycopg.errors.RaiseException, match="trapped"):
                 connection.execute(statement.encode())
 
@@ -99,10 +88,7 @@ def test_workers_run_no_function_of_another_schema(
     def indexer(_session: Session, _members: Sequence[str]) -> None: ...
 
     streamer = Streamer(flow, hostile, redis_url, prepare=prepare)
-    workers = [
-        make_worker(flow, spec, hostile, redis_url, prepare=prepare)
-        for spec in flow.consumers.values()
-    ]
+    workers = [make_worker(flow, spec, hostile, redis_url, prepare=prepare) for spec in flow.consumers.values()]
     try:
         for keys in (["a", "b"], ["bad", "c"], ["bad", "d"]):
             stage(hostile, *keys)

@@ -19,18 +19,11 @@ from penstock.streaming.sequencer import _LIMITS
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"
 PACKAGES = sorted(
-    ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
-    for path in SOURCE.rglob("statements.sql")
+    ".".join(("penstock", *path.parent.relative_to(SOURCE).parts)) for path in SOURCE.rglob("statements.sql")
 )
-NAMED = [
-    (package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)
-]
+NAMED = [(package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)]
 UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres cannot prepare utility statements
-PREPARABLE = [
-    (p, name)
-    for p, name in NAMED
-    if not UTILITY.match(statements(p, DEFAULT_SCOPE.schema)[name].decode())
-]
+PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p, DEFAULT_SCOPE.schema)[name].decode())]
 _PARAMETERS = re.compile(r"%\((\w+)\)s")
 UNHANDLED = re.compile(r"pcall.*\n(?!.*\.err\b)")
 """A ``redis.pcall`` of which the next line does not handle the error."""
@@ -79,9 +72,7 @@ def used_in(path: Path) -> Iterator[tuple[str, str]]:
     """
     own = ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
     nodes = [*ast.walk(ast.parse(path.read_text()))]
-    calls = [
-        (ast.unparse(n.func).rpartition(".")[2], n.args) for n in nodes if isinstance(n, ast.Call)
-    ]
+    calls = [(ast.unparse(n.func).rpartition(".")[2], n.args) for n in nodes if isinstance(n, ast.Call)]
     packages = {own, *(constant(args[0]) or own for name, args in calls if name == "statements")}
     places = [
         *(n.slice for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load)),
@@ -110,9 +101,7 @@ def test_two_parameters_are_added_as_wide_numbers() -> None:
     assert [(p, name) for p, name in NAMED if added.search(statement(p, name))] == []
 
 
-def test_every_script_compiles_and_its_errors_name_lines_of_its_file(
-    redis_client: redis.Redis,
-) -> None:
+def test_every_script_compiles_and_its_errors_name_lines_of_its_file(redis_client: redis.Redis) -> None:
     for name in SCRIPTS:
         assert redis_client.script_load(script(name).text) == script(name).sha
         body = (LUA / f"{name}.lua").read_text()
@@ -136,19 +125,13 @@ def test_every_fragment_begins_a_script() -> None:
         assert not re.search(r"\S.*--", body), name  # comments are on lines of their own
 
 
-JOURNAL_BOUNDS = [
-    (p, n)
-    for p, n in PREPARABLE
-    if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()
-]
+JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()]
 
 
 def values_for(name: str, sql: str) -> dict[str, Any] | None:
     """Any values of the right types."""
     integers = {"shard", "tail", "records", "bytes", "shards", "most", "count"}
-    values: dict[str, Any] = {
-        key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)
-    }
+    values: dict[str, Any] = {key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)}
     values |= {"latest": True} if "latest" in values else {}
     values |= _LIMITS if name == "sequence_committed" else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
@@ -196,9 +179,7 @@ def test_statements_of_every_round_scan_no_table(connection: Connection, name: s
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]
 
 
-def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(
-    connection: Connection,
-) -> None:
+def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(connection: Connection) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20)"
@@ -208,8 +189,7 @@ def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(
     with connection.transaction():
         connection.execute(sql["prepare_reading"])
         plan = connection.execute(
-            b"EXPLAIN " + sql["unpublished"],
-            {"channel": "c", "shard": 0, "tail": 0, "records": 500, "bytes": 1},
+            b"EXPLAIN " + sql["unpublished"], {"channel": "c", "shard": 0, "tail": 0, "records": 500, "bytes": 1}
         ).fetchall()
 
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]

@@ -20,9 +20,7 @@ def test_the_rate_is_the_share_of_requests_that_keeps_up_with_twice_the_arrivals
 
     assert advice.rate == pytest.approx(2 * 100 / 50 / 200)
     assert advice.keeps_up
-    assert str(advice) == (
-        "a rate of 0.02 keeps up: 100 records/s at 200 requests/s, 0 records wait"
-    )
+    assert str(advice) == ("a rate of 0.02 keeps up: 100 records/s at 200 requests/s, 0 records wait")
 
 
 def test_a_backlog_is_to_be_gone_in_a_minute() -> None:
@@ -37,9 +35,7 @@ def test_without_requests_it_says_that_nobody_does_the_work() -> None:
     advice = advise(0.0, Load(5.0, 1234), records=50)
 
     assert (advice.rate, advice.keeps_up) == (None, False)
-    assert str(advice) == (
-        "there are no requests, so nobody does the work; 1,234 records wait. Run: penstock run"
-    )
+    assert str(advice) == ("there are no requests, so nobody does the work; 1,234 records wait. Run: penstock run")
 
 
 def test_a_load_beyond_every_rate_is_said_to_be_one() -> None:
@@ -97,9 +93,7 @@ def world(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch) -> Calla
     return make
 
 
-def test_the_advice_comes_from_two_measurements_and_the_requests_between(
-    world: Callable[..., World],
-) -> None:
+def test_the_advice_comes_from_two_measurements_and_the_requests_between(world: Callable[..., World]) -> None:
     made = world(rate=0.1)
     assert made.advisor.advise() == {}
     made.measure(replace(QUIET, consumers={"reader": Lag(0, 0.0, 1000)}))
@@ -127,9 +121,7 @@ def test_several_processes_share_the_requests(world: Callable[..., World]) -> No
     assert made.advisor.advise()["penstock.stream"].requests_s == pytest.approx(40)
 
 
-def test_once_requests_stop_it_says_that_nobody_does_the_work(
-    world: Callable[..., World],
-) -> None:
+def test_once_requests_stop_it_says_that_nobody_does_the_work(world: Callable[..., World]) -> None:
     made = world(rate=0.1)
     made.measure(QUIET)
     made.request(1000)

@@ -84,11 +84,7 @@ def test_a_slice_publishes_at_most_so_many_records(
 
 
 def test_chores_alone_bring_every_record_to_every_consumer(
-    flow: Pipeline,
-    things: Log,
-    books: Connection,
-    make: Callable[..., Chores],
-    redis_client: redis.Redis,
+    flow: Pipeline, things: Log, books: Connection, make: Callable[..., Chores], redis_client: redis.Redis
 ) -> None:
     declare_consumers(flow, things)
     flow.add_channel(INDEX)
@@ -271,10 +267,7 @@ def test_retention_in_slices_removes_what_all_have_passed(
         change(books, KEYS)
         drain(*parts)
 
-    eventually(
-        lambda: chores.retain()() is Outcome.FINISHED,
-        "retention removes records",
-    )
+    eventually(lambda: chores.retain()() is Outcome.FINISHED, "retention removes records")
     drain(chores.retain())
     [(left,)] = books.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     assert left < 32
@@ -361,9 +354,7 @@ def test_the_lag_of_a_queue_is_what_waits_in_it(
     assert (chores.gauges.consumers["work"].records, chores.gauges.queued) == (15, {"jobs": 16})
 
 
-def test_one_line_installs_all_chores_with_one_rate(
-    working: Pipeline, make: Callable[..., Chores]
-) -> None:
+def test_one_line_installs_all_chores_with_one_rate(working: Pipeline, make: Callable[..., Chores]) -> None:
     @working.worker(reads=JOBS, name="work")
     def work(_: Session, job: Job) -> None: ...
 
@@ -372,26 +363,21 @@ def test_one_line_installs_all_chores_with_one_rate(
 
     rates = recruiter.rates()
     assert list(rates) == [
-        f"penstock.{name}"
-        for name in ("stream", "consume.work", "retain", "reclaim", "sweep", "measure")
+        f"penstock.{name}" for name in ("stream", "consume.work", "retain", "reclaim", "sweep", "measure")
     ]
     assert sum(rates.values()) == pytest.approx(0.1)
     assert rates["penstock.stream"] == rates["penstock.consume.work"] > rates["penstock.retain"]
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
-def test_a_rate_that_cannot_be_installs_nothing(
-    flow: Pipeline, make: Callable[..., Chores], rate: float
-) -> None:
+def test_a_rate_that_cannot_be_installs_nothing(flow: Pipeline, make: Callable[..., Chores], rate: float) -> None:
     recruiter = Recruiter()
     with pytest.raises(InvalidChore, match="rate"):
         make(flow).install(recruiter, rate=rate)
     assert recruiter.rates() == {}
 
 
-def test_chores_that_do_not_all_fit_are_not_installed_in_part(
-    flow: Pipeline, make: Callable[..., Chores]
-) -> None:
+def test_chores_that_do_not_all_fit_are_not_installed_in_part(flow: Pipeline, make: Callable[..., Chores]) -> None:
     recruiter = Recruiter()
     recruiter.install(lambda: None, "own", 0.95)
     with pytest.raises(InvalidChore, match="other jobs have"):
@@ -506,18 +492,12 @@ def test_a_statement_that_takes_too_long_stops_no_other_chore(
 
 
 def test_a_shard_that_cannot_be_used_takes_no_part_of_a_slice(
-    flow: Pipeline,
-    things: Log,
-    books: Connection,
-    make: Callable[..., Chores],
-    redis_client: redis.Redis,
+    flow: Pipeline, things: Log, books: Connection, make: Callable[..., Chores], redis_client: redis.Redis
 ) -> None:
     redis_client.set("penstock:{things/0}:log", "not a stream")
     stream = make(flow, records=10).stream()
     stage_rows(books, things, 200)
-    [(at_work,)] = books.execute(
-        "SELECT count(*) FROM penstock.staged_records WHERE shard = 1"
-    ).fetchall()
+    [(at_work,)] = books.execute("SELECT count(*) FROM penstock.staged_records WHERE shard = 1").fetchall()
     stream()  # finds out
 
     published = []

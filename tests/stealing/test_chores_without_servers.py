@@ -28,20 +28,13 @@ KEYS = [f"k{number}" for number in range(6)]
 
 @pytest.fixture
 def chores(
-    flow: Pipeline,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    postgres_proxy: Proxy,
-    redis_proxy: Proxy,
+    flow: Pipeline, things: Log, database_url: str, redis_url: str, postgres_proxy: Proxy, redis_proxy: Proxy
 ) -> Iterator[Chores]:
     """The chores of a pipeline with a log, an Ick and three consumers, whose servers are behind proxies."""
     declare_consumers(flow, things)
     flow.add_channel(INDEX)
     declare_index(flow, INDEX)
-    made = Chores(
-        flow, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5
-    )
+    made = Chores(flow, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5)
     yield made
     postgres_proxy.heal()
     redis_proxy.heal()
@@ -89,9 +82,7 @@ def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
     hours = {"FIRST_PAUSE_S": 1.0, "LONGEST_PAUSE_S": 30.0, "monotonic": count(0, 3600).__next__}
     for name, value in hours.items():
         monkeypatch.setattr(tools_module, name, value)
-    tools = tools_module.Tools(
-        flow, "postgresql://127.0.0.1:1/d", "redis://127.0.0.1:1", records=1, timeout_s=1.0
-    )
+    tools = tools_module.Tools(flow, "postgresql://127.0.0.1:1/d", "redis://127.0.0.1:1", records=1, timeout_s=1.0)
 
     def away(_: object) -> bool:
         raise ServerUnavailable("away")
@@ -119,11 +110,7 @@ def trouble(kind: str, proxy: Proxy) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "is_open",
-    [
-        pytest.param(True, id="open"),
-        pytest.param(False, id="not-yet-open", marks=pytest.mark.storm),
-    ],
+    "is_open", [pytest.param(True, id="open"), pytest.param(False, id="not-yet-open", marks=pytest.mark.storm)]
 )
 @pytest.mark.parametrize("server", ["postgres", "redis"])
 @pytest.mark.parametrize("kind", ["away", "silent", "slow"])
@@ -233,9 +220,7 @@ def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_i
             silent.clear()
             proxy.hold_back()
 
-    made = Chores(
-        working, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5
-    )
+    made = Chores(working, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), timeout_s=0.5)
     ids = bench.stage(20)
     chore = made.consume("work")
 

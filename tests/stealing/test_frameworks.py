@@ -216,46 +216,25 @@ def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
         worked = recruits(directory)
         return count >= 60 and len(served) == 2 and served <= worked.keys()
 
-    eventually(
-        both_worked, "both processes served requests and did jobs", timeout_s=90, interval_s=0
-    )
-    assert {name for names in recruits(directory).values() for name in names} == {
-        "penstock-recruit"
-    }
+    eventually(both_worked, "both processes served requests and did jobs", timeout_s=90, interval_s=0)
+    assert {name for names in recruits(directory).values() for name in names} == {"penstock-recruit"}
 
 
-@pytest.mark.parametrize(
-    "app", ["fastapi_served:app", pytest.param("django_asgi:application", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("app", ["fastapi_served:app", pytest.param("django_asgi:application", marks=pytest.mark.slow)])
 def test_the_workers_of_an_asgi_server_do_jobs(directory: Path, start: Start, app: str) -> None:
     path = str(directory / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(16)
         fd = str(listener.fileno())
-        start(
-            "-m",
-            "uvicorn",
-            app,
-            "--workers",
-            "2",
-            "--fd",
-            fd,
-            "--log-level",
-            "critical",
-            fds=(int(fd),),
-        )
+        start("-m", "uvicorn", app, "--workers", "2", "--fd", fd, "--log-level", "critical", fds=(int(fd),))
         transport = httpx.HTTPTransport(uds=path)
         with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
             request_until_both_worked(client, directory)
 
 
-@pytest.mark.parametrize(
-    "app", ["flask_served:app", pytest.param("django_wsgi:application", marks=pytest.mark.slow)]
-)
-def test_the_forked_workers_of_a_wsgi_server_do_jobs(
-    directory: Path, start: Start, app: str
-) -> None:
+@pytest.mark.parametrize("app", ["flask_served:app", pytest.param("django_wsgi:application", marks=pytest.mark.slow)])
+def test_the_forked_workers_of_a_wsgi_server_do_jobs(directory: Path, start: Start, app: str) -> None:
     """The application was loaded, and the recruiter had a thread, before they were forked."""
     server = start("prefork.py", app)
     assert server.stdout is not None
@@ -265,19 +244,13 @@ def test_the_forked_workers_of_a_wsgi_server_do_jobs(
 
 
 @pytest.mark.slow
-def test_the_forked_workers_of_celery_do_jobs(
-    redis_url: str, directory: Path, start: Start
-) -> None:
+def test_the_forked_workers_of_celery_do_jobs(redis_url: str, directory: Path, start: Start) -> None:
     broker = redis_url.replace("unix://", "redis+socket://").partition("?")[0]
     worker = ["worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "critical"]
     start("-m", "celery", "-A", "tasks", *worker, BROKER=broker)
 
     def both_worked() -> bool:
-        start(
-            "-c",
-            "from tasks import *; [(nothing.delay(), fail.delay()) for _ in range(20)]",
-            BROKER=broker,
-        ).wait(20)
+        start("-c", "from tasks import *; [(nothing.delay(), fail.delay()) for _ in range(20)]", BROKER=broker).wait(20)
         return len(recruits(directory)) == 2
 
     eventually(both_worked, "both processes did jobs", timeout_s=180)
@@ -342,11 +315,7 @@ def test_the_requests_of_an_application_publish_and_consume_its_records(
         transport = httpx.HTTPTransport(uds=path)
         with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
             assert {client.post("/orders").status_code for _ in range(20)} == {200}
-            eventually(
-                lambda: client.get("/revenue").json() == 2000,
-                "the orders are applied",
-                timeout_s=90,
-            )
+            eventually(lambda: client.get("/revenue").json() == 2000, "the orders are applied", timeout_s=90)
             assert {client.get("/revenue").json() for _ in range(50)} == {2000}
 
 

@@ -115,19 +115,14 @@ def stage(connection: Connection) -> None:
 def check_everything(connection: Connection, client: redis.Redis, *, jobs: int) -> None:
     check_exact(connection, client, THINGS)
     check_copy(connection, client, INDEX)
-    [(done, different)] = connection.execute(
-        "SELECT count(*), count(DISTINCT job) FROM public.jobs_done"
-    ).fetchall()
+    [(done, different)] = connection.execute("SELECT count(*), count(DISTINCT job) FROM public.jobs_done").fetchall()
     assert (done, different) == (jobs, jobs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
-    [
-        pytest.param(point, marks=[] if number % 3 == 0 else pytest.mark.storm)
-        for number, point in enumerate(POINTS)
-    ],
+    [pytest.param(point, marks=[] if number % 3 == 0 else pytest.mark.storm) for number, point in enumerate(POINTS)],
 )
 def test_a_web_process_that_dies_inside_a_chore_loses_and_doubles_nothing(
     point: str, start_web: StartWeb, books: Connection, redis_client: redis.Redis

@@ -59,9 +59,7 @@ def test_a_job_that_fails_is_counted_and_the_next_one_runs(
     assert "4111" not in message
 
 
-def test_a_failure_is_logged_once_a_minute(
-    recruiter: Recruiter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_logged_once_a_minute(recruiter: Recruiter, caplog: pytest.LogCaptureFixture) -> None:
     recruiter.install(raises, "bad", 1.0)
 
     def failed() -> bool:
@@ -105,9 +103,7 @@ def test_an_asynchronous_job_that_hangs_is_cancelled(make_recruiter: MakeRecruit
     eventually(lambda: recruiter.counters()["job"].failed == 1, "it is counted")
 
 
-def test_a_job_that_enlists_or_changes_its_recruiter_waits_for_nothing(
-    recruiter: Recruiter,
-) -> None:
+def test_a_job_that_enlists_or_changes_its_recruiter_waits_for_nothing(recruiter: Recruiter) -> None:
     enlisted: list[bool] = []
 
     def job() -> None:
@@ -232,9 +228,7 @@ def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
     assert not recruiter.enlist()
 
 
-def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(
-    make_recruiter: MakeRecruiter,
-) -> None:
+def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(make_recruiter: MakeRecruiter) -> None:
     recruiter, hanging = make_recruiter(budget_s=0.01, hangs_s=0.05), Hanging()
     recruiter.install(hanging, "hanging", 1.0)
     recruiter.enlist()
@@ -248,9 +242,7 @@ def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(
     hanging.release(0)
 
 
-def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(
-    make_recruiter: MakeRecruiter,
-) -> None:
+def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(make_recruiter: MakeRecruiter) -> None:
     recruiter = make_recruiter(idle_s=0.05)
     closed: list[str] = []
     runs: list[int] = []
@@ -358,10 +350,7 @@ ENDLESS = {
         "while True: pass",
         "threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); time.sleep(99)",
     ],
-    "writes": [
-        "while True: sys.stdout.write('.'); sys.stdout.flush()",
-        "while True: log.error('again')",
-    ],
+    "writes": ["while True: sys.stdout.write('.'); sys.stdout.flush()", "while True: log.error('again')"],
     "waits for a server": [
         "psycopg.connect(host=directory.name, port=1)",
         "redis.Redis(unix_socket_path=silent).ping()",

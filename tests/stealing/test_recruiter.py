@@ -12,14 +12,7 @@ import pytest
 from fixtures.recruiting import MakeRecruiter, RunProgram
 from penstock import Log, Pipeline
 from penstock.errors import DeclarationError, InvalidChore, Unknown
-from penstock.stealing import (
-    Chores,
-    JobCounters,
-    Outcome,
-    Recruiter,
-    time_left_s,
-    when_idle,
-)
+from penstock.stealing import Chores, JobCounters, Outcome, Recruiter, time_left_s, when_idle
 from penstock.testing import eventually
 
 CHI_SQUARE_ONE_IN_A_MILLION = 33.38
@@ -53,10 +46,7 @@ def test_jobs_are_drawn_as_often_as_their_rates_say(recruiter: Recruiter) -> Non
     drawn = {name: counters.recruited for name, counters in recruiter.counters().items()}
     assert drawn.pop("never") == 0
     expected = {name: rates[name] * calls for name in drawn}
-    drawn["none"], expected["none"] = (
-        calls - sum(drawn.values()),
-        calls - sum(expected.values()),
-    )
+    drawn["none"], expected["none"] = (calls - sum(drawn.values()), calls - sum(expected.values()))
     distance = sum((drawn[n] - expected[n]) ** 2 / expected[n] for n in drawn)
     assert distance < CHI_SQUARE_ONE_IN_A_MILLION, drawn
     assert {c.enlisted for c in recruiter.counters().values()} == {calls}
@@ -276,9 +266,7 @@ def test_a_job_may_not_hang_within_its_budget() -> None:
         Recruiter(budget_s=5.0, hangs_s=5.0)
 
 
-def test_an_application_is_given_the_counters_after_each_job(
-    make_recruiter: MakeRecruiter,
-) -> None:
+def test_an_application_is_given_the_counters_after_each_job(make_recruiter: MakeRecruiter) -> None:
     reported: list[tuple[str, JobCounters]] = []
     recruiter = make_recruiter(report=lambda name, counters: reported.append((name, counters)))
     recruiter.install(lambda: Outcome.GAVE_UP, "job", 1.0)
@@ -290,9 +278,7 @@ def test_an_application_is_given_the_counters_after_each_job(
     assert (name, counters.recruited, counters.aborted) == ("job", 1, 1)
 
 
-def test_a_report_that_fails_costs_no_job(
-    make_recruiter: MakeRecruiter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_report_that_fails_costs_no_job(make_recruiter: MakeRecruiter, caplog: pytest.LogCaptureFixture) -> None:
     def report(*_: object) -> None:
         raise SystemExit("secret")
 
@@ -328,9 +314,7 @@ def test_what_is_patched_after_the_import_is_used(
     original = queue.SimpleQueue
 
     recruiter = make_recruiter()
-    chores = Chores(
-        Pipeline([Log("things")]), "postgresql://127.0.0.1:1/none", "redis://127.0.0.1:1"
-    )
+    chores = Chores(Pipeline([Log("things")]), "postgresql://127.0.0.1:1/none", "redis://127.0.0.1:1")
     recruiter.install(chores.stream(), "job", 1.0)
     monkeypatch.setattr(queue, "SimpleQueue", Queue)
     monkeypatch.setattr(threading, "local", Local)

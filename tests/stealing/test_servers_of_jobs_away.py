@@ -64,10 +64,7 @@ def test_requests_are_answered_whatever_the_servers_of_jobs_do(
 
     async def select() -> None:
         url = behind(postgres_proxy, database_url)
-        async with (
-            asyncio.timeout(patience_s),
-            await psycopg.AsyncConnection.connect(url) as connection,
-        ):
+        async with asyncio.timeout(patience_s), await psycopg.AsyncConnection.connect(url) as connection:
             await connection.execute("SELECT 1")
 
     recruiter.install(ping, "redis", 0.5)
@@ -88,10 +85,7 @@ def test_requests_are_answered_whatever_the_servers_of_jobs_do(
         proxy.heal()
     patience_s = 60.0
     finished = {name: each.finished for name, each in recruiter.counters().items()}
-    requests.until(
-        lambda c: all(each.finished > finished[name] for name, each in c.items()),
-        "jobs are done again",
-    )
+    requests.until(lambda c: all(each.finished > finished[name] for name, each in c.items()), "jobs are done again")
 
     assert set(requests.statuses) == {"200 OK"}
     assert {each.enlisted for each in recruiter.counters().values()} == {len(requests.statuses)}

@@ -64,7 +64,5 @@ class Slice:
         (Slice, Outcome.GAVE_UP),
     ],
 )
-def test_what_a_slice_returns_becomes_an_outcome(
-    work: Callable[[], object], outcome: Outcome
-) -> None:
+def test_what_a_slice_returns_becomes_an_outcome(work: Callable[[], object], outcome: Outcome) -> None:
     assert make_slice(work)() is outcome

@@ -18,13 +18,7 @@ from starlette.websockets import WebSocket
 
 from fixtures.postgres import engine_url
 from penstock.errors import DeclarationError
-from penstock.stealing import (
-    ASGIEnlister,
-    Recruiter,
-    WSGIEnlister,
-    enlist_after_commit,
-    enlist_on_hit,
-)
+from penstock.stealing import ASGIEnlister, Recruiter, WSGIEnlister, enlist_after_commit, enlist_on_hit
 
 
 class Noting(Recruiter):
@@ -48,9 +42,7 @@ def noting() -> Noting:
     return Noting()
 
 
-def converse(
-    app: Callable[..., Any], noting: Noting, scope: dict[str, Any], *messages: dict[str, Any]
-) -> None:
+def converse(app: Callable[..., Any], noting: Noting, scope: dict[str, Any], *messages: dict[str, Any]) -> None:
     """One connection of an ASGI server, which notes what is sent."""
     waiting = list(messages)
 
@@ -102,12 +94,7 @@ def make_starlette(noting: Noting) -> ASGIEnlister:
 def test_asgi_enlists_after_the_response_and_its_background_tasks(noting: Noting) -> None:
     converse(make_starlette(noting), noting, http("/"), {"type": "http.request"})
 
-    assert noting.events == [
-        "http.response.start",
-        "http.response.body",
-        "background task",
-        "enlist",
-    ]
+    assert noting.events == ["http.response.start", "http.response.body", "background task", "enlist"]
 
 
 def test_asgi_enlists_after_the_last_piece_of_a_stream(noting: Noting) -> None:
@@ -129,13 +116,7 @@ def test_asgi_enlists_for_no_failure_and_not_for_the_lifespan(noting: Noting) ->
 
     with pytest.raises(ValueError, match=r"^$"):
         converse(app, noting, http("/fail"))
-    converse(
-        app,
-        noting,
-        {"type": "lifespan"},
-        {"type": "lifespan.startup"},
-        {"type": "lifespan.shutdown"},
-    )
+    converse(app, noting, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
 
     assert noting.enlisted == 0
     assert "lifespan.shutdown.complete" in noting.events
@@ -207,9 +188,7 @@ def test_wsgi_leaves_a_file_to_the_server(noting: Noting, tmp_path: Any) -> None
     wrapped.close()
 
 
-def test_a_commit_enlists_and_neither_a_rollback_nor_a_savepoint_does(
-    noting: Noting, engine: Engine
-) -> None:
+def test_a_commit_enlists_and_neither_a_rollback_nor_a_savepoint_does(noting: Noting, engine: Engine) -> None:
     sessions = sessionmaker(engine)
     enlist_after_commit(noting, sessions)
     enlist_after_commit(noting, sessions)

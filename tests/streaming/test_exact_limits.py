@@ -24,15 +24,11 @@ def stage_alike(connection: Connection, count: int) -> int:
         "SELECT 'things', 0, 'k', 'insert', 'thing', to_jsonb(repeat('x', 50)) FROM generate_series(1, %s)",
         [count],
     )
-    [(size,)] = connection.execute(
-        "SELECT max(pg_column_size(data)) FROM penstock.staged_records"
-    ).fetchall()
+    [(size,)] = connection.execute("SELECT max(pg_column_size(data)) FROM penstock.staged_records").fetchall()
     return int(size)
 
 
-def test_a_tick_returns_no_record_beyond_its_bytes(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tick_returns_no_record_beyond_its_bytes(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     size = stage_alike(connection, 4)
     monkeypatch.setitem(sequencer._LIMITS, "max_inline_bytes", 2 * size)
 
@@ -45,9 +41,7 @@ def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
     size = stage_alike(connection, 5)
     tick(connection, DEFAULT_SCOPE)
     monkeypatch.setattr("penstock.streaming.unpublished.BATCH_BYTES", 2 * size)
-    reading = unpublished(
-        connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf
-    )
+    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [2, 2, 1]
 
@@ -66,9 +60,7 @@ def test_a_transaction_of_retention_removes_no_row_beyond_its_records(
     assert (removed.records, removed.left) == (20, (ONE,))
 
 
-def test_a_single_row_that_was_passed_is_removed(
-    connection: Connection, redis_client: redis.Redis
-) -> None:
+def test_a_single_row_that_was_passed_is_removed(connection: Connection, redis_client: redis.Redis) -> None:
     things = Log("things", shards=1, keep=timedelta(0))
     for _ in range(2):
         stage_alike(connection, 10)

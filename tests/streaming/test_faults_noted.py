@@ -26,9 +26,7 @@ def test_an_unknown_shard_is_logged_when_it_is_found_and_not_again(connection: C
     assert found == [["unknown/0"], []]
 
 
-def test_records_that_the_last_tick_did_not_see_are_not_missed(
-    connection: Connection, things: Log
-) -> None:
+def test_records_that_the_last_tick_did_not_see_are_not_missed(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, 5)
 
     for shard in things.shard_names:

@@ -116,9 +116,7 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
     worker.drain()
     worker.close()
 
-    assert [(record.key, record.action, record.data) for record in applied] == [
-        (VALUES["name"], "insert", RECORD)
-    ] * 3
+    assert [(record.key, record.action, record.data) for record in applied] == [(VALUES["name"], "insert", RECORD)] * 3
     with connect_postgres(unusual_url, application="test") as reading:
         [letter] = dead_letters.of_consumer(reading, "keeper")
         record = dead_letters.read_record(reading, letter)
@@ -128,12 +126,7 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
 
 
 def test_commands_do_not_depend_on_how_the_database_writes_times(
-    unusual: Engine,
-    flow: Pipeline,
-    things: Log,
-    unusual_url: str,
-    redis_client: Redis,
-    redis_url: str,
+    unusual: Engine, flow: Pipeline, things: Log, unusual_url: str, redis_client: Redis, redis_url: str
 ) -> None:
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
@@ -143,19 +136,13 @@ def test_commands_do_not_depend_on_how_the_database_writes_times(
     worker.close()
     with unusual.begin() as connection:
         connection.execute(
-            text(
-                "INSERT INTO penstock.reconciliations (name, consumer, intent) VALUES ('r', 'keeper', 'compare')"
-            )
+            text("INSERT INTO penstock.reconciliations (name, consumer, intent) VALUES ('r', 'keeper', 'compare')")
         )
     with connect_postgres(unusual_url, application="test") as reading:
         assert [each.consumer for each in list_consumers(reading)] == ["keeper"]
-        assert [
-            channel.keep for channel in registered_channels(reading, DEFAULT_SCOPE).values()
-        ] == [things.keep]
+        assert [channel.keep for channel in registered_channels(reading, DEFAULT_SCOPE).values()] == [things.keep]
         assert dead_letters.newest(reading) == []
-        assert {f.check for f in diagnose(reading, redis_client, flow) if f.grade == "error"} == {
-            "durability"
-        }
+        assert {f.check for f in diagnose(reading, redis_client, flow) if f.grade == "error"} == {"durability"}
         assert [run.name for run in last_runs(reading, DEFAULT_SCOPE)] == ["r"]
         assert status(reading, redis_client, pipeline=flow).consumers != ()
 
@@ -167,9 +154,7 @@ def test_a_database_that_lacks_characters_is_refused_by_name(
     """Guarantee 22: otherwise a key, or the reason why a handler failed, could not be stored."""
     name = f"in_{encoding.lower()}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(
-            f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode()
-        )
+        connection.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'".encode())
     url = postgres.database_url(name)
     try:
         with pytest.raises(UnsafeSetting, match=f"database {name} has the encoding {encoding}"):

@@ -42,8 +42,7 @@ def queue(connection: Connection, redis_client: RedisClient, streamer: Streamer)
 
 def waiting(connection: Connection, tenant: str = "%") -> int:
     [(count,)] = connection.execute(
-        "SELECT count(*) FROM penstock.waiting_records WHERE NOT is_given AND tenant LIKE %s",
-        (tenant,),
+        "SELECT count(*) FROM penstock.waiting_records WHERE NOT is_given AND tenant LIKE %s", (tenant,)
     ).fetchall()
     return int(count)
 
@@ -78,9 +77,7 @@ def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
     queue: FairQueue, streamer: Streamer, connection: Connection, redis_client: RedisClient
 ) -> None:
     def changes() -> list[tuple[str]]:
-        return connection.execute(
-            "SELECT xmin::text FROM penstock.waiting_records ORDER BY record_id"
-        ).fetchall()
+        return connection.execute("SELECT xmin::text FROM penstock.waiting_records ORDER BY record_id").fetchall()
 
     assert len(queue) == TENANTS
     before = changes()
@@ -91,9 +88,7 @@ def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
     assert changes() == before
 
 
-def test_when_all_have_room_again_all_is_fed(
-    queue: FairQueue, streamer: Streamer, connection: Connection
-) -> None:
+def test_when_all_have_room_again_all_is_fed(queue: FairQueue, streamer: Streamer, connection: Connection) -> None:
     queue.limit_all(None)
     eventually(lambda: care(streamer) >= 0 and waiting(connection) == 0, "all is fed", interval_s=0)
     assert len(queue) == 3 * TENANTS

@@ -64,9 +64,7 @@ HOSTILE = {
 AMONG_MANY = ["created_at = infinity", "the last xid", "xid = 1", "a long channel"]
 
 
-@pytest.mark.parametrize(
-    ("how", "many"), [*((how, 20) for how in HOSTILE), *((how, 3000) for how in AMONG_MANY)]
-)
+@pytest.mark.parametrize(("how", "many"), [*((how, 20) for how in HOSTILE), *((how, 3000) for how in AMONG_MANY)])
 def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
     streamer: Streamer,
     connection: Connection,
@@ -105,11 +103,7 @@ def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
 
 
 def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     """As doctor advises."""
     for columns in ({"created_at": "'infinity'"}, {"xid": "'1'"}, {"xid": f"'{LAST_XID}'"}):
@@ -167,8 +161,7 @@ def test_a_flood_of_hostile_rows_is_counted_and_the_first_are_named(
 
 
 @pytest.mark.parametrize(
-    ("channel", "shard"),
-    [("nope", 0), ("things", 2), ("things", -1), ("a}:b{\x1b[31m/c", 2**31 - 1), ("", 0)],
+    ("channel", "shard"), [("nope", 0), ("things", 2), ("things", -1), ("a}:b{\x1b[31m/c", 2**31 - 1), ("", 0)]
 )
 def test_records_of_an_unknown_shard_are_named_and_not_published(
     streamer: Streamer,
@@ -196,11 +189,7 @@ def test_records_of_an_unknown_shard_are_named_and_not_published(
     assert (entry["shard"], entry["records"], entry["first_record"]) == (f"{channel}/{shard}", 3, 1)
     [unknown] = status(connection, redis_client).faults.unknown
     assert (unknown.shard.channel, unknown.shard.shard, unknown.records) == (channel, shard, 3)
-    [error] = [
-        r
-        for r in diagnose(connection, redis_client)
-        if r.check == "channels" and r.grade == "error"
-    ]
+    [error] = [r for r in diagnose(connection, redis_client) if r.check == "channels" and r.grade == "error"]
     assert "3 records (the first is 1)" in error.message
 
 
@@ -249,11 +238,7 @@ def test_a_payload_that_postgres_cannot_write_as_text_stops_its_shard_only(
 ) -> None:
     """A jsonb number of 5 bytes can have 131,072 digits: together more text than a value can have."""
     streamer.drain()
-    record = insert(
-        connection,
-        "(SELECT jsonb_agg('1e131071'::numeric) FROM generate_series(1, 8300))",
-        shard="0",
-    )
+    record = insert(connection, "(SELECT jsonb_agg('1e131071'::numeric) FROM generate_series(1, 8300))", shard="0")
     stage_rows(connection, things, 10, "after")
     with capture_logs() as logs:
         for _ in range(2):
@@ -318,11 +303,7 @@ def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(
 
 
 def test_a_record_with_an_old_xid_is_named_and_sequenced_once_it_is_corrected(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 32: no tick finds it."""
     [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
@@ -356,9 +337,7 @@ def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(
             if number % 2:
                 other.execute("SELECT pg_current_xact_id()")
             else:
-                other.execute(
-                    "SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))"
-                )
+                other.execute("SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))")
         for other in others:
             stage_rows(connection, things, 5)
             refresh(streamer)

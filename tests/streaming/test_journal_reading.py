@@ -9,9 +9,7 @@ from penstock.records import DEFAULT_SCOPE, Offset
 from penstock.streaming import tick
 
 
-def test_the_tails_are_those_of_registered_shards_that_have_records(
-    connection: Connection, things: Log
-) -> None:
+def test_the_tails_are_those_of_registered_shards_that_have_records(connection: Connection, things: Log) -> None:
     register_channel(connection, DEFAULT_SCOPE, Log("quiet", shards=3))
     stage_rows(connection, Log("unknown", shards=1), 2)
     stage_rows(connection, Log("things", shards=1), 2)

@@ -49,12 +49,7 @@ def drain(flow: Pipeline, database_url: str, redis_url: str) -> None:
 
 @pytest.mark.parametrize("table", ["staged_records", "journal", "ticks", "checkpoints", "channels"])
 def test_a_policy_that_hides_rows_from_a_worker_is_an_error(
-    table: str,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    limited_url: str,
-    redis_url: str,
+    table: str, flow: Pipeline, things: Log, connection: Connection, limited_url: str, redis_url: str
 ) -> None:
     """Guarantee 32: hidden rows would be lost without a word."""
 
@@ -71,13 +66,7 @@ def test_a_policy_that_hides_rows_from_a_worker_is_an_error(
 
 @pytest.mark.parametrize("table", ["checkpoints", "barriers", "dead_letters"])
 def test_a_policy_that_hides_rows_from_a_consumer_is_an_error(
-    table: str,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    limited_url: str,
-    redis_url: str,
+    table: str, flow: Pipeline, things: Log, connection: Connection, database_url: str, limited_url: str, redis_url: str
 ) -> None:
     """Guarantee 32: hidden checkpoints look like another process's, hidden dead letters like none."""
 
@@ -107,8 +96,7 @@ def test_a_handler_keeps_the_policies_of_its_own_tables(
         session.execute(text("SET LOCAL search_path = 'elsewhere'"))
 
     connection.execute(
-        "ALTER TABLE public.tenants ENABLE ROW LEVEL SECURITY; "
-        "CREATE POLICY own ON public.tenants USING (own)"
+        "ALTER TABLE public.tenants ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON public.tenants USING (own)"
     )
     stage_rows(connection, things, 1)
     drain(flow, limited_url, redis_url)
@@ -164,12 +152,7 @@ TIMEOUTS = (
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
 def test_short_timeouts_of_the_database_fail_no_worker(
-    timeout: str,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
+    timeout: str, flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 13: one that is shorter than a batch takes would fail it for ever."""
     if timeout.startswith("transaction") and connection.info.server_version < 170000:
@@ -196,13 +179,7 @@ def test_short_timeouts_of_the_database_fail_no_worker(
 
 @pytest.mark.parametrize("at", ["the beginning", "the end"])
 def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
-    at: str,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
+    at: str, flow: Pipeline, things: Log, connection: Connection, streamer: Streamer, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 21: and is not retried as it is for ever."""
     sizes: list[int] = []
@@ -220,8 +197,7 @@ def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
         sizes.append(len(records))
         be_slow(session, records, "the beginning")
         session.execute(
-            text("INSERT INTO public.effects SELECT unnest(CAST(:ids AS bigint[]))"),
-            {"ids": [r.id for r in records]},
+            text("INSERT INTO public.effects SELECT unnest(CAST(:ids AS bigint[]))"), {"ids": [r.id for r in records]}
         )
         be_slow(session, records, "the end")
 
@@ -240,13 +216,9 @@ def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e6, float("nan")])
-def test_an_idle_timeout_that_cannot_be_is_refused(
-    flow: Pipeline, things: Log, seconds: float
-) -> None:
+def test_an_idle_timeout_that_cannot_be_is_refused(flow: Pipeline, things: Log, seconds: float) -> None:
     with pytest.raises(DeclarationError, match="idle_timeout_s"):
-        flow.consumer(reads=things, name="reader", idle_timeout_s=seconds)(
-            lambda _session, _records: None
-        )
+        flow.consumer(reads=things, name="reader", idle_timeout_s=seconds)(lambda _session, _records: None)
 
 
 # --- suspended, and read-only ---
@@ -316,17 +288,13 @@ def test_a_switch_over_to_a_read_only_primary_and_back_ends_no_worker(
     with running(Streamer(flow, database_url, redis_url).run, worker.run):
         stage_rows(connection, things, 10)
         eventually(lambda: len(applied) == 10, "records flow")
-        connection.execute(
-            f'ALTER DATABASE "{database}" SET default_transaction_read_only = on'.encode()
-        )
+        connection.execute(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on'.encode())
         _end_other_sessions(connection)
         stage_rows(connection, things, 10, "more")
         threading.Event().wait(0.3)
         _end_other_sessions(connection)
         threading.Event().wait(0.2)
-        connection.execute(
-            f'ALTER DATABASE "{database}" RESET default_transaction_read_only'.encode()
-        )
+        connection.execute(f'ALTER DATABASE "{database}" RESET default_transaction_read_only'.encode())
         _end_other_sessions(connection)
         eventually(lambda: len(applied) == 20, "records flow again", timeout_s=60)
 
@@ -353,9 +321,7 @@ def test_a_primary_that_stays_read_only_is_refused(
     if worked:
         rounds = count()
         streamer.run(lambda: next(rounds) > 1)  # closes
-    connection.execute(
-        f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode()
-    )
+    connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode())
 
     with pytest.raises(ReadOnlyPostgres):
         streamer.run(lambda: False)

@@ -14,15 +14,7 @@ from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.batches import Columns
-from penstock.channels.log import (
-    Appended,
-    Batch,
-    Room,
-    append_together,
-    last_records,
-    make_room,
-    memory_used,
-)
+from penstock.channels.log import Appended, Batch, Room, append_together, last_records, make_room, memory_used
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import RegisteredChannel
@@ -55,9 +47,7 @@ def things(entries: Entries) -> Log:
 
 
 @contextmanager
-def streaming(
-    channel: Log, database_url: str, redis_url: str, **options: object
-) -> Iterator[Streamer]:
+def streaming(channel: Log, database_url: str, redis_url: str, **options: object) -> Iterator[Streamer]:
     with closing(Streamer(Pipeline([channel]), database_url, redis_url, **options)) as made:  # type: ignore[arg-type]
         yield made
 
@@ -81,12 +71,7 @@ def assert_ends_are_whole(log: ReadLog, channel: Log, records: int) -> None:
 
 @in_both_forms
 def test_a_backlog_is_published_within_the_budget(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     """Guarantee 12: what leaves Redis unread stays in Postgres; every round is measured."""
     stage_rows(connection, things, 15_000)
@@ -106,12 +91,7 @@ def test_a_backlog_is_published_within_the_budget(
 
 @in_both_forms
 def test_memory_never_exceeds_the_budget_while_a_backlog_is_pipelined(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     """Batches are under way while room is made: they count."""
     stage_rows(connection, things, 30_000)
@@ -130,12 +110,7 @@ def test_memory_never_exceeds_the_budget_while_a_backlog_is_pipelined(
 
 
 def test_a_log_that_was_lost_is_replayed_within_the_budget(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     with streaming(things, database_url, redis_url) as streamer:
         stage_rows(connection, things, 10_000)
@@ -149,12 +124,7 @@ def test_a_log_that_was_lost_is_replayed_within_the_budget(
 
 
 def test_single_records_keep_to_the_budget_and_seldom_measure(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     """What each of them may take is added up: Redis is asked once in a while."""
     small = replace(things, redis_memory=30_000)
@@ -196,12 +166,7 @@ def test_a_budget_smaller_than_a_batch_keeps_the_newest_entry(
 
 
 def test_a_budget_may_change_while_the_streamer_runs(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     """Also of a log to which nothing is appended."""
     unlimited = replace(things, redis_memory=None)
@@ -220,11 +185,7 @@ def test_a_budget_may_change_while_the_streamer_runs(
 
 
 def test_a_log_is_measured_by_retention_only_after_its_part_became_smaller(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
     """Measuring takes Redis time with the size of a log, and each shard would be measured every few seconds."""
 
@@ -232,9 +193,7 @@ def test_a_log_is_measured_by_retention_only_after_its_part_became_smaller(
         redis_client.config_resetstat()
         refresh_now(streamer)
         retain_now(streamer)
-        return int(
-            redis_client.info("commandstats").get("cmdstat_memory|usage", {"calls": 0})["calls"]
-        )
+        return int(redis_client.info("commandstats").get("cmdstat_memory|usage", {"calls": 0})["calls"])
 
     stage_rows(connection, things, 1000)
     with streaming(things, database_url, redis_url) as streamer:
@@ -248,12 +207,7 @@ def test_a_log_is_measured_by_retention_only_after_its_part_became_smaller(
 
 
 def test_streamers_with_shares_keep_to_the_budget_together(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog
 ) -> None:
     with (
         streaming(things, database_url, redis_url, share=Share(1, 2)) as one,
@@ -270,11 +224,7 @@ def test_streamers_with_shares_keep_to_the_budget_together(
 
 
 def test_another_publishers_entries_count(
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
     """Two publish by turns, as recruits do: neither has appended all that is there."""
     with (
@@ -311,9 +261,7 @@ def test_batches_that_are_sent_together_keep_to_the_budget(
         for batch in sent:
             budgets.make_room(batch)
         for batch in sent:
-            assert append_together(redis_client, "penstock", [batch])[0][1] == Appended(
-                batch.last, 30
-            )
+            assert append_together(redis_client, "penstock", [batch])[0][1] == Appended(batch.last, 30)
         assert used(redis_client, things) <= part
     assert used(redis_client, things) > part / 3
 
@@ -332,9 +280,7 @@ def test_room_is_made_of_the_oldest_entries_alone(redis_client: redis.Redis, thi
     assert 4 <= done.evicted <= 7
     assert done.bytes <= taken - 80_000
     underway = [(Offset(100), 10**9), (Offset(101), 90_000)]
-    more = make_room(redis_client, "penstock", {shard: Room(done.bytes, done.bytes, underway)})[
-        shard
-    ]
+    more = make_room(redis_client, "penstock", {shard: Room(done.bytes, done.bytes, underway)})[shard]
     assert 4 <= more.evicted <= 7
     left = make_room(redis_client, "penstock", {shard: Room(0, -5)})[shard]
     assert redis_client.xlen(stream) == 1

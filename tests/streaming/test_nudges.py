@@ -59,17 +59,12 @@ def test_a_nudged_round_sequences_without_looking_first(
 
 @pytest.mark.parametrize(("count", "size"), [(200_000, 0), (20_000, 7000)])
 def test_a_flood_of_nudges_is_dropped_with_the_connection_that_it_came_on(
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    count: int,
-    size: int,
+    connection: Connection, streamer: Streamer, things: Log, count: int, size: int
 ) -> None:
     """Anybody may NOTIFY.  Publishing goes on, and the streamer polls for a while."""
     streamer.drain()
     connection.execute(
-        "SELECT count(pg_notify('penstock_nudge', i || repeat('x', %s))) FROM generate_series(1, %s) i",
-        [size, count],
+        "SELECT count(pg_notify('penstock_nudge', i || repeat('x', %s))) FROM generate_series(1, %s) i", [size, count]
     )
     with capture_logs() as logs:
         stage_rows(connection, things, 10)

@@ -69,9 +69,7 @@ def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
     pipeline = declare()
     loops = [Streamer(pipeline, pooler_url, redis_url).run for _ in range(2)]
     workers = [
-        make_worker(pipeline, spec, pooler_url, redis_url)
-        for spec in pipeline.consumers.values()
-        for _ in range(2)
+        make_worker(pipeline, spec, pooler_url, redis_url) for spec in pipeline.consumers.values() for _ in range(2)
     ]
 
     def seen() -> int:
@@ -87,10 +85,7 @@ def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
 
 
 def test_the_doctor_limits_its_own_statements_and_nobody_elses(
-    pooled_connection: Connection,
-    pooler_url: str,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    pooled_connection: Connection, pooler_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limits(connection: Connection) -> list[str]:
         """Of each session, one after the other."""

@@ -25,9 +25,7 @@ def ids(log: dict[ShardName, list[Record]]) -> list[int]:
 
 
 def dense(log: dict[ShardName, list[Record]]) -> bool:
-    return all(
-        [r.offset for r in records] == list(range(1, len(records) + 1)) for records in log.values()
-    )
+    return all([r.offset for r in records] == list(range(1, len(records) + 1)) for records in log.values())
 
 
 def test_staged_records_are_in_the_log_in_order_and_without_gaps(
@@ -42,9 +40,7 @@ def test_staged_records_are_in_the_log_in_order_and_without_gaps(
     assert all(sorted(r.id for r in records) == [r.id for r in records] for records in log.values())
 
 
-def test_payloads_arrive_unchanged(
-    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
-) -> None:
+def test_payloads_arrive_unchanged(streamer: Streamer, connection: Connection, things: Log, logged: ReadLog) -> None:
     data = '{"text": "ü\\n\\"quoted\\"", "n": 12345678901234567890.125, "list": [1, null, true]}'
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
@@ -60,18 +56,12 @@ def test_payloads_arrive_unchanged(
 
 
 def test_inline_records_are_not_read_again(
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
-    monkeypatch: pytest.MonkeyPatch,
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamer.drain()
     asked: list[dict[ShardName, Offset]] = []
 
-    def nothing_to_read(
-        _: Connection, _scope: Scope, target: Any, tails: Any, **_options: Any
-    ) -> Any:
+    def nothing_to_read(_: Connection, _scope: Scope, target: Any, tails: Any, **_options: Any) -> Any:
         asked.append({shard: tails[shard] for shard in target})
         yield from ()
 
@@ -84,11 +74,7 @@ def test_inline_records_are_not_read_again(
 
 
 def test_inline_records_wait_for_records_that_redis_has_lost(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 4: the log is filled from its beginning, not from the last tick."""
     stage_rows(connection, things, 30)
@@ -176,11 +162,7 @@ def test_two_streamers_make_one_log(
 
 
 def test_a_flushed_redis_is_filled_again_from_the_journal(
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 9: Postgres keeps every record until all consumers have passed it."""
     stage_rows(connection, things, 500)
@@ -199,11 +181,7 @@ def test_a_flushed_redis_is_filled_again_from_the_journal(
 
 
 def test_a_redis_restored_to_an_older_state_is_filled_up(
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 9: the script's comparison decides, not the publisher's memory."""
     stage_rows(connection, things, 50, "old")
@@ -228,12 +206,7 @@ def test_a_redis_restored_to_an_older_state_is_filled_up(
 
 @pytest.mark.parametrize(("payload_bytes", "calls"), [(100, 1), (600_000, 2)])
 def test_a_small_backlog_goes_to_redis_in_one_call_unless_it_is_heavy(
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    connection: Connection,
-    things: Log,
-    payload_bytes: int,
-    calls: int,
+    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log, payload_bytes: int, calls: int
 ) -> None:
     """A Redis that receives many megabytes at once serves no other client meanwhile."""
     streamer.drain()
@@ -346,9 +319,7 @@ def test_a_publisher_of_an_older_epoch_is_fenced_out(
         streamer.drain()
 
 
-def test_large_payloads_end_a_batch_early(
-    streamer: Streamer, connection: Connection, things: Log
-) -> None:
+def test_large_payloads_end_a_batch_early(streamer: Streamer, connection: Connection, things: Log) -> None:
     """Memory is bounded by bytes, not only by the number of records."""
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -357,16 +328,12 @@ def test_large_payloads_end_a_batch_early(
     )
     streamer.round()
     shard = things.shard_names[0]
-    reading = unpublished(
-        connection, DEFAULT_SCOPE, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf
-    )
+    reading = unpublished(connection, DEFAULT_SCOPE, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         found = [(batch.first, batch.count) for batch in batches]
 
     assert all(1 <= count < 10 for _, count in found)
-    assert [first for first, _ in found] == [
-        1 + sum(c for _, c in found[:i]) for i in range(len(found))
-    ]
+    assert [first for first, _ in found] == [1 + sum(c for _, c in found[:i]) for i in range(len(found))]
     assert sum(count for _, count in found) == 60
 
 

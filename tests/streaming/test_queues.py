@@ -100,9 +100,7 @@ def worker(redis_url: str, redis_client: redis.Redis, connection: Connection) ->
 
 
 def outstanding(connection: Connection) -> int:
-    [(count,)] = connection.execute(
-        "SELECT count(*) FROM penstock.staged_records WHERE channel = 'jobs'"
-    ).fetchall()
+    [(count,)] = connection.execute("SELECT count(*) FROM penstock.staged_records WHERE channel = 'jobs'").fetchall()
     return int(count)
 
 
@@ -113,9 +111,7 @@ def waiting(connection: Connection, *, given: bool = False) -> int:
     return int(count)
 
 
-def test_a_staged_job_is_done_once(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
-) -> None:
+def test_a_staged_job_is_done_once(put: Put, streamer: Streamer, worker: Worker, connection: Connection) -> None:
     put(*range(250))
     put(250, tenant="b", headers={"trace": "x"}, key="k")
     assert streamer.drain() == 251
@@ -273,12 +269,7 @@ def hold(worker: Worker) -> dict[str, int]:
 
 
 def test_declared_limits_hold_from_the_first_message_and_after_redis_lost_them(
-    jobs: Queue,
-    put: Put,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    worker: Worker,
+    jobs: Queue, put: Put, database_url: str, redis_url: str, redis_client: redis.Redis, worker: Worker
 ) -> None:
     with Streamer(Pipeline([replace(jobs, limits=LIMITS)]), database_url, redis_url) as streamer:
         put(*range(5))
@@ -365,17 +356,13 @@ def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
     assert waiting(connection) == 0
 
 
-def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(
-    put: Put, streamer: Streamer, worker: Worker
-) -> None:
+def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(put: Put, streamer: Streamer, worker: Worker) -> None:
     worker.queue.limit("a", TenantLimits(bytes=10))
     put(*range(1000))
     streamer.drain()
     put(1000, tenant="b", delay_s=2 * 3600)
     streamer.drain()
-    worker.connection.execute(
-        "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
-    )
+    worker.connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL")
     streamer.drain()
 
     assert worker.queue.stats().delayed == 1
@@ -538,13 +525,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("passing", [1, 3])
 @pytest.mark.parametrize(
-    "point",
-    [
-        "publisher.before_append",
-        "publisher.after_append",
-        *QUEUE_CRASH_POINTS,
-        "retention.before_commit",
-    ],
+    "point", ["publisher.before_append", "publisher.after_append", *QUEUE_CRASH_POINTS, "retention.before_commit"]
 )
 def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
     put: Put,
@@ -647,9 +628,7 @@ def test_the_number_of_streams_may_change_between_two_releases(
     streamer.drain()
     for number, streams in enumerate([3, 40], 1):
         with Streamer(
-            Pipeline([Queue(NAME, streams=streams), Log("things", shards=1)]),
-            database_url,
-            redis_url,
+            Pipeline([Queue(NAME, streams=streams), Log("things", shards=1)]), database_url, redis_url
         ) as other:
             put(*range(30 * number, 30 * number + 30))
             other.drain()
@@ -658,18 +637,14 @@ def test_the_number_of_streams_may_change_between_two_releases(
     assert worker.work() == list(range(90))
 
 
-def test_retention_keeps_what_is_not_done(
-    put: Put, streamer: Streamer, connection: Connection, worker: Worker
-) -> None:
+def test_retention_keeps_what_is_not_done(put: Put, streamer: Streamer, connection: Connection, worker: Worker) -> None:
     put(*range(20))
     streamer.drain()
     put(20)
     streamer.drain()
     retain_now(streamer)
 
-    [(journaled,)] = connection.execute(
-        "SELECT sum(cardinality(record_ids)) FROM penstock.journal"
-    ).fetchall()
+    [(journaled,)] = connection.execute("SELECT sum(cardinality(record_ids)) FROM penstock.journal").fetchall()
     assert journaled < 21
     assert outstanding(connection) == 21
     assert missed_records(connection, DEFAULT_SCOPE) == []
@@ -699,9 +674,7 @@ def test_large_records_that_wait_are_fed_in_small_batches(
     monkeypatch.setattr("penstock.streaming.queues.BATCH_BYTES", 1)
     streamer.drain()
     worker.queue.limit("a", None)
-    worker.connection.execute(
-        "UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL"
-    )
+    worker.connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL")
 
     def all_are_fed() -> bool:
         streamer.drain()
@@ -743,9 +716,7 @@ class Divided:
         return FairQueue(client, NAME, shards=8, streams=2).reader().read(100)
 
     def finish(self, connection: Connection, lease: Lease) -> None:
-        connection.execute(
-            "SELECT penstock.finish_records(%s, %s)", (NAME, [int(lease.message.id)])
-        )
+        connection.execute("SELECT penstock.finish_records(%s, %s)", (NAME, [int(lease.message.id)]))
         lease.done()
 
 

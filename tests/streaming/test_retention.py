@@ -43,11 +43,7 @@ def staged_count(connection: Connection) -> int:
 
 
 def test_nothing_is_removed_before_every_consumer_has_passed_it(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
+    worker: LogWorker, streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before its first run."""
     for number in range(5):
@@ -85,11 +81,7 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
 
 
 def test_retention_waits_for_a_consumer_that_registers(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    database_url: str,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, database_url: str
 ) -> None:
     """Otherwise it would remove what that consumer begins with."""
     streamer.drain()  # which registers the channel
@@ -104,11 +96,7 @@ def test_retention_waits_for_a_consumer_that_registers(
 
 
 def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_shards(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    monkeypatch: pytest.MonkeyPatch,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Producers wait for one short transaction at most, and no shard waits for all of another's records."""
     monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
@@ -122,17 +110,7 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
     rounds: list[Retained] = []
     left = things.shard_names
     for _ in range(10):
-        rounds.append(
-            retain(
-                connection,
-                redis_client,
-                DEFAULT_SCOPE,
-                things,
-                tails,
-                shards=left,
-                until=monotonic(),
-            )
-        )
+        rounds.append(retain(connection, redis_client, DEFAULT_SCOPE, things, tails, shards=left, until=monotonic()))
         left = rounds[-1].left
         seen.append(staged_count(connection))
     rest = retain(connection, redis_client, DEFAULT_SCOPE, things, tails)
@@ -159,9 +137,7 @@ def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     where = {"channel": "things", "shard": 0, "floor": 10_000, "keep": timedelta(0)}
     with connection.transaction():
         connection.execute(sql["prepare_retention"])
-        plan = connection.execute(
-            b"EXPLAIN ANALYZE " + sql["remove_passed"], {**where, "records": 5000}
-        ).fetchall()
+        plan = connection.execute(b"EXPLAIN ANALYZE " + sql["remove_passed"], {**where, "records": 5000}).fetchall()
 
     text = "\n".join(line for (line,) in plan)
     assert staged_count(connection) < 1000
@@ -231,12 +207,7 @@ def test_a_record_that_is_not_in_the_journal_is_not_deleted(
 
 
 def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_url: str,
-    logged: ReadLog,
+    worker: LogWorker, streamer: Streamer, connection: Connection, things: Log, redis_url: str, logged: ReadLog
 ) -> None:
     """Guarantees 9 and 12 together."""
     for number in range(4):
@@ -251,9 +222,7 @@ def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has
 
     assert worker.drain() == 40
     for records in logged(things).values():
-        assert [r.offset for r in records] == list(
-            range(records[0].offset, records[0].offset + len(records))
-        )
+        assert [r.offset for r in records] == list(range(records[0].offset, records[0].offset + len(records)))
         assert records[0].offset > 1
 
 
@@ -285,9 +254,7 @@ def test_an_entry_of_several_ticks_stays_until_its_last_record_is_passed(
             if len(seen) % 4 == 0:
                 removed += retain_now(streamer)
                 for shard, records in logged(things).items():
-                    assert [record.offset for record in records][-1] == len(records) + (
-                        records[0].offset - 1
-                    )
+                    assert [record.offset for record in records][-1] == len(records) + (records[0].offset - 1)
                     assert records[0].offset <= worker._positions[shard] + 1
 
     assert backfilled == 0

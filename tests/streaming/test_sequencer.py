@@ -10,13 +10,7 @@ from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ServerUnavailable, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE
-from penstock.streaming.sequencer import (
-    JOURNAL_CHUNK,
-    MAX_INLINE_RECORDS,
-    Sequencer,
-    check_identity_cache,
-    tick,
-)
+from penstock.streaming.sequencer import JOURNAL_CHUNK, MAX_INLINE_RECORDS, Sequencer, check_identity_cache, tick
 from penstock.streaming.unpublished import BATCH_BYTES
 from penstock.testing import eventually
 
@@ -27,9 +21,7 @@ def sequenced_ids(connection: Connection) -> list[int]:
     return sorted(id_ for row in connection.execute(JOURNAL) for id_ in row[3])
 
 
-def test_a_tick_sequences_exactly_what_is_committed(
-    connection: Connection, database_url: str, things: Log
-) -> None:
+def test_a_tick_sequences_exactly_what_is_committed(connection: Connection, database_url: str, things: Log) -> None:
     """Guarantee 2: records of an open transaction are not visible yet, and are sequenced later."""
     with connect_postgres(database_url, application="other") as other:
         with other.transaction():
@@ -42,9 +34,7 @@ def test_a_tick_sequences_exactly_what_is_committed(
         assert tick(connection, DEFAULT_SCOPE).sequenced == 3
 
 
-def test_a_lower_id_that_commits_later_is_sequenced(
-    connection: Connection, database_url: str, things: Log
-) -> None:
+def test_a_lower_id_that_commits_later_is_sequenced(connection: Connection, database_url: str, things: Log) -> None:
     """Guarantee 2: ids are drawn before commit; the usual `id > last` would lose this record."""
     with connect_postgres(database_url, application="slow") as slow:
         with slow.transaction():
@@ -70,9 +60,7 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
     assert len(sequenced_ids(connection)) == 3
 
 
-def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(
-    connection: Connection, things: Log
-) -> None:
+def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(connection: Connection, things: Log) -> None:
     """Guarantee 8: only committed records get offsets, and the offsets have no hole."""
     for number in range(10):
         with connection.transaction():
@@ -93,10 +81,7 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
 ) -> None:
     """Guarantee 3: the primary key of ticks admits only one of them."""
     stage_rows(connection, things, 100)
-    with (
-        connect_postgres(database_url, application="rival") as rival,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with connect_postgres(database_url, application="rival") as rival, ThreadPoolExecutor(1) as thread:
         with connection.transaction():
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
@@ -123,10 +108,7 @@ def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
 ) -> None:
     """Guarantee 3: it waits, does nothing, and does not fail."""
     stage_rows(connection, things, 100)
-    with (
-        connect_postgres(database_url, application="rival") as rival,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with connect_postgres(database_url, application="rival") as rival, ThreadPoolExecutor(1) as thread:
         with connection.transaction():
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
@@ -196,9 +178,7 @@ def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
 
 
 @pytest.mark.parametrize("lost", ["DISCARD ALL", "DEALLOCATE ALL"])
-def test_a_session_that_lost_its_prepared_statements_is_usable(
-    connection: Connection, things: Log, lost: str
-) -> None:
+def test_a_session_that_lost_its_prepared_statements_is_usable(connection: Connection, things: Log, lost: str) -> None:
     """Guarantee 18: behind a pooler that keeps the protocol's prepared statements, and not those of SQL."""
     sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
     for _ in range(3):
@@ -209,9 +189,7 @@ def test_a_session_that_lost_its_prepared_statements_is_usable(
     assert sequenced_ids(connection) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_session_that_another_sequencer_used_before_is_usable(
-    connection: Connection, things: Log
-) -> None:
+def test_a_session_that_another_sequencer_used_before_is_usable(connection: Connection, things: Log) -> None:
     """Guarantee 18: the other's prepared statement still exists."""
     for _ in range(2):
         stage_rows(connection, things, 2)
@@ -239,8 +217,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
             producer.execute("SELECT count(*) FROM penstock.checkpoints")
             assert Sequencer(strict, DEFAULT_SCOPE, prepare=prepare).tick().sequenced == 3
             held = connection.execute(
-                "SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = %s",
-                [strict.info.backend_pid],
+                "SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = %s", [strict.info.backend_pid]
             ).fetchone()
 
     assert held == (0,)
@@ -283,9 +260,7 @@ def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> Non
     assert after == before
 
 
-def test_a_backlog_is_split_into_journal_rows_of_bounded_size(
-    connection: Connection, things: Log
-) -> None:
+def test_a_backlog_is_split_into_journal_rows_of_bounded_size(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, 5000)
     done = tick(connection, DEFAULT_SCOPE)
 

@@ -90,9 +90,7 @@ def check_whole(log: Mapping[ShardName, list[Record]], records: int) -> None:
 
 
 @given(st.integers(1, 9), st.dictionaries(st.sampled_from("abc"), st.integers(1, 12)))
-def test_every_shard_belongs_to_one_share_and_shares_are_equal(
-    of: int, channels: dict[str, int]
-) -> None:
+def test_every_shard_belongs_to_one_share_and_shares_are_equal(of: int, channels: dict[str, int]) -> None:
     shards = [ShardName(c, Shard(n)) for c, many in channels.items() for n in range(many)]
     owned = [
         [shard for shard, distance in Share(number, of).distances(shards).items() if distance == 0]
@@ -176,12 +174,7 @@ def test_tails_are_not_read_after_every_tick(
 
 
 def test_the_inline_engine_streams_the_share_that_it_is_given(
-    flow: Pipeline,
-    database_url: str,
-    redis_url: str,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
+    flow: Pipeline, database_url: str, redis_url: str, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     run = partial(inline.run, flow, database_url, redis_url, share=Share(1, 2))
     with running(lambda stop: run(stop=stop)):
@@ -270,9 +263,7 @@ def test_a_streamer_that_moves_its_shards_is_left_alone_however_large_its_backlo
     assert [e for e in logs if "taking" in e["event"]] == []
 
 
-def test_jobs_of_a_missing_streamer_are_fed_now_and_then(
-    start: Start, connection: Connection
-) -> None:
+def test_jobs_of_a_missing_streamer_are_fed_now_and_then(start: Start, connection: Connection) -> None:
     """Jobs that are due move no log, so nobody could see that they wait."""
     first = start("1/2")
     connection.execute(STAGE_JOBS)

@@ -78,9 +78,7 @@ class Producers:
         key = self._random.randint(1, KEYS)
         try:
             with producer.transaction():
-                producer.execute(
-                    "SELECT FROM public.counters WHERE key = %s FOR UPDATE NOWAIT", [key]
-                )
+                producer.execute("SELECT FROM public.counters WHERE key = %s FOR UPDATE NOWAIT", [key])
                 producer.execute(PRODUCE, {"key": key})
         except psycopg.errors.LockNotAvailable:
             pass
@@ -94,8 +92,7 @@ class Producers:
 def make_producers(database_url: str) -> Iterator[Callable[[Random], Producers]]:
     with ExitStack() as stack:
         yield lambda random: Producers(
-            [stack.enter_context(psycopg.connect(database_url, autocommit=True)) for _ in range(6)],
-            random,
+            [stack.enter_context(psycopg.connect(database_url, autocommit=True)) for _ in range(6)], random
         )
 
 
@@ -117,14 +114,9 @@ def journaled_in_order(connection: Connection) -> None:
     assert [first for first, _ in bounds] == [1, *(last + 1 for _, last in bounds[:-1])]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 15))]
-)
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 15))])
 def test_slices_sequence_what_one_tick_would_and_keep_the_order_of_each_key(
-    counters: Connection,
-    make_producers: Callable[[Random], Producers],
-    database_url: str,
-    seed: int,
+    counters: Connection, make_producers: Callable[[Random], Producers], database_url: str, seed: int
 ) -> None:
     """Guarantee 2: with transactions that overlap, others' ticks and cuts between the slices."""
     random = Random(seed)
@@ -196,9 +188,7 @@ def test_a_slice_after_another_sequencers_tick_does_nothing(
         last = sequencer.tick()
 
     assert (first.sequenced, rest.sequenced, last.sequenced) == (5, 15, 1)
-    ids = connection.execute(
-        "SELECT count(*), count(DISTINCT id) FROM penstock.journal, unnest(record_ids) AS id"
-    )
+    ids = connection.execute("SELECT count(*), count(DISTINCT id) FROM penstock.journal, unnest(record_ids) AS id")
     assert ids.fetchone() == (21, 21)
 
 
@@ -275,12 +265,7 @@ REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION limit_ticks
 
 @pytest.mark.parametrize("act", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
-    flow: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    act: str,
+    flow: Pipeline, connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     """Guarantee 13: as by a proxy with a time limit, or a server that ran out of memory."""
     monkeypatch.setattr("penstock.streaming.slices.MOST", 50_000)
@@ -291,25 +276,19 @@ def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
 
 
 def tail(connection: Connection) -> int:
-    row = connection.execute(
-        "SELECT coalesce(max(last_offset), 0) FROM penstock.journal"
-    ).fetchone()
+    row = connection.execute("SELECT coalesce(max(last_offset), 0) FROM penstock.journal").fetchone()
     assert row is not None
     return int(row[0])
 
 
-def test_a_transaction_that_is_too_large_for_a_slice_is_named(
-    connection: Connection, database_url: str
-) -> None:
+def test_a_transaction_that_is_too_large_for_a_slice_is_named(connection: Connection, database_url: str) -> None:
     """It goes as a whole, or not at all: its records may depend on each other."""
     stage_many(connection, 1, 40_000)
     connection.execute(LIMIT.format(act="pg_cancel_backend").encode())
     with connect_postgres(database_url, application="limited") as limited:
         sequencer = Sequencer(limited, DEFAULT_SCOPE)
         for _ in range(2):
-            with pytest.raises(
-                ServerUnavailable, match=r"sequencing 40,000 records.*QueryCanceled"
-            ):
+            with pytest.raises(ServerUnavailable, match=r"sequencing 40,000 records.*QueryCanceled"):
                 sequencer.tick()
         connection.execute("DROP TRIGGER limit_ticks ON penstock.journal")
         assert sequencer.tick().sequenced == 40_000

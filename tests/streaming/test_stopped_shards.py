@@ -194,9 +194,7 @@ def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
     assert shard in "".join(r.message for r in results if r.check == "stopped shards")
 
 
-@pytest.mark.parametrize(
-    "harm", [set_epoch, damage_ick, set_type, stage_large, spoil_record], ids=lambda h: h.__name__
-)
+@pytest.mark.parametrize("harm", [set_epoch, damage_ick, set_type, stage_large, spoil_record], ids=lambda h: h.__name__)
 def test_a_mended_shard_is_taken_back_and_loses_nothing(
     streamer: Streamer,
     connection: Connection,
@@ -232,9 +230,7 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     assert sorted(r.id for r in records) == [record for (record,) in staged]
 
 
-@pytest.mark.parametrize(
-    "harm", [delete_published_journal, delete_hole, delete_record], ids=lambda h: h.__name__
-)
+@pytest.mark.parametrize("harm", [delete_published_journal, delete_hole, delete_record], ids=lambda h: h.__name__)
 def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     flow: Pipeline,
     streamer: Streamer,
@@ -314,8 +310,7 @@ def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis)
 
 def streamer_tail(connection: Connection, shard: ShardName) -> Offset:
     row = connection.execute(
-        "SELECT max(last_offset) FROM penstock.journal WHERE channel = %s AND shard = %s",
-        [shard.channel, shard.shard],
+        "SELECT max(last_offset) FROM penstock.journal WHERE channel = %s AND shard = %s", [shard.channel, shard.shard]
     ).fetchone()
     assert row is not None
     return Offset(row[0])

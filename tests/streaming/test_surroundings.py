@@ -51,9 +51,7 @@ def test_a_standby_is_refused(standby: EmbeddedPostgres, flow: Pipeline, redis_u
 
 def test_a_read_only_server_is_refused(streamer: Streamer, connection: Connection) -> None:
     """Guarantee 11."""
-    connection.execute(
-        f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode()
-    )
+    connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode())
 
     with pytest.raises(ReadOnlyPostgres, match="default_transaction_read_only"):
         streamer.round()
@@ -97,9 +95,7 @@ def test_nothing_depends_on_the_state_of_a_session(
     worker.drain()
 
     assert streamer._connection is not None
-    prepared = streamer._connection.execute(
-        "SELECT count(*) FROM pg_prepared_statements"
-    ).fetchone()
+    prepared = streamer._connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
     streamer.close()
     worker.close()
     assert prepared == (0,)
@@ -141,11 +137,7 @@ def test_wrong_clocks_change_neither_order_nor_number(
 
 
 def test_a_hot_key_holds_up_only_its_own_shard(
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
-    monkeypatch: pytest.MonkeyPatch,
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 24: every round, however short, sends a batch of every shard."""
     monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 0.0)
@@ -163,12 +155,7 @@ def test_a_hot_key_holds_up_only_its_own_shard(
 
 
 def test_a_consumer_that_is_far_behind_reads_one_batch_at_a_time(
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 25: the backlog is in the log, not in memory."""
     sizes: list[int] = []

@@ -41,9 +41,7 @@ def test_a_transaction_that_is_exactly_the_snapshots_xmax_is_sequenced(
     assert tick(connection, DEFAULT_SCOPE).sequenced == 1
 
 
-def test_ids_within_a_tick_are_in_order_whatever_the_order_of_the_rows(
-    connection: Connection, things: Log
-) -> None:
+def test_ids_within_a_tick_are_in_order_whatever_the_order_of_the_rows(connection: Connection, things: Log) -> None:
     """Ids are drawn before rows are written: those of concurrent transactions are in any order in the table."""
     connection.execute(
         "INSERT INTO penstock.staged_records (id, channel, shard, key, action, object, data) "

@@ -78,12 +78,7 @@ def about(logs: list[Any], event: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("harm", "shard"),
-    [
-        (damage_ick, "index/0"),
-        (damage_ick_position, "index/0"),
-        (damage_log, "things/0"),
-        (damage_epoch, "things/0"),
-    ],
+    [(damage_ick, "index/0"), (damage_ick_position, "index/0"), (damage_log, "things/0"), (damage_epoch, "things/0")],
 )
 @pytest.mark.parametrize("many", [20, 3000])
 @pytest.mark.parametrize("when", ["before the start", "under way", "after records"])
@@ -132,9 +127,7 @@ def test_a_foreign_entry_stops_only_its_shard(
     assert (waiting(redis_client, 0), waiting(redis_client, 1)) == (10, 10)
 
 
-@pytest.mark.parametrize(
-    ("harm", "error"), [(damage_ick, DamagedIck), (damage_log, ForeignLog)], ids=["ick", "log"]
-)
+@pytest.mark.parametrize(("harm", "error"), [(damage_ick, DamagedIck), (damage_log, ForeignLog)], ids=["ick", "log"])
 def test_a_drain_drains_the_other_shards_then_ends_with_the_error(
     streamer: Streamer,
     connection: Connection,
@@ -164,11 +157,7 @@ def test_a_drain_drains_the_other_shards_then_ends_with_the_error(
 
 @pytest.mark.usefixtures("_retry_at_once")
 def test_a_repaired_shard_catches_up(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     damage_ick(redis_client)
     damage_log(redis_client)

@@ -31,9 +31,7 @@ def debian_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("the system has no redis-server")
-    server = EmbeddedRedis(
-        tmp_path_factory.mktemp("debian"), settings={"appendonly": "no"}, binary=Path(binary)
-    )
+    server = EmbeddedRedis(tmp_path_factory.mktemp("debian"), settings={"appendonly": "no"}, binary=Path(binary))
     server.start()
     yield server
     server.remove()

@@ -7,12 +7,7 @@ import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from penstock.channels.scripts import Operation, script
 from penstock.channels.server import RedisClient, connect_redis
@@ -43,9 +38,7 @@ def indexed(redis_url: str) -> Iterator[VolatileHash]:
     made.close()
 
 
-def test_the_server_keeps_the_deadlines_if_it_can(
-    native: VolatileHash, redis_client: RedisClient
-) -> None:
+def test_the_server_keeps_the_deadlines_if_it_can(native: VolatileHash, redis_client: RedisClient) -> None:
     native.hset("ann", "1", 60)
 
     assert not redis_client.exists(TIMES)
@@ -73,9 +66,7 @@ def test_each_scheme_reads_renews_and_deletes_what_the_other_has_written(
         reader.gc()
 
 
-def test_a_field_has_one_deadline(
-    native: VolatileHash, indexed: VolatileHash, redis_client: RedisClient
-) -> None:
+def test_a_field_has_one_deadline(native: VolatileHash, indexed: VolatileHash, redis_client: RedisClient) -> None:
     for _ in range(3):
         for each in (native, indexed):
             each.hset("ann", "1", 60)
@@ -122,9 +113,7 @@ def test_a_user_that_may_not_ask_gets_a_sorted_set(redis_client: RedisClient) ->
     redis_client.execute_command("ACL", "SETUSER", "web", "on", "nopass", "~*", "+@all", "-command")
     pool = dict(redis_client.connection_pool.connection_kwargs, username="web", password="x")
     with redis.Redis(
-        connection_pool=redis.ConnectionPool(
-            connection_class=redis_client.connection_pool.connection_class, **pool
-        )
+        connection_pool=redis.ConnectionPool(connection_class=redis_client.connection_pool.connection_class, **pool)
     ) as client:
         VolatileHash(client, "sessions").hset("ann", "1", 60)
     redis_client.execute_command("ACL", "DELUSER", "web")
@@ -148,19 +137,14 @@ class SameAnswers(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.client.flushall()
-        self.hashes = [
-            VolatileOperations(name, "penstock", "auto") for name in ("native", "indexed", "mixed")
-        ]
+        self.hashes = [VolatileOperations(name, "penstock", "auto") for name in ("native", "indexed", "mixed")]
         self.known: dict[str, tuple[str, float]] = {}
 
     def do(
         self, make: Callable[[VolatileOperations, bool], Operation[Any]], *, mixed: bool = False
     ) -> tuple[float, Any]:
         """The moment in microseconds, and the answer of all."""
-        operations = [
-            make(each, native)
-            for each, native in zip(self.hashes, (True, False, mixed), strict=True)
-        ]
+        operations = [make(each, native) for each, native in zip(self.hashes, (True, False, mixed), strict=True)]
         transaction = self.client.pipeline(transaction=True)
         transaction.time()
         for each in operations:
@@ -175,18 +159,11 @@ class SameAnswers(RuleBasedStateMachine):
     def live(self, now_us: float) -> dict[str, tuple[str, float]]:
         return {n: (v, at) for n, (v, at) in self.known.items() if at > now_us // 1000}
 
-    @rule(
-        names=st.lists(NAMES, min_size=1, unique=True),
-        value=st.sampled_from("xyz"),
-        ttl=TTLS,
-        mixed=st.booleans(),
-    )
+    @rule(names=st.lists(NAMES, min_size=1, unique=True), value=st.sampled_from("xyz"), ttl=TTLS, mixed=st.booleans())
     def set(self, names: list[str], value: str, ttl: int | None, mixed: bool) -> None:  # noqa: FBT001
         ttl_s = None if ttl is None else ttl / 1000
         values: dict[str | bytes, str | bytes] = dict.fromkeys(names, value)
-        now_us, new = self.do(
-            lambda each, native: each.set(values, ttl_s, native=native), mixed=mixed
-        )
+        now_us, new = self.do(lambda each, native: each.set(values, ttl_s, native=native), mixed=mixed)
 
         assert new == len(set(names) - self.live(now_us).keys())
         at = float("inf") if ttl is None else -(-now_us // 1000) + ttl
@@ -256,9 +233,7 @@ def test_both_schemes_give_the_same_answers(redis_client: RedisClient) -> None:
     if not has_native(redis_client):
         pytest.skip("this server has no times to live of fields")
     SameAnswers.client = redis_client
-    run_state_machine_as_test(
-        SameAnswers, settings=settings(max_examples=40, stateful_step_count=60, deadline=None)
-    )
+    run_state_machine_as_test(SameAnswers, settings=settings(max_examples=40, stateful_step_count=60, deadline=None))
 
 
 def test_a_url_or_a_client_both_will_do(redis_url: str) -> None:

@@ -14,9 +14,7 @@ KEYS = ("penstock:{sessions}:volatile", "penstock:{sessions}:volatile-times")
 TTL_MS = 20
 
 
-def evaluate(
-    client: RedisClient, name: str, arguments: tuple[Any, ...], now_us: int | None = None
-) -> Any:
+def evaluate(client: RedisClient, name: str, arguments: tuple[Any, ...], now_us: int | None = None) -> Any:
     """Calls a script at a moment of our choice, or at the server's, and returns the moment with its reply."""
     text = script(f"volatile/{name}").text
     if now_us is not None:
@@ -59,9 +57,7 @@ def test_the_servers_own_deadline_is_exact(redis_client: RedisClient, name: str)
 
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("server", ["redis_url", "debian_url"])
-def test_a_deadline_in_the_sorted_set_is_exact(
-    request: pytest.FixtureRequest, server: str, name: str
-) -> None:
+def test_a_deadline_in_the_sorted_set_is_exact(request: pytest.FixtureRequest, server: str, name: str) -> None:
     arguments, live, over = READS[name]
     written_us = 1_900_000_000_000_100  # a tenth of a millisecond after a full one
     with redis.Redis.from_url(request.getfixturevalue(server)) as client:

@@ -11,37 +11,17 @@ import psycopg
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import Engine, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fixtures.topologies import Cluster
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.errors import (
-    AppendRefused,
-    DeclarationError,
-    ForeignStructure,
-    InvalidStructureCall,
-    ReadOnlyPostgres,
-)
-from penstock.structures import (
-    AsyncQueueTracker,
-    QueuedIds,
-    QueueTracker,
-    Synced,
-    queued_ids_in,
-)
+from penstock.errors import AppendRefused, DeclarationError, ForeignStructure, InvalidStructureCall, ReadOnlyPostgres
+from penstock.structures import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
 
-KEYS = tuple(
-    f"penstock:{{jobs}}:{part}" for part in ("tracked", "tracked-position", "tracked-checks")
-)
+KEYS = tuple(f"penstock:{{jobs}}:{part}" for part in ("tracked", "tracked-position", "tracked-checks"))
 
 
 def do_nothing(_: str) -> None:
@@ -86,9 +66,7 @@ def tracker(redis_url: str, table: Table) -> Iterator[QueueTracker]:
     made.close()
 
 
-def test_the_adder_walks_the_table_in_slices_and_begins_again(
-    tracker: QueueTracker, table: Table
-) -> None:
+def test_the_adder_walks_the_table_in_slices_and_begins_again(tracker: QueueTracker, table: Table) -> None:
     table.queued = {f"{n:03}" for n in range(120)}
 
     added = [tracker.add_slice().added for _ in range(4)]
@@ -98,9 +76,7 @@ def test_the_adder_walks_the_table_in_slices_and_begins_again(
     assert tracker.size() == 120
 
 
-def test_the_walk_goes_on_in_another_process(
-    tracker: QueueTracker, table: Table, redis_url: str
-) -> None:
+def test_the_walk_goes_on_in_another_process(tracker: QueueTracker, table: Table, redis_url: str) -> None:
     table.queued = {f"{n:03}" for n in range(60)}
     tracker.add_slice()
     other = QueueTracker.connect(redis_url, "jobs", table.source())
@@ -109,9 +85,7 @@ def test_the_walk_goes_on_in_another_process(
     other.close()
 
 
-def test_two_adders_at_once_skip_nothing(
-    tracker: QueueTracker, table: Table, redis_url: str
-) -> None:
+def test_two_adders_at_once_skip_nothing(tracker: QueueTracker, table: Table, redis_url: str) -> None:
     table.queued = {f"{n:03}" for n in range(150)}
     other = QueueTracker.connect(redis_url, "jobs", table.source())
 
@@ -148,10 +122,7 @@ def test_slices_are_small(tracker: QueueTracker, table: Table) -> None:
 
     tracker.remove_slice()
     assert len(table.asked[0]) == 5
-    calls: list[Callable[[], object]] = [
-        lambda: tracker.add_slice(51),
-        lambda: tracker.remove_slice(26),
-    ]
+    calls: list[Callable[[], object]] = [lambda: tracker.add_slice(51), lambda: tracker.remove_slice(26)]
     for call in calls:
         with pytest.raises(InvalidStructureCall, match=r"most is .*; it takes 1 to"):
             call()
@@ -252,9 +223,7 @@ def test_a_query_that_fails_leaves_set_and_position_as_they_were(
     assert [redis_client.smembers(KEYS[0]), redis_client.get(KEYS[1])] == before
 
 
-def test_a_second_question_that_fails_puts_everything_back(
-    tracker: QueueTracker, table: Table
-) -> None:
+def test_a_second_question_that_fails_puts_everything_back(tracker: QueueTracker, table: Table) -> None:
     tracker.add(["ann"])
     steps = iter(STEPS)
 
@@ -268,18 +237,14 @@ def test_a_second_question_that_fails_puts_everything_back(
     assert tracker.contains("ann")
 
 
-def test_a_refused_command_drops_no_id(
-    tracker: QueueTracker, table: Table, redis_client: RedisClient
-) -> None:
+def test_a_refused_command_drops_no_id(tracker: QueueTracker, table: Table, redis_client: RedisClient) -> None:
     path = redis_client.connection_pool.connection_kwargs["path"]
     denials = {*["sadd", "srem", "hdel", "hset", "hget", "srandmember", "set", "get"]}
     refused = set()
     for denied in denials:
         rights = ("reset", "on", "nopass", "~*", "+@all", f"-{denied}")
         redis_client.execute_command("ACL", "SETUSER", "web", *rights)
-        limited = QueueTracker.connect(
-            f"unix://{path}?username=web&password=x", "jobs", table.source()
-        )
+        limited = QueueTracker.connect(f"unix://{path}?username=web&password=x", "jobs", table.source())
         table.queued = {"ann"}
         for call in (limited.add_slice, partial(limited.add, ["eve"]), limited.remove_slice):
             tracker.add(["ann", "bob"])
@@ -295,16 +260,10 @@ def test_a_refused_command_drops_no_id(
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_another_type_is_refused_and_stays(
-    tracker: QueueTracker, redis_client: RedisClient, key: str
-) -> None:
+def test_a_key_of_another_type_is_refused_and_stays(tracker: QueueTracker, redis_client: RedisClient, key: str) -> None:
     redis_client.zadd(key, {"not ours": 1})
 
-    calls: list[Callable[[], object]] = [
-        lambda: tracker.add(["ann"]),
-        tracker.add_slice,
-        tracker.remove_slice,
-    ]
+    calls: list[Callable[[], object]] = [lambda: tracker.add(["ann"]), tracker.add_slice, tracker.remove_slice]
     for call in calls:
         with pytest.raises(ForeignStructure, match="holds another type"):
             call()
@@ -342,9 +301,7 @@ def test_a_bad_argument_is_named_with_its_limit(
         ([None], "walk has NoneType"),
     ],
 )
-def test_a_query_that_returns_something_else_is_named(
-    redis_url: str, returned: Any, problem: str
-) -> None:
+def test_a_query_that_returns_something_else_is_named(redis_url: str, returned: Any, problem: str) -> None:
     source = QueuedIds(lambda *_: returned, lambda *_: returned)
     tracker = QueueTracker.connect(redis_url, "jobs", source)
 
@@ -400,18 +357,14 @@ def test_a_column_of_a_table_is_a_source(jobs: Engine, redis_url: str, column: A
     is_queued = Job.state == "queued"
     tracker = QueueTracker.connect(redis_url, "jobs", queued_ids_in(jobs, column, is_queued))
     with jobs.connect() as connection:
-        expected = set(
-            connection.scalars(select(column).where(is_queued, column.is_not(None)).distinct())
-        )
+        expected = set(connection.scalars(select(column).where(is_queued, column.is_not(None)).distinct()))
     while tracker.add_slice().added:
         pass
 
     assert tracker.size() == len(expected)
     with jobs.begin() as connection:
         connection.execute(update(Job).where(Job.customer % 2 == 0).values(state="done"))
-        left = set(
-            connection.scalars(select(column).where(is_queued, column.is_not(None)).distinct())
-        )
+        left = set(connection.scalars(select(column).where(is_queued, column.is_not(None)).distinct()))
     while tracker.size() > len(left):
         tracker.remove_slice(25)
     assert set(tracker.sample(1000)) == {str(each) for each in left}
@@ -505,8 +458,7 @@ def test_queries_of_your_own_with_psycopg(jobs: Engine, database_url: str, redis
 
         def queued(ids: Sequence[str]) -> list[int]:
             rows = connection.execute(
-                "SELECT DISTINCT customer FROM tracked_jobs WHERE customer = ANY(%s::int[])",
-                (list(ids),),
+                "SELECT DISTINCT customer FROM tracked_jobs WHERE customer = ANY(%s::int[])", (list(ids),)
             )
             return [customer for (customer,) in rows]
 
@@ -635,10 +587,6 @@ class Tracking(RuleBasedStateMachine):
         self.added = set(self.table.queued)
 
 
-def test_no_id_with_work_is_dropped_however_slices_interleave(
-    redis_client: RedisClient, redis_url: str
-) -> None:
+def test_no_id_with_work_is_dropped_however_slices_interleave(redis_client: RedisClient, redis_url: str) -> None:
     Tracking.redis_url = redis_url
-    run_state_machine_as_test(
-        Tracking, settings=settings(max_examples=25, stateful_step_count=50, deadline=None)
-    )
+    run_state_machine_as_test(Tracking, settings=settings(max_examples=25, stateful_step_count=50, deadline=None))

@@ -38,9 +38,7 @@ def test_the_pages_examples_run(
     assert "work for 17" in printed
     assert names["report"] == b"dear"
     with engine.begin() as connection:
-        connection.execute(
-            insert(names["Task"]), [{"customer": n, "state": "queued"} for n in range(1, 60)]
-        )
+        connection.execute(insert(names["Task"]), [{"customer": n, "state": "queued"} for n in range(1, 60)])
         connection.execute(text("UPDATE tasks SET state = 'done' WHERE customer > 55"))
     slices = [names["tracker"].add_slice().added for _ in range(2)]
     assert slices == [49, 5]  # 17 is there already
@@ -72,12 +70,7 @@ def test_a_user_with_the_rights_of_the_page_may_use_everything(redis_client: Red
     assert hash_._native == bool(redis_client.execute_command("COMMAND INFO", "HSETEX")[0])
     hash_.hexpire("ann", 90)
     hash_.hpersist("ann")
-    assert (hash_.hlen(), hash_.hgetall(), hash_.gc(), hash_.hdel("ann")) == (
-        1,
-        {b"ann": b"1"},
-        0,
-        1,
-    )
+    assert (hash_.hlen(), hash_.hgetall(), hash_.gc(), hash_.hdel("ann")) == (1, {b"ann": b"1"}, 0, 1)
     pins = keys.PinnedKeys(client, "reports")
     assert pins.compute("monthly", lambda: "1", 60) == b"1"
     assert pins.reap() == 0

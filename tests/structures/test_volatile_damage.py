@@ -37,10 +37,7 @@ NEEDED = [
 ]
 """Commands of the scripts, whatever the server and the scheme."""
 
-COMMANDS = [
-    *NEEDED,
-    *("hsetex", "hkeys", "hpexpireat", "hpexpiretime", "hpersist", "zcount", "zrange"),
-]
+COMMANDS = [*NEEDED, *("hsetex", "hkeys", "hpexpireat", "hpexpiretime", "hpersist", "zcount", "zrange")]
 
 
 def contents(client: RedisClient) -> dict[bytes, object]:
@@ -63,11 +60,7 @@ def user(plain: RedisClient) -> Iterator[Callable[[str], RedisClient]]:
         plain.execute_command("ACL", "SETUSER", "web", f"-{denied}")
         pool = plain.connection_pool
         options = dict(pool.connection_kwargs, username="web", password="x")
-        clients.append(
-            redis.Redis.from_pool(
-                redis.ConnectionPool(connection_class=pool.connection_class, **options)
-            )
-        )
+        clients.append(redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options)))
         return clients[-1]
 
     yield make
@@ -136,17 +129,13 @@ def test_a_refused_command_leaves_hash_and_index_as_they_were(
     assert refused >= {*NEEDED}
 
 
-def test_a_user_that_may_not_ask_for_deadlines_is_refused_and_deletes_nothing(
-    redis_url: str,
-) -> None:
+def test_a_user_that_may_not_ask_for_deadlines_is_refused_and_deletes_nothing(redis_url: str) -> None:
     """A deadline that is refused is not one that is lost."""
     where = Where(redis_url, "auto")
     with redis.Redis.from_url(redis_url) as plain:
         if not is_known(plain, "hpexpiretime"):
             pytest.skip("this server has no such command")
-        plain.execute_command(
-            "ACL", "SETUSER", "web", "reset", "on", "nopass", "~*", "+@all", "-hpexpiretime"
-        )
+        plain.execute_command("ACL", "SETUSER", "web", "reset", "on", "nopass", "~*", "+@all", "-hpexpiretime")
         limited = VolatileHash.connect(f"{redis_url}&username=web&password=x", "sessions")
         owner = where.hash()
         owner.hset("ann", "1", 60)
@@ -166,9 +155,7 @@ def test_a_user_that_may_not_ask_for_deadlines_is_refused_and_deletes_nothing(
         plain.execute_command("ACL", "DELUSER", "web")
 
 
-def test_a_full_server_refuses_new_fields_and_lets_go_of_old_ones(
-    sessions: VolatileHash, plain: RedisClient
-) -> None:
+def test_a_full_server_refuses_new_fields_and_lets_go_of_old_ones(sessions: VolatileHash, plain: RedisClient) -> None:
     sessions.hset_many({f"ann-{n}": "1" for n in range(10)}, 60)
     sessions.hset("bob", "2", None)
     before = contents(plain)
@@ -225,9 +212,7 @@ def test_without_its_hash_the_index_is_forgotten(where: Where, plain: RedisClien
     sessions.close()
 
 
-def test_a_field_that_something_else_has_written_is_not_returned(
-    sessions: VolatileHash, plain: RedisClient
-) -> None:
+def test_a_field_that_something_else_has_written_is_not_returned(sessions: VolatileHash, plain: RedisClient) -> None:
     """It has no deadline, and would live for ever."""
     sessions.hset("ann", "1", 60)
     plain.hset(FIELDS, "foreign", "2")
@@ -238,12 +223,8 @@ def test_a_field_that_something_else_has_written_is_not_returned(
 
 
 @pytest.mark.parametrize("harm", list(Harm))
-def test_a_lost_reply_leaves_a_whole_field_or_none(
-    redis_proxy: Proxy, redis_url: str, harm: Harm
-) -> None:
-    far, near = (
-        VolatileHash.connect(url, "sessions") for url in (behind(redis_proxy, redis_url), redis_url)
-    )
+def test_a_lost_reply_leaves_a_whole_field_or_none(redis_proxy: Proxy, redis_url: str, harm: Harm) -> None:
+    far, near = (VolatileHash.connect(url, "sessions") for url in (behind(redis_proxy, redis_url), redis_url))
     far.hset("ann", "1", 60)
     redis_proxy.harm(APPEND, harm)
 
@@ -256,9 +237,7 @@ def test_a_lost_reply_leaves_a_whole_field_or_none(
     near.close()
 
 
-def test_a_server_that_forgot_its_scripts_gets_them_again(
-    sessions: VolatileHash, plain: RedisClient
-) -> None:
+def test_a_server_that_forgot_its_scripts_gets_them_again(sessions: VolatileHash, plain: RedisClient) -> None:
     for call in EVERY:
         plain.script_flush()
         call(sessions)

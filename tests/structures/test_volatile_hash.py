@@ -70,9 +70,7 @@ def test_deleting_counts_what_was_live(sessions: VolatileHash) -> None:
     assert sessions.hgetall() == {b"eve": b"3"}
 
 
-def test_gc_deletes_a_bounded_slice_of_what_is_over(
-    sessions: VolatileHash, plain: RedisClient
-) -> None:
+def test_gc_deletes_a_bounded_slice_of_what_is_over(sessions: VolatileHash, plain: RedisClient) -> None:
     """What the server deletes by itself is not left for it."""
     for n in range(30):
         sessions.hset(f"over-{n}", "x", 0.05)
@@ -87,9 +85,7 @@ def test_gc_deletes_a_bounded_slice_of_what_is_over(
     assert sessions.hlen() == 5
 
 
-def test_writes_alone_keep_the_hash_from_growing(
-    sessions: VolatileHash, plain: RedisClient
-) -> None:
+def test_writes_alone_keep_the_hash_from_growing(sessions: VolatileHash, plain: RedisClient) -> None:
     for n in range(3000):
         sessions.hset(f"ann-{n}", "x", 0.001)
 
@@ -188,9 +184,7 @@ def test_a_name_that_would_spread_the_keys_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", [FIELDS, TIMES])
-def test_a_key_of_another_type_is_refused_and_stays(
-    sessions: VolatileHash, plain: RedisClient, key: str
-) -> None:
+def test_a_key_of_another_type_is_refused_and_stays(sessions: VolatileHash, plain: RedisClient, key: str) -> None:
     sessions.hset("ann", "1", 60)
     sessions.hset("bob", "1", None)
     plain.set(key, "mine")
@@ -218,9 +212,7 @@ EVERY: list[Callable[[VolatileHash], object]] = [
 
 
 @given(names=st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=5, unique=True))
-def test_what_is_set_together_is_got_together(
-    redis_server_hash: VolatileHash, names: list[bytes]
-) -> None:
+def test_what_is_set_together_is_got_together(redis_server_hash: VolatileHash, names: list[bytes]) -> None:
     values: dict[bytes | str, bytes | str] = {name: name[::-1] for name in names}
     redis_server_hash.hset_many(values, 60)
 

@@ -52,9 +52,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_pytest(
-    python: Path, project: Path, *arguments: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_pytest(python: Path, project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "PYTEST", "PG"))}
     return subprocess.run(
         [str(python), "-P", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", *arguments],
@@ -96,12 +94,7 @@ def test_it_passes_on_the_users_own_servers_with_declared_triggers(
     shop = project / "shop.py"
     shop.write_text(shop.read_text().replace('key="id")', 'key="id", capture="trigger")'))
     url = postgres.create_database("of_the_user")
-    done = run_pytest(
-        python,
-        project,
-        PENSTOCK_TEST_DATABASE_URL=url,
-        PENSTOCK_TEST_REDIS_URL=redis_server.url,
-    )
+    done = run_pytest(python, project, PENSTOCK_TEST_DATABASE_URL=url, PENSTOCK_TEST_REDIS_URL=redis_server.url)
 
     assert passed(done) == 10
     with psycopg.connect(url) as connection:
@@ -136,9 +129,7 @@ def test_the_fixtures_say_what_they_lack(python: Path, tmp_path: Path) -> None:
 
     done = run_pytest(python, tmp_path)
 
-    assert "1 passed, 2 failed, 1 error" in done.stdout.replace(
-        "2 failed, 1 passed", "1 passed, 2 failed"
-    )
+    assert "1 passed, 2 failed, 1 error" in done.stdout.replace("2 failed, 1 passed", "1 passed, 2 failed")
     for said in (
         "no pipeline to test: set penstock_app = module:attribute",
         "Penstock's fixtures need psycopg: pip install 'penstock[testing]'",

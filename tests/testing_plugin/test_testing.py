@@ -20,15 +20,7 @@ from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
-from penstock.testing import (
-    assert_not_staged,
-    assert_staged,
-    drained,
-    eventually,
-    make_job,
-    make_record,
-    staged,
-)
+from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job, make_record, staged
 from penstock.testing.databases import TemplateDatabases, delete_keys
 
 RIDES = Log("rides", shards=4)
@@ -45,9 +37,7 @@ def test_a_record_reads_as_if_it_had_been_staged() -> None:
     at = datetime(2026, 11, 20, 9, 30, 0, 250, tzinfo=UTC)
     data = {"fare": Decimal("1.50"), "id": UUID(int=7), "at": at, "stops": [1, None]}
 
-    record = make_record(
-        data, channel=RIDES, key=7, action="update", headers={"trace": "a"}, offset=3, staged_at=at
-    )
+    record = make_record(data, channel=RIDES, key=7, action="update", headers={"trace": "a"}, offset=3, staged_at=at)
 
     assert record.data == {
         "fare": "1.50",
@@ -76,9 +66,7 @@ def test_a_record_and_a_job_have_the_payload_that_the_handler_declares() -> None
             make({"tip": 5}, payload=Fare)
 
 
-@pytest.mark.parametrize(
-    "given", [{"data": {1, 2}}, {"key": None}, {"action": ""}, {"headers": {"a": b"b"}}]
-)
+@pytest.mark.parametrize("given", [{"data": {1, 2}}, {"key": None}, {"action": ""}, {"headers": {"a": b"b"}}])
 def test_an_invalid_record_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecord, match=next(iter(given))):
         make_record(**given)
@@ -136,9 +124,7 @@ def test_marked_members_are_staged_too(application: Engine) -> None:
         assert assert_staged(session, to=index, key=2).action == "dirty"
 
 
-def test_the_schema_is_that_of_the_sessions_pipeline(
-    application: Engine, database_url: str
-) -> None:
+def test_the_schema_is_that_of_the_sessions_pipeline(application: Engine, database_url: str) -> None:
     initialise(database_url, "elsewhere")
     with Session(application) as session:
         Pipeline([RIDES], schema="elsewhere").attach(session)
@@ -150,9 +136,7 @@ def test_the_schema_is_that_of_the_sessions_pipeline(
 
 
 @pytest.mark.usefixtures("_rule")
-def test_a_failed_assertion_lists_the_closest_records_first(
-    sessions: sessionmaker[Session],
-) -> None:
+def test_a_failed_assertion_lists_the_closest_records_first(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         with pytest.raises(AssertionError, match=r"^no staged record has any content\nnothing was"):
             assert_staged(session)
@@ -162,9 +146,7 @@ def test_a_failed_assertion_lists_the_closest_records_first(
             assert_staged(session, key=22, data={"status": "s1", "fare": "0.00", "lost": True})
         with pytest.raises(AssertionError, match=r"^11 staged records have data .*narrow it down"):
             assert_staged(session, data={"status": "s1"})
-        with pytest.raises(
-            AssertionError, match=r"^expected no staged record with key '22', found 1\n"
-        ):
+        with pytest.raises(AssertionError, match=r"^expected no staged record with key '22', found 1\n"):
             assert_not_staged(session, key=22)
 
     lines = str(none.value).splitlines()
@@ -267,11 +249,7 @@ def test_a_dead_letter_fails_once_with_the_handlers_error(
 
 
 def test_a_halted_shard_fails_every_time(
-    sessions: sessionmaker[Session],
-    pipeline: Pipeline,
-    rides: Log,
-    database_url: str,
-    redis_url: str,
+    sessions: sessionmaker[Session], pipeline: Pipeline, rides: Log, database_url: str, redis_url: str
 ) -> None:
     @pipeline.consumer(reads=rides, each=True, attempts=1, on_poison="halt")
     def strict(_session: Session, record: Any) -> None:
@@ -308,11 +286,7 @@ def test_handlers_that_stage_without_end_are_stopped(
 
 
 def test_a_handler_that_waits_for_ever_is_stopped_with_its_reason(
-    sessions: sessionmaker[Session],
-    pipeline: Pipeline,
-    rides: Log,
-    database_url: str,
-    redis_url: str,
+    sessions: sessionmaker[Session], pipeline: Pipeline, rides: Log, database_url: str, redis_url: str
 ) -> None:
     @pipeline.consumer(reads=rides, each=True)
     def waits(_: Session, record: Any) -> None:
@@ -326,9 +300,7 @@ def test_a_handler_that_waits_for_ever_is_stopped_with_its_reason(
     assert isinstance(raised.value.__cause__, TryAgain)
 
 
-def test_missing_tables_are_named(
-    postgres: EmbeddedPostgres, pipeline: Pipeline, redis_url: str
-) -> None:
+def test_missing_tables_are_named(postgres: EmbeddedPostgres, pipeline: Pipeline, redis_url: str) -> None:
     with pytest.raises(SchemaMissing, match="penstock init"):
         drained(pipeline, postgres.database_url("postgres"), redis_url)
 
@@ -336,9 +308,7 @@ def test_missing_tables_are_named(
 def test_each_database_is_fresh_and_none_is_left_behind(postgres: EmbeddedPostgres) -> None:
     # Tests of other folders declare tables in schemas that are not here.
     tables = [table for table in Base.metadata.sorted_tables if table.schema is None]
-    databases = TemplateDatabases(
-        postgres.url, lambda engine: Base.metadata.create_all(engine, tables)
-    )
+    databases = TemplateDatabases(postgres.url, lambda engine: Base.metadata.create_all(engine, tables))
     names = []
     for schema in ("penstock", "penstock", "elsewhere"):
         with databases.copy(schema) as url, psycopg.connect(url, autocommit=True) as connection:
@@ -351,9 +321,7 @@ def test_each_database_is_fresh_and_none_is_left_behind(postgres: EmbeddedPostgr
 
     assert len(set(names)) == 3
     with connect_postgres(postgres.url, application="test") as connection:
-        query = (
-            "SELECT FROM pg_database WHERE datname = ANY (%s) OR datname ~ '^penstock_template_'"
-        )
+        query = "SELECT FROM pg_database WHERE datname = ANY (%s) OR datname ~ '^penstock_template_'"
         assert connection.execute(query, [names]).fetchall() == []
 
 

@@ -142,12 +142,7 @@ class Shop:
         """Stages the job of sending a receipt."""
         data = {"ride_id": number}
         stage(
-            session,
-            to=self.module.receipts,
-            tenant=f"driver-{number % 3}",
-            action="send",
-            object="receipt",
-            data=data,
+            session, to=self.module.receipts, tenant=f"driver-{number % 3}", action="send", object="receipt", data=data
         )
 
     def rows(self, statement: str) -> list[Any]:
@@ -160,8 +155,7 @@ class Shop:
         return (
             self.rows("SELECT id FROM ride_copies ORDER BY 1") == rides
             and set(self.rows("SELECT id FROM indexed")) >= set(rides)
-            and self.rows("SELECT count(*) FROM penstock.staged_records WHERE channel = 'receipts'")
-            == [0]
+            and self.rows("SELECT count(*) FROM penstock.staged_records WHERE channel = 'receipts'") == [0]
         )
 
     def settle(self) -> None:

@@ -43,13 +43,10 @@ def test_the_consumer_of_a_method_is_found_by_it() -> None:
 def test_pyright_agrees() -> None:
     assert PYRIGHT is not None
     ended = subprocess.run(
-        [PYRIGHT, "--project", HERE, "--pythonpath", sys.executable, "--outputjson"],
-        capture_output=True,
-        check=False,
+        [PYRIGHT, "--project", HERE, "--pythonpath", sys.executable, "--outputjson"], capture_output=True, check=False
     )
     found: list[dict[str, Any]] = json.loads(ended.stdout)["generalDiagnostics"]
 
     assert [
-        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}"
-        for each in found
+        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}" for each in found
     ] == []

@@ -27,18 +27,14 @@ def test_every_shard_of_every_consumer_has_one_part_and_the_streamer_has_one(
 
 
 @given(consumers, st.integers(1, 40))
-def test_tasks_fit_the_slots_and_use_them_as_far_as_there_are_shards(
-    shards: dict[str, range], slots: int
-) -> None:
+def test_tasks_fit_the_slots_and_use_them_as_far_as_there_are_shards(shards: dict[str, range], slots: int) -> None:
     tasks = assign(shards, slots)
 
     assert len(tasks) == min(slots, 1 + sum(map(len, shards.values())))
 
 
 @given(consumers, st.integers(2, 40))
-def test_the_streamer_shares_its_task_with_nobody_if_there_are_two_slots(
-    shards: dict[str, range], slots: int
-) -> None:
+def test_the_streamer_shares_its_task_with_nobody_if_there_are_two_slots(shards: dict[str, range], slots: int) -> None:
     assert assign(shards, slots)[0] == Task((Part(None),))
 
 
@@ -50,11 +46,7 @@ def test_consumers_that_share_slots_are_spread_evenly() -> None:
 def test_a_consumer_of_several_sources_has_a_task_for_each_at_most() -> None:
     pieces = {"totals": find_pieces(Log("things", sources=["eu", "us", "ap"]))}
 
-    assert [str(task) for task in assign(pieces, 3)] == [
-        "streamer",
-        "totals[eu,ap]",
-        "totals[us]",
-    ]
+    assert [str(task) for task in assign(pieces, 3)] == ["streamer", "totals[eu,ap]", "totals[us]"]
     assert len(assign(pieces, 9)) == 4
 
 
@@ -111,9 +103,7 @@ def test_a_task_round_trips_through_text() -> None:
     assert Task.from_json(task.to_json()) == task
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
-)
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 def test_cores_that_the_process_may_not_use_do_not_count() -> None:
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(bound)})

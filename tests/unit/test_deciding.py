@@ -35,9 +35,7 @@ from penstock.consuming.delivery import (
 from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
 
 POLICIES = st.builds(Policy, st.integers(1, 9), st.sampled_from(["dead_letter", "halt"]))
-TROUBLES = st.builds(
-    Trouble, *(st.integers(0, n) for n in (9, MAX_CONFLICTS + 2, 10_000, 10_000)), st.just(0)
-)
+TROUBLES = st.builds(Trouble, *(st.integers(0, n) for n in (9, MAX_CONFLICTS + 2, 10_000, 10_000)), st.just(0))
 OUTCOMES: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Conflict()),
     st.builds(Unavailable, st.booleans()),
@@ -52,9 +50,7 @@ def record(offset: int) -> Record:
 
 
 @given(st.sets(st.integers(1, 60)), st.integers(0, 60))
-def test_only_records_that_follow_the_checkpoint_without_a_hole_are_fresh(
-    offsets: set[int], checkpoint: int
-) -> None:
+def test_only_records_that_follow_the_checkpoint_without_a_hole_are_fresh(offsets: set[int], checkpoint: int) -> None:
     delivered = [record(offset) for offset in sorted(offsets)]
     comparison = compare(Offset(checkpoint), delivered)
 
@@ -67,9 +63,7 @@ def test_only_records_that_follow_the_checkpoint_without_a_hole_are_fresh(
 
 
 @given(POLICIES, st.integers(2, 100), st.none() | st.integers(0, 99))
-def test_a_split_batch_keeps_every_record_in_order(
-    policy: Policy, size: int, culprit: int | None
-) -> None:
+def test_a_split_batch_keeps_every_record_in_order(policy: Policy, size: int, culprit: int | None) -> None:
     records = [record(offset) for offset in range(1, size + 1)]
     at = None if culprit is None or culprit >= size else culprit
     decision = decide(policy, size, NO_TROUBLE, Failed(at, for_certain=True))
@@ -110,9 +104,7 @@ def test_pauses_are_bounded_after_any_number_of_failures(
 
 
 @given(POLICIES, st.integers(0, 10_000))
-def test_a_refusal_by_the_server_is_not_the_records_fault_while_no_other_passes(
-    policy: Policy, waits: int
-) -> None:
+def test_a_refusal_by_the_server_is_not_the_records_fault_while_no_other_passes(policy: Policy, waits: int) -> None:
     """Guarantee 13: a lock that is held for hours dead-letters nothing."""
     trouble = Trouble(waits=waits, items=1)
 
@@ -127,9 +119,7 @@ def test_a_record_that_alone_is_refused_while_others_pass_is_at_fault() -> None:
     assert decide(Policy(), 1, first.trouble, Unavailable(others_pass=True)) == DeadLetter(1)
 
 
-def follow(
-    policy: Policy, size: int, poison: set[int], outcome: Outcome
-) -> tuple[list[int], list[int], int]:
+def follow(policy: Policy, size: int, poison: set[int], outcome: Outcome) -> tuple[list[int], list[int], int]:
     """Follows the decisions on a batch with items that always fail; returns those applied, those not, and the attempts."""
     parts: list[tuple[Sequence[int], Trouble]] = [(range(size), NO_TROUBLE)]
     applied: list[int] = []

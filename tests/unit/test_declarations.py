@@ -42,25 +42,7 @@ def test_a_name_is_short_and_plain(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "r" * 64,
-        "Rides",
-        "a:b",
-        "{a}",
-        "a b",
-        "a\n",
-        "a\x00",
-        "ü",
-        "-a",
-        "a-",
-        "*",
-        "a/b",
-        "'",
-        None,
-        3,
-    ],
+    "name", ["", "r" * 64, "Rides", "a:b", "{a}", "a b", "a\n", "a\x00", "ü", "-a", "a-", "*", "a/b", "'", None, 3]
 )
 def test_any_other_name_is_refused(name: Any) -> None:
     """Guarantee 23: one rule for identifiers."""
@@ -110,12 +92,7 @@ def test_the_shard_of_a_key_is_its_sha256_modulo_the_shards(key: str, shards: in
 
 def test_the_shards_of_keys_never_change() -> None:
     """Recorded here, because a change would break the order of every key."""
-    assert [Log("rides", shards=8).shard_for(key) for key in ("1", "2", "ключ", "a:b")] == [
-        3,
-        2,
-        2,
-        6,
-    ]
+    assert [Log("rides", shards=8).shard_for(key) for key in ("1", "2", "ключ", "a:b")] == [3, 2, 2, 6]
 
 
 def test_a_rule_may_name_a_single_kind_of_change() -> None:
@@ -150,9 +127,7 @@ def test_a_staging_rule_that_cannot_work_is_refused(wrong: dict[str, Any], reaso
 def test_rules_compare_by_value() -> None:
     rule = Pipeline([RIDES]).stages(Ride, to=RIDES, key="id", data=["id", "status"])
 
-    assert rule == StagingRule(
-        Ride, RIDES, frozenset({"insert", "update", "delete"}), "id", ("id", "status")
-    )
+    assert rule == StagingRule(Ride, RIDES, frozenset({"insert", "update", "delete"}), "id", ("id", "status"))
     assert hash(rule)
 
 
@@ -192,15 +167,12 @@ def test_channels_compare_by_value() -> None:
         (None, None),
     ],
 )
-def test_a_memory_budget_is_bytes_or_a_text_with_its_unit(
-    given: int | str | None, expected: int | None
-) -> None:
+def test_a_memory_budget_is_bytes_or_a_text_with_its_unit(given: int | str | None, expected: int | None) -> None:
     assert Log("rides", redis_memory=given).memory_bytes == expected
 
 
 @pytest.mark.parametrize(
-    "given",
-    [0, -1, True, 1.5, "", "64", "64 megabytes", "-1MB", "0B", "1e3MB", "9999999TB", b"64MB"],
+    "given", [0, -1, True, 1.5, "", "64", "64 megabytes", "-1MB", "0B", "1e3MB", "9999999TB", b"64MB"]
 )
 def test_any_other_memory_budget_is_refused(given: Any) -> None:
     with pytest.raises(DeclarationError, match=r"channel rides: redis_memory is .*64MB"):
@@ -222,9 +194,7 @@ def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None
 
     assert queue.limits_as_json == {"a": {"weight": 3, "is_paused": True}, "": {"in_flight": 2}}
     assert hash(queue) == hash(Queue("jobs"))
-    with pytest.raises(
-        DeclarationError, match=r"channel jobs: limits of 'a' is int; .*TenantLimits"
-    ):
+    with pytest.raises(DeclarationError, match=r"channel jobs: limits of 'a' is int; .*TenantLimits"):
         Queue("jobs", limits={"a": 3})  # type: ignore[dict-item]
     with pytest.raises(InvalidMessage, match="limits has a control character"):
         Queue("jobs", limits={"a\1": TenantLimits()})
@@ -244,9 +214,9 @@ NO_VALUES: tuple[Any, ...] = (None, "7", [], object(), True, -1)
         lambda value: Queue("a", streams=value),
         lambda value: Queue("a", limits=value),
         *(
-            lambda value, what=what: Pipeline([RIDES]).consumer(
-                reads=RIDES, name="a", **{what: value}
-            )(lambda _session, _records: None)
+            lambda value, what=what: Pipeline([RIDES]).consumer(reads=RIDES, name="a", **{what: value})(
+                lambda _session, _records: None
+            )
             for what in ("batch", "attempts", "halt_after", "idle_timeout_s")
         ),
         *(

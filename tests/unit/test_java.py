@@ -20,9 +20,7 @@ openjdk version "ignored" 2025-04-15
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"), [("1.8", 8), ("9", 9), ("17", 17), ("21", 21), ("25", 25)]
-)
+@pytest.mark.parametrize(("number", "expected"), [("1.8", 8), ("9", 9), ("17", 17), ("21", 21), ("25", 25)])
 def test_every_format_of_a_java_version_is_parsed(number: str, expected: int) -> None:
     settings = SETTINGS.format(home="/usr/lib/jvm/some java", number=number)
 
@@ -68,9 +66,7 @@ def test_java_home_is_tried_first(machine: Path, monkeypatch: pytest.MonkeyPatch
     assert java.find_java() == home
 
 
-def test_an_old_java_home_is_passed_over_for_the_java_in_path(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_java_home_is_passed_over_for_the_java_in_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_path = fake_java(machine / "in path", "21")
     with_shell(monkeypatch, in_path / "bin")
     monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "home", "1.8")))
@@ -104,9 +100,7 @@ def test_the_shim_of_the_wheels_java_is_accessible_only_to_its_owner(
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 
 
-def test_the_shim_drops_one_option_and_no_other(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shim_drops_one_option_and_no_other(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = machine / "echo java"
     program.write_text('#!/bin/sh\nfor word in "$@"; do echo "[$word]" >&2; done\n')
     program.chmod(0o755)

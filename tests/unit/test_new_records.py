@@ -49,9 +49,7 @@ def test_what_the_sink_has_already_is_said(caplog: pytest.LogCaptureFixture) -> 
         ([("a", 0, 5), ("a", 0, 5), ("a", 0, 7)], {"a_0": 4}),
     ],
 )
-def test_missing_and_doubled_records_are_refused(
-    places: list[tuple[str, int, int]], known: dict[str, int]
-) -> None:
+def test_missing_and_doubled_records_are_refused(places: list[tuple[str, int, int]], known: dict[str, int]) -> None:
     with pytest.raises(Gap, match=r"^a/0: the sink (ends at offset|has no record)"):
         find_new(make_rows(*places, ("b", 0, 1)), **known)
 

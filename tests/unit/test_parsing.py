@@ -21,12 +21,7 @@ from penstock.records import Offset, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.text('[]{}"\\a', max_size=9),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text('[]{}"\\a', max_size=9),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
 )
 
@@ -90,9 +85,7 @@ def test_the_limit_of_nesting_is_the_same_wherever_it_is_read(kind: str) -> None
                 at(frames, nested(deeper, kind))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "nul", "1 2", "[1", '"\x01"', "9" * 5000, " " + "[" * 100_000, "\ufeff1", "{]"]
-)
+@pytest.mark.parametrize("text", ["", "nul", "1 2", "[1", '"\x01"', "9" * 5000, " " + "[" * 100_000, "\ufeff1", "{]"])
 def test_everything_else_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
@@ -104,30 +97,14 @@ def test_a_number_is_read(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "-",
-        "--1",
-        "+1",
-        "1_0",
-        " 1",
-        "1 ",
-        "1.0",
-        "²",
-        "٣",
-        "9" * 19,
-        "-" + "9" * 19,
-        "9" * 5000,
-    ],
+    "text", ["", "-", "--1", "+1", "1_0", " 1", "1 ", "1.0", "²", "٣", "9" * 19, "-" + "9" * 19, "9" * 5000]
 )
 def test_what_only_python_takes_for_a_number_is_none(text: str) -> None:
     assert find_number(text.encode()) is None
 
 
 ROWS = [
-    (2 * i, f'k"{i}ü', "insert", "thing", f'{{"n": {i}}}', '{"h": 1}' * (i % 2), 1_000_000 + i)
-    for i in range(1, 8)
+    (2 * i, f'k"{i}ü', "insert", "thing", f'{{"n": {i}}}', '{"h": 1}' * (i % 2), 1_000_000 + i) for i in range(1, 8)
 ]
 SINGLE = dict.fromkeys(NAMES, b"1") | {b"data": b"{}", b"headers": b""}
 

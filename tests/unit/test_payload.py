@@ -65,10 +65,7 @@ def nested(depth: int) -> Any:
         (date(2026, 1, 2), '"2026-01-02"'),
         (datetime(2026, 1, 2, 3, 4, 5), '"2026-01-02T03:04:05.000000"'),  # noqa: DTZ001  naive on purpose
         (datetime(2026, 1, 2, 3, tzinfo=UTC), '"2026-01-02T03:00:00.000000+00:00"'),
-        (
-            datetime(2026, 1, 2, 3, 0, 0, 7, tzinfo=timezone(timedelta(hours=-5))),
-            '"2026-01-02T08:00:00.000007+00:00"',
-        ),
+        (datetime(2026, 1, 2, 3, 0, 0, 7, tzinfo=timezone(timedelta(hours=-5))), '"2026-01-02T08:00:00.000007+00:00"'),
         (time(3, 4), '"03:04:00.000000"'),
         (timedelta(0), '"PT0S"'),
         (timedelta(days=3), '"P3D"'),
@@ -122,9 +119,7 @@ CYCLE.append({"again": CYCLE})
         (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "data", "years 1 to 9999"),
     ],
 )
-def test_a_value_that_postgres_or_a_reader_cannot_handle_is_refused(
-    value: object, field: str, reason: str
-) -> None:
+def test_a_value_that_postgres_or_a_reader_cannot_handle_is_refused(value: object, field: str, reason: str) -> None:
     """Guarantee 22: a typed error with the path of the field."""
     with pytest.raises(InvalidRecord) as refused:
         json_text(value, "data", ENOUGH)
@@ -149,12 +144,7 @@ def test_very_deep_nesting_is_an_error_and_not_a_crash() -> None:
 
 def test_an_error_shows_no_value() -> None:
     """Guarantee 33: it contains only the field and the type."""
-    for value in (
-        {"a": ["canary\x00"]},
-        {"a": {"canary"}},
-        {"a": b"canary"},
-        {"a": ["canary" * 99]},
-    ):
+    for value in ({"a": ["canary\x00"]}, {"a": {"canary"}}, {"a": b"canary"}, {"a": ["canary" * 99]}):
         with pytest.raises(InvalidRecord) as refused:
             json_text(value, "data", 100)
         assert "canary" not in repr(refused.value)
@@ -162,14 +152,7 @@ def test_an_error_shows_no_value() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        ("k", "k"),
-        (7, "7"),
-        (-1, "-1"),
-        (UUID(int=1), str(UUID(int=1))),
-        (Word.YES, "y"),
-        (Size.BIG, "3"),
-    ],
+    [("k", "k"), (7, "7"), (-1, "-1"), (UUID(int=1), str(UUID(int=1))), (Word.YES, "y"), (Size.BIG, "3")],
 )
 def test_a_key_is_a_str_an_int_or_a_uuid(value: object, text: str) -> None:
     assert key_text(value) == text
@@ -200,10 +183,7 @@ SCALARS = (
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -211,9 +191,7 @@ VALUES = st.recursive(
 def is_acceptable(value: object) -> bool:
     """The same rule, written as simply as possible."""
     if isinstance(value, dict):
-        return all(
-            isinstance(k, str) and is_acceptable(k) and is_acceptable(v) for k, v in value.items()
-        )
+        return all(isinstance(k, str) and is_acceptable(k) and is_acceptable(v) for k, v in value.items())
     if isinstance(value, list):
         return all(is_acceptable(member) for member in value)
     if isinstance(value, str):

@@ -18,7 +18,5 @@ from penstock.database.errors import ErrorKind, classify
         (ZeroDivisionError(), None),
     ],
 )
-def test_a_lost_connection_is_no_fault_of_a_statement(
-    error: Exception, kind: ErrorKind | None
-) -> None:
+def test_a_lost_connection_is_no_fault_of_a_statement(error: Exception, kind: ErrorKind | None) -> None:
     assert classify(error) is kind

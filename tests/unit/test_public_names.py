@@ -17,18 +17,14 @@ def test_every_public_name_is_there(package: object) -> None:
 def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'nothing'"):
         penstock.nothing  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(
-        AttributeError, match=r"module 'penstock\.spark' has no attribute 'nothing'"
-    ):
+    with pytest.raises(AttributeError, match=r"module 'penstock\.spark' has no attribute 'nothing'"):
         penstock.spark.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_planner_of_spark_loads_neither_sqlalchemy_nor_a_driver() -> None:
     """Each of them is a process of its own, and spent a second of processor time on it."""
     script = "import sys, penstock.spark.engine.epochs, pyspark_penstock_log; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     loaded = set(done.stdout.split())
     assert not loaded & {"sqlalchemy", "psycopg", "redis", "structlog", "adbc_driver_manager"}

@@ -110,10 +110,7 @@ def test_short_ranges_share_a_task(start: Positions, data: Any) -> None:
 
     assert [each for task in shared for each in task.ranges] == whole
     sizes = [sum(len(each) for each in task.ranges) for task in shared]
-    assert all(
-        len(task.ranges) == 1 or size <= RECORDS_A_TASK
-        for task, size in zip(shared, sizes, strict=True)
-    )
+    assert all(len(task.ranges) == 1 or size <= RECORDS_A_TASK for task, size in zip(shared, sizes, strict=True))
     assert all(one + other > RECORDS_A_TASK for one, other in pairwise(sizes))
 
 
@@ -142,9 +139,7 @@ def test_no_task_reads_more_than_max_records_per_partition() -> None:
         (31, "16 records from offset 5, the oldest there is 31", []),
     ],
 )
-def test_a_loss_is_told_to_the_record(
-    oldest: int, lost: str | None, rest: list[OffsetRange]
-) -> None:
+def test_a_loss_is_told_to_the_record(oldest: int, lost: str | None, rest: list[OffsetRange]) -> None:
     wanted = ranges_between({name(0): 4, name(1): 7}, {name(0): 20, name(1): 7})
     available = {name(0): offsets(0, oldest, 30)}
 
@@ -195,9 +190,7 @@ def test_positions_are_words_or_offsets_for_each_shard() -> None:
     assert find_start(store, parse('{"c": {"0": -1}}'), available) == {name(0): 20, name(1): 0}
     assert find_end(store, parse("latest"), available) == {name(0): 20, name(1): 0}
     assert find_end(store, parse('{"0": 8, "1": "latest"}'), available) == {name(0): 7, name(1): 0}
-    with pytest.raises(
-        InvalidSetting, match="the channel has no shard 4; the query reads c/0, c/1"
-    ):
+    with pytest.raises(InvalidSetting, match="the channel has no shard 4; the query reads c/0, c/1"):
         find_start(store, parse('{"4": 7}'), available)
     with pytest.raises(InvalidSetting, match="the newest offset there is 20"):
         find_end(store, parse('{"0": 30, "1": "latest"}'), available)
@@ -247,9 +240,7 @@ def test_shards_of_several_channels_are_named_with_their_channel() -> None:
         ({"assign": '{"a": [1]}'}, "a/1"),
     ],
 )
-def test_a_query_reads_some_shards_of_some_channels(
-    given_options: dict[str, str], shards: str
-) -> None:
+def test_a_query_reads_some_shards_of_some_channels(given_options: dict[str, str], shards: str) -> None:
     subscription = Options.parse("s", given_options, streaming=True).subscription
 
     read = subscription.resolve("s", {"a": 2, "b": 1, "cc": 1})
@@ -257,10 +248,7 @@ def test_a_query_reads_some_shards_of_some_channels(
     assert " ".join(map(str, read)) == shards
 
 
-@pytest.mark.parametrize(
-    "given_options",
-    [{"channel": "d"}, {"subscribePattern": "d.*"}, {"assign": '{"a": [2]}'}],
-)
+@pytest.mark.parametrize("given_options", [{"channel": "d"}, {"subscribePattern": "d.*"}, {"assign": '{"a": [2]}'}])
 def test_what_there_is_not_cannot_be_read(given_options: dict[str, str]) -> None:
     subscription = Options.parse("s", given_options, streaming=True).subscription
 
@@ -351,9 +339,7 @@ def test_a_position_is_kept_in_all_shards_of_a_channel() -> None:
         Options.parse("penstock.log", given_options, streaming=True)
 
 
-def test_an_empty_url_is_refused_and_not_taken_from_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_empty_url_is_refused_and_not_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"):
         monkeypatch.setenv(variable, "postgresql://other/servers")
     given = {"channel": "c", "databaseUrl": "", "redisUrl": ""}

@@ -17,23 +17,16 @@ UNDERSTOOD: dict[str, RedisUrl] = {
     ),
     "redis://:p@ss@db": RedisUrl("server", hosts=(("db", 6379),), options={"password": "p@ss"}),
     "redis://db?db=2&client_name=a&socket_timeout=2.5": RedisUrl(
-        "server",
-        hosts=(("db", 6379),),
-        options={"db": 2, "client_name": "a", "socket_timeout": 2.5},
+        "server", hosts=(("db", 6379),), options={"db": 2, "client_name": "a", "socket_timeout": 2.5}
     ),
     "rediss://db?ssl_ca_certs=%2Fca.pem&ssl_check_hostname=false": RedisUrl(
-        "server",
-        is_tls=True,
-        hosts=(("db", 6379),),
-        options={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False},
+        "server", is_tls=True, hosts=(("db", 6379),), options={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
     ),
     "unix:///run/a%20b.sock?db=1": RedisUrl("socket", path="/run/a b.sock", options={"db": 1}),
     "unix://app:pw@/run/redis.sock": RedisUrl(
         "socket", path="/run/redis.sock", options={"username": "app", "password": "pw"}
     ),
-    "redis+cluster://:pw@a:1,b/0": RedisUrl(
-        "cluster", hosts=(("a", 1), ("b", 6379)), options={"password": "pw"}
-    ),
+    "redis+cluster://:pw@a:1,b/0": RedisUrl("cluster", hosts=(("a", 1), ("b", 6379)), options={"password": "pw"}),
     "rediss+cluster://a": RedisUrl("cluster", is_tls=True, hosts=(("a", 6379),)),
     "redis+sentinel://app:pw@a,[::1]:5/2?service=log": RedisUrl(
         "sentinel",
@@ -42,10 +35,7 @@ UNDERSTOOD: dict[str, RedisUrl] = {
         options={"username": "app", "password": "pw", "db": 2},
     ),
     "rediss+sentinel://a?sentinel_username=s&sentinel_password=t%26": RedisUrl(
-        "sentinel",
-        is_tls=True,
-        hosts=(("a", 26379),),
-        sentinel_options={"username": "s", "password": "t&"},
+        "sentinel", is_tls=True, hosts=(("a", 26379),), sentinel_options={"username": "s", "password": "t&"}
     ),
 }
 

@@ -79,18 +79,14 @@ def test_types_that_stage_takes_are_taken() -> None:
         (frame(t.StringType(), "key"), "'key' twice"),
     ],
 )
-def test_a_type_that_stage_does_not_take_is_refused_before_a_task_runs(
-    schema: t.StructType, says: str
-) -> None:
+def test_a_type_that_stage_does_not_take_is_refused_before_a_task_runs(schema: t.StructType, says: str) -> None:
     """An interval would be staged as a list of three numbers."""
     with pytest.raises(InvalidSetting, match=says):
         check_columns(schema)
 
 
 @pytest.mark.parametrize(("place", "most"), [(4, 1024), (5, 255), (6, 255)])
-def test_a_text_that_no_reader_of_a_log_expects_is_refused_before_it_is_written(
-    place: int, most: int
-) -> None:
+def test_a_text_that_no_reader_of_a_log_expects_is_refused_before_it_is_written(place: int, most: int) -> None:
     values: list[Any] = ["things", 0, 1, 1, "k", "insert", "thing", "{}", None, datetime.now(UTC)]
     values[place] = "é" * most
     [(_, rows)] = by_shard(make_batch([[each] for each in values]))

@@ -7,15 +7,7 @@ import pytest
 
 from penstock.errors import InvalidSetting
 from penstock.spark.session import _choose_python
-from penstock.spark.submission import (
-    URLS,
-    find_cluster,
-    find_url,
-    name_source,
-    set_urls,
-    share,
-    start_java,
-)
+from penstock.spark.submission import URLS, find_cluster, find_url, name_source, set_urls, share, start_java
 
 SECRET_URL = "postgresql://shop:canary@db/shop"
 
@@ -29,28 +21,18 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_secret_is_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        "penstock.spark.submission.SparkContext._ensure_initialized",
-        lambda conf: started.extend(conf.getAll()),
+        "penstock.spark.submission.SparkContext._ensure_initialized", lambda conf: started.extend(conf.getAll())
     )
 
-    start_java(
-        {
-            "spark.driver.memory": "1g",
-            "spark.ssl.keyPassword": "canary",
-            **share(URLS, "spark://head:7077", {}),
-        }
-    )
+    start_java({"spark.driver.memory": "1g", "spark.ssl.keyPassword": "canary", **share(URLS, "spark://head:7077", {})})
 
     assert started == [("spark.driver.memory", "1g")]
 
 
-def test_executors_get_the_urls_of_sources_and_no_command_line_has_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_executors_get_the_urls_of_sources_and_no_command_line_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        "penstock.spark.submission.SparkContext._ensure_initialized",
-        lambda conf: started.extend(conf.getAll()),
+        "penstock.spark.submission.SparkContext._ensure_initialized", lambda conf: started.extend(conf.getAll())
     )
     monkeypatch.setattr(os, "environ", {})
 
@@ -99,12 +81,7 @@ def test_a_python_that_is_only_in_the_archive_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("submitted", "master"),
-    [
-        ({}, None),
-        ({"spark.master": "local[*]"}, None),
-        ({"spark.master": "yarn"}, "yarn"),
-    ],
+    ("submitted", "master"), [({}, None), ({"spark.master": "local[*]"}, None), ({"spark.master": "yarn"}, "yarn")]
 )
 def test_the_cluster_is_that_of_spark_submit(submitted: dict[str, str], master: str | None) -> None:
     assert find_cluster(submitted) == master

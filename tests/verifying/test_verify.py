@@ -30,13 +30,7 @@ def things(request: pytest.FixtureRequest) -> Log:
 
 
 @pytest.fixture
-def consumed(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-) -> Connection:
+def consumed(flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str) -> Connection:
     """Two hundred records of twenty keys in ten ticks, published; a consumer has applied the first hundred."""
 
     @flow.consumer(reads=things)
@@ -74,9 +68,7 @@ def number_at(connection: Connection, offset: int, shard: int = 0) -> int:
 
 def journal_end(connection: Connection) -> int:
     """Returns the last offset of shard 0."""
-    [(end,)] = connection.execute(
-        "SELECT max(last_offset) FROM penstock.journal WHERE shard = 0"
-    ).fetchall()
+    [(end,)] = connection.execute("SELECT max(last_offset) FROM penstock.journal WHERE shard = 0").fetchall()
     return int(end)
 
 
@@ -97,11 +89,7 @@ def test_the_size_of_reads_does_not_affect_the_result(
 
 
 def test_a_batch_may_be_read_in_parts(
-    connection: Connection,
-    verified: Verify,
-    database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, verified: Verify, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the log by the offset of its last record, which may be beyond what is read."""
     packed = Log("packed", shards=1)
@@ -114,9 +102,7 @@ def test_a_batch_may_be_read_in_parts(
     assert (done.findings, done.records) == ([], 50)
 
 
-def test_large_payloads_are_read_a_few_at_a_time(
-    connection: Connection, streamer: Streamer
-) -> None:
+def test_large_payloads_are_read_a_few_at_a_time(connection: Connection, streamer: Streamer) -> None:
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
@@ -131,18 +117,11 @@ def test_large_payloads_are_read_a_few_at_a_time(
     assert offsets(1) == OFFSETS_A_READ
 
 
-def test_deleted_entries_are_missing(
-    consumed: Connection, verified: Verify, redis_client: redis.Redis
-) -> None:
+def test_deleted_entries_are_missing(consumed: Connection, verified: Verify, redis_client: redis.Redis) -> None:
     redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
     found = only(verified())
 
-    assert (found.kind, found.where, found.offset, found.count) == (
-        FindingKind.MISSING,
-        "log",
-        41,
-        3,
-    )
+    assert (found.kind, found.where, found.offset, found.count) == (FindingKind.MISSING, "log", 41, 3)
 
 
 @pytest.mark.parametrize("end", [0, -1])
@@ -157,17 +136,14 @@ def test_a_deleted_entry_at_an_end_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("field", "name"),
-    [(b"data", "data"), (b"key", "key"), (b"headers", "headers"), (b"ts", "time of staging")],
+    ("field", "name"), [(b"data", "data"), (b"key", "key"), (b"headers", "headers"), (b"ts", "time of staging")]
 )
 def test_a_changed_entry_is_named_with_its_field(
     consumed: Connection, verified: Verify, redis_client: redis.Redis, field: bytes, name: str
 ) -> None:
     rewrite(
         redis_client,
-        lambda entries: [
-            (n, fields | {field: b"7\xff"} if n == b"50-0" else fields) for n, fields in entries
-        ],
+        lambda entries: [(n, fields | {field: b"7\xff"} if n == b"50-0" else fields) for n, fields in entries],
     )
     found = only(verified())
 
@@ -196,9 +172,7 @@ def test_an_entry_repeated_in_the_middle_is_named_with_its_position(
     def doubled(entries: Entries) -> Entries:
         _, fields = entries[59]
         others = [each for each in entries if each[0] != entry_id]
-        return sorted(
-            [*others, (entry_id, fields)], key=lambda each: [int(n) for n in each[0].split(b"-")]
-        )
+        return sorted([*others, (entry_id, fields)], key=lambda each: [int(n) for n in each[0].split(b"-")])
 
     rewrite(redis_client, doubled)
     found = only(verified())
@@ -256,9 +230,7 @@ def test_a_log_that_goes_one_record_beyond_the_journal_is_named(
     assert there or f"has given offsets up to {end + 1}, the journal ends at {end}" in found.text
 
 
-def test_a_foreign_entry_is_surplus(
-    consumed: Connection, verified: Verify, redis_client: redis.Redis
-) -> None:
+def test_a_foreign_entry_is_surplus(consumed: Connection, verified: Verify, redis_client: redis.Redis) -> None:
     redis_client.xadd(STREAM, {"hello": "world"})
     found = only(verified())
 
@@ -268,8 +240,7 @@ def test_a_foreign_entry_is_surplus(
 def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
     record = number_at(consumed, 12)
     consumed.execute(
-        "UPDATE penstock.staged_records SET data = '{\"number\": 0}', action = 'x' WHERE id = %s",
-        (record,),
+        "UPDATE penstock.staged_records SET data = '{\"number\": 0}', action = 'x' WHERE id = %s", (record,)
     )
     found = only(verified())
 
@@ -289,9 +260,7 @@ def test_a_moved_or_deleted_staged_row_is_named(consumed: Connection, verified: 
     ]
 
 
-def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
-    consumed: Connection, verified: Verify
-) -> None:
+def test_a_hole_in_the_journal_is_named_with_the_records_it_left(consumed: Connection, verified: Verify) -> None:
     [(first, last, records)] = consumed.execute(
         "DELETE FROM penstock.journal WHERE shard = 0 AND 50 BETWEEN first_offset AND last_offset "
         "RETURNING first_offset, last_offset, record_ids"
@@ -341,9 +310,7 @@ def test_an_order_that_no_tick_produces_is_inverted(consumed: Connection, verifi
     }
 
 
-def test_a_committed_record_without_an_offset_is_overlooked(
-    consumed: Connection, verified: Verify
-) -> None:
+def test_a_committed_record_without_an_offset_is_overlooked(consumed: Connection, verified: Verify) -> None:
     consumed.execute(
         "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
         "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
@@ -354,16 +321,11 @@ def test_a_committed_record_without_an_offset_is_overlooked(
 
 
 def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
-    consumed: Connection,
-    verified: Verify,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     end = journal_end(consumed)
-    [(before,)] = consumed.execute(
-        'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
-    ).fetchall()
+    [(before,)] = consumed.execute('SELECT "offset" FROM penstock.checkpoints WHERE shard = 0').fetchall()
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (end + 1,))
     ahead = only(verified())
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (before,))
@@ -376,27 +338,19 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     assert "Redis has lost records" in lost.text
 
 
-def test_records_removed_before_a_consumer_passed_them_are_missing(
-    consumed: Connection, verified: Verify
-) -> None:
+def test_records_removed_before_a_consumer_passed_them_are_missing(consumed: Connection, verified: Verify) -> None:
     consumed.execute("DELETE FROM penstock.staged_records r USING penstock.journal j WHERE j.shard = 0 AND j.last_offset < 40 AND r.id = ANY (j.record_ids)")  # fmt: skip
     consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
-    [(begins,)] = consumed.execute(
-        "SELECT min(first_offset) FROM penstock.journal WHERE shard = 0"
-    ).fetchall()
+    [(begins,)] = consumed.execute("SELECT min(first_offset) FROM penstock.journal WHERE shard = 0").fetchall()
 
     for checkpoint, lost in ((5, begins - 6), (begins - 2, 1), (begins - 1, 0)):
-        consumed.execute(
-            'UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', [checkpoint]
-        )
+        consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', [checkpoint])
         found = [(each.kind, each.where, each.offset, each.count) for each in verified().findings]
         expected = (FindingKind.MISSING, "consumer reader", checkpoint + 1, lost)
         assert found == [expected] * bool(lost)
 
 
-def test_a_shard_that_a_consumer_or_everybody_leaves_unread_is_named(
-    consumed: Connection, verified: Verify
-) -> None:
+def test_a_shard_that_a_consumer_or_everybody_leaves_unread_is_named(consumed: Connection, verified: Verify) -> None:
     """It is not behind there: it will never read these records."""
     consumed.execute("DELETE FROM penstock.checkpoints WHERE shard = 0")
     end = journal_end(consumed)
@@ -423,12 +377,7 @@ def test_unpublished_records_are_not_findings(
 
 
 def test_transactions_without_a_common_lock_may_overtake_and_are_counted(
-    consumed: Connection,
-    verified: Verify,
-    things: Log,
-    flow: Pipeline,
-    database_url: str,
-    redis_url: str,
+    consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str, redis_url: str
 ) -> None:
     with connect_postgres(database_url, application="slow") as slow:
         with slow.transaction():

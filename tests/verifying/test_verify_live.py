@@ -52,9 +52,7 @@ def documents(connection: Connection) -> Connection:
 
 
 @pytest.fixture
-def marked(
-    documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str
-) -> Connection:
+def marked(documents: Connection, flow: Pipeline, streamer: Streamer, database_url: str, redis_url: str) -> Connection:
     """The connection, after a hundred members were marked, processed, and sixty of them marked again."""
     mark_changed(documents, [f"d{n}" for n in range(100)])
     streamer.drain()
@@ -74,12 +72,8 @@ def test_an_ick_has_no_entries_but_its_staged_records_and_journal_are_compared(
     assert (done.findings, done.records, done.unpublished) == ([], 160, 0)
 
 
-def test_lost_and_overlooked_marks_of_an_ick_are_found(
-    marked: Connection, verified: Verify
-) -> None:
-    marked.execute(
-        "DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)"
-    )
+def test_lost_and_overlooked_marks_of_an_ick_are_found(marked: Connection, verified: Verify) -> None:
+    marked.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")
     marked.execute(
         "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
         "VALUES ('3', 'index', 0, 'd1', 'dirty', 'member', '{}')"
@@ -88,9 +82,7 @@ def test_lost_and_overlooked_marks_of_an_ick_are_found(
     assert verified().counts == {FindingKind.MISSING: 1, FindingKind.OVERLOOKED: 1}
 
 
-def test_members_that_are_not_marked_yet_count_as_unpublished(
-    marked: Connection, verified: Verify
-) -> None:
+def test_members_that_are_not_marked_yet_count_as_unpublished(marked: Connection, verified: Verify) -> None:
     mark_changed(marked, ["d1", "d2"])
     tick(marked, DEFAULT_SCOPE)
     done = verified()
@@ -99,15 +91,10 @@ def test_members_that_are_not_marked_yet_count_as_unpublished(
 
 
 def test_a_deleted_ick_that_is_not_refilled_is_named(
-    marked: Connection,
-    verified: Verify,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    marked: Connection, verified: Verify, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
-    [(passed,)] = marked.execute(
-        'SELECT "offset" FROM penstock.checkpoints WHERE shard = 0'
-    ).fetchall()
+    [(passed,)] = marked.execute('SELECT "offset" FROM penstock.checkpoints WHERE shard = 0').fetchall()
     DirtyList(redis_client, "penstock:{index/0}:ick").delete()
     done = verified()
     [found] = done.findings
@@ -164,9 +151,7 @@ def at_work(
                     stage_rows(producing, things, 5, prefix)
 
     def stream() -> None:
-        Streamer(flow, database_url, redis_url).run(
-            stop.is_set, lambda done: removed.append(done.removed)
-        )
+        Streamer(flow, database_url, redis_url).run(stop.is_set, lambda done: removed.append(done.removed))
 
     workers = [make_worker(flow, spec, database_url, redis_url) for spec in flow.consumers.values()]
     threads = [
@@ -183,9 +168,7 @@ def at_work(
 
 
 @pytest.fixture(params=["inline", pytest.param("spark", marks=IN_SESSION)])
-def examiner(
-    request: pytest.FixtureRequest, connection: Connection, database_url: str, redis_url: str
-) -> Examiner:
+def examiner(request: pytest.FixtureRequest, connection: Connection, database_url: str, redis_url: str) -> Examiner:
     """What reads and compares while everything runs: one process, or tasks of Spark."""
     if request.param == "inline":
         return InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
@@ -196,16 +179,10 @@ def examiner(
 
 
 @pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
-@pytest.mark.parametrize(
-    "runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.storm)]
-)
+@pytest.mark.parametrize("runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.storm)])
 @pytest.mark.timeout(300)
 def test_there_is_no_false_alarm_under_load(
-    examiner: Examiner,
-    at_work: Callable[[], int],
-    connection: Connection,
-    redis_client: redis.Redis,
-    runs: int,
+    examiner: Examiner, at_work: Callable[[], int], connection: Connection, redis_client: redis.Redis, runs: int
 ) -> None:
     """Guarantees 12 and 28: with producers, streamer, consumers and retention running."""
     eventually(lambda: at_work() > 0, "retention is at work", timeout_s=90)

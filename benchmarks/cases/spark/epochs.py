@@ -40,15 +40,10 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
-def _measure_streamer(
-    servers: BenchServers, backlog: Backlog, engine: watching.EngineName, cores: int
-) -> Figures:
+def _measure_streamer(servers: BenchServers, backlog: Backlog, engine: watching.EngineName, cores: int) -> Figures:
     url = servers.stage(backlog)
     namespace, shards = backlog.pipeline.scope.namespace, backlog.shard_names
-    with (
-        servers.redis() as client,
-        watching.run_engine(engine, url, servers.redis_url, cores=cores),
-    ):
+    with servers.redis() as client, watching.run_engine(engine, url, servers.redis_url, cores=cores):
 
         def published() -> int:
             return sum(extent.entries for extent in extents(client, namespace, shards).values())
@@ -56,15 +51,11 @@ def _measure_streamer(
         return measure_rate(published, backlog.records)
 
 
-def _measure_consumer(
-    servers: BenchServers, backlog: Backlog, engine: watching.EngineName, cores: int
-) -> Figures:
+def _measure_consumer(servers: BenchServers, backlog: Backlog, engine: watching.EngineName, cores: int) -> Figures:
     url = servers.publish_and_register(backlog)
     with (
         servers.postgres(url) as connection,
-        watching.run_engine(
-            engine, url, servers.redis_url, streamer=False, consumers=[BULK], cores=cores
-        ),
+        watching.run_engine(engine, url, servers.redis_url, streamer=False, consumers=[BULK], cores=cores),
     ):
         return measure_rate(lambda: count_applied(connection, BULK), backlog.records)
 

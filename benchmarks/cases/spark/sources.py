@@ -46,9 +46,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             unit="s",
             sentence=f"penstock.log reads one shard of four by a filter, of {backlog.records:,} records, beside all four",
             ours=lambda: _measure_filtered(servers, backlog, "shard = 0", 1),
-            limits={
-                "all shards": lambda: _measure_filtered(servers, backlog, "true", backlog.shards)
-            },
+            limits={"all shards": lambda: _measure_filtered(servers, backlog, "true", backlog.shards)},
             better="less",
             slow=True,
             rounds=rounds,
@@ -77,12 +75,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
 
 
 def _make_options(servers: BenchServers, backlog: Backlog, **more: object) -> dict[str, Any]:
-    return {
-        "channel": CHANNEL,
-        "shards": backlog.shards,
-        "redisUrl": servers.redis_url,
-        **more,
-    }
+    return {"channel": CHANNEL, "shards": backlog.shards, "redisUrl": servers.redis_url, **more}
 
 
 def _measure_reading(servers: BenchServers, backlog: Backlog) -> Figures:
@@ -91,18 +84,14 @@ def _measure_reading(servers: BenchServers, backlog: Backlog) -> Figures:
     few = str(dict.fromkeys(map(str, range(backlog.shards)), WARM_RECORDS)).replace("'", '"')
     count_rows(source.options(**_make_options(servers, backlog, endingOffsets=few)).load())
     began = perf_counter()
-    found = count_rows(
-        source.options(**_make_options(servers, backlog, endingOffsets="latest")).load()
-    )
+    found = count_rows(source.options(**_make_options(servers, backlog, endingOffsets="latest")).load())
     took = perf_counter() - began
     if found != backlog.records:
         raise NotMeasured(f"{found} of {backlog.records} rows were read")
     return {"": found / took}
 
 
-def _measure_filtered(
-    servers: BenchServers, backlog: Backlog, condition: str, shards: int
-) -> Figures:
+def _measure_filtered(servers: BenchServers, backlog: Backlog, condition: str, shards: int) -> Figures:
     """How long it takes to read the first shards, in seconds."""
     servers.publish(backlog)
     source = get_session(servers).read.format("penstock.log")
@@ -175,9 +164,7 @@ def _make_copy_query(servers: BenchServers, backlog: Backlog) -> Callable[[str],
             rows.option("startingOffsets", "earliest")
             .load()
             .writeStream.format("penstock.log")
-            .options(
-                **_make_options(servers, backlog, namespace=COPY, checkpointLocation=directory)
-            )
+            .options(**_make_options(servers, backlog, namespace=COPY, checkpointLocation=directory))
             .start()
         )
 
@@ -211,8 +198,7 @@ def _measure_micro_batch(start: Callable[[str], "StreamingQuery"]) -> Figures:
         try:
             eventually(
                 lambda: (
-                    not query.isActive
-                    or (query.lastProgress or {"batchId": 0})["batchId"] >= WARM_BATCHES + BATCHES
+                    not query.isActive or (query.lastProgress or {"batchId": 0})["batchId"] >= WARM_BATCHES + BATCHES
                 ),
                 "the batches are done",
                 timeout_s=LONGEST_S,

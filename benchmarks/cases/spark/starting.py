@@ -83,19 +83,14 @@ def _measure_memory(servers: BenchServers, engine: str) -> Figures:
 
 
 @contextmanager
-def _run(
-    servers: BenchServers, engine: str, *more: str
-) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+def _run(servers: BenchServers, engine: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """``penstock run`` with a few records that wait.
 
     Yields the process, and the seconds until the consumer had applied a record.
     """
     url = servers.stage(FEW)
     command = [sys.executable, "-m", "penstock", "run", "--engine", engine, "--app", APP]
-    environment = os.environ | {
-        "PENSTOCK_DATABASE_URL": url,
-        "PENSTOCK_REDIS_URL": servers.redis_url,
-    }
+    environment = os.environ | {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_REDIS_URL": servers.redis_url}
     with servers.postgres(url) as connection:
         began = monotonic()
         process = subprocess.Popen(  # noqa: S603  our own

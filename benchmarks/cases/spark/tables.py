@@ -56,12 +56,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             ours=lambda: _measure_reading(servers, rows, _read_by_penstock),
             limits={"copy": lambda: _measure_reading(servers, rows, _read_by_copy)},
             peers={
-                "createDataFrame": lambda: _measure_reading(
-                    servers, rows, _read_by_create_data_frame
-                ),
-                "tuples into Spark": lambda: _measure_reading(
-                    servers, rows, _read_by_tuples_into_spark
-                ),
+                "createDataFrame": lambda: _measure_reading(servers, rows, _read_by_create_data_frame),
+                "tuples into Spark": lambda: _measure_reading(servers, rows, _read_by_tuples_into_spark),
                 "tuples, no Spark": lambda: _measure_reading(servers, rows, _read_by_tuples),
             },
             slow=True,
@@ -73,11 +69,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 unit="keys/s",
                 sentence=f"a reconciliation compares {keys:,} keys; one in a thousand differs, {cores} parallel tasks",
                 ours=partial(_measure_comparison, servers, keys, cores, _compare_by_spark),
-                limits={
-                    "full join": partial(
-                        _measure_comparison, servers, keys, cores, _compare_by_join
-                    )
-                },
+                limits={"full join": partial(_measure_comparison, servers, keys, cores, _compare_by_join)},
                 slow=True,
                 rounds=scale.few_rounds,
             )
@@ -86,9 +78,7 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
-def _measure_reading(
-    servers: BenchServers, rows: int, read: Callable[[BenchServers, str], int]
-) -> Figures:
+def _measure_reading(servers: BenchServers, rows: int, read: Callable[[BenchServers, str], int]) -> Figures:
     url = _fill(servers, "trips", _TABLE, rows)
     get_session(servers)  # started, and idle, while the other contestants read
     began = perf_counter()
@@ -113,9 +103,7 @@ def _read_by_penstock(servers: BenchServers, url: str) -> int:
     from penstock.spark import snapshot  # noqa: PLC0415  an optional dependency
 
     with snapshot(url) as name:
-        source = session.read.format("penstock.table").options(
-            databaseUrl=url, table="bench.trips", snapshot=name
-        )
+        source = session.read.format("penstock.table").options(databaseUrl=url, table="bench.trips", snapshot=name)
         return count_rows(source.load())
 
 
@@ -181,10 +169,7 @@ def _read_by_tuples_into_spark(servers: BenchServers, url: str) -> int:
 
 
 def _measure_comparison(
-    servers: BenchServers,
-    keys: int,
-    cores: int,
-    compare: Callable[["SparkSession", BenchServers, str], int],
+    servers: BenchServers, keys: int, cores: int, compare: Callable[["SparkSession", BenchServers, str], int]
 ) -> Figures:
     url = _fill(servers, "compared", _TWO, keys)
     spark = get_session(servers, cores)
@@ -206,9 +191,7 @@ def _compare_by_spark(spark: "SparkSession", servers: BenchServers, url: str) ->
         pipeline = Pipeline(one.channels.values())
         channel: Any = next(iter(one.channels.values()))
         pipeline.consumer(reads=channel, name="state")(total_in_bulk)
-        pipeline.reconciliation(of="state", state="bench.state", key="id")(
-            lambda tables: tables("bench.canonical")
-        )
+        pipeline.reconciliation(of="state", state="bench.state", key="id")(lambda tables: tables("bench.canonical"))
         comparer = SparkComparer(spark, url)
         spec = pipeline.get_reconciliation("state")
         return comparer.compare(spec, snapshot, snapshot).total

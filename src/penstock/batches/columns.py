@@ -100,9 +100,7 @@ class Columns:
         return cls.of_lines(len(ids), first_id, first_us, [text.encode() for text in texts])
 
     @classmethod
-    def of_lines(
-        cls, count: int, first_id: RecordId, first_us: int, lines: Sequence[bytes]
-    ) -> "Columns":
+    def of_lines(cls, count: int, first_id: RecordId, first_us: int, lines: Sequence[bytes]) -> "Columns":
         """Columns of a line for each record, as Postgres writes them; equal lines become one."""
         id_, *_, ts = lines
         last_id = first_id + count - 1 + int(id_[id_.rfind(b"\n") + 1 :])
@@ -178,9 +176,7 @@ class Columns:
             DamagedColumns: One of them cannot be read, or they are another batch's.
         """
         for column, name in enumerate(COLUMNS):
-            if name in _MAX_LINES and self._size(column) > max(
-                self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER
-            ):
+            if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):
                 raise _damaged(column)
         self.rows()
         ids, times = self.ids, self.staged_us

@@ -56,14 +56,7 @@ class Entry:
     columns: Columns
 
     @classmethod
-    def parse(
-        cls,
-        shard: ShardName,
-        last: Offset,
-        values: Sequence[bytes],
-        *,
-        after: Offset = BEGINNING,
-    ) -> "Entry":
+    def parse(cls, shard: ShardName, last: Offset, values: Sequence[bytes], *, after: Offset = BEGINNING) -> "Entry":
         """The entry with the values of ``FIELDS``, which follows the record at ``after``.
 
         Raises:

@@ -56,9 +56,7 @@ class Records(Sequence[Record[Payload]]):
     @classmethod
     def of(cls, *sources: Entry | Iterable[Record]) -> "Records[Any]":
         """The records of entries, or given ones."""
-        found = [
-            source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources
-        ]
+        found = [source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources]
         return cls([_Part(source, 0, len(source)) for source in found if len(source)])
 
     @classmethod

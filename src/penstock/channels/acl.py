@@ -39,9 +39,7 @@ ADMINISTRATOR = "admin"
 
 SAVE = "penstock init --roles --acl save"
 
-_REFUSAL = re.compile(
-    "NOPERM|no permissions|ACL failure|user executing the script can't", re.IGNORECASE
-)
+_REFUSAL = re.compile("NOPERM|no permissions|ACL failure|user executing the script can't", re.IGNORECASE)
 
 COMMANDS: Mapping[AclUser, str] = {
     "owner": f"{_STREAM} +rename +persist",
@@ -111,9 +109,7 @@ def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
     """
     checked_schema(prefix, "role prefix")
     verb = "ACL SETUSER" if form == "setuser" else "user"
-    rules = {ADMINISTRATOR: "on ~* &* +@all"} | {
-        user: acl_rules(user, namespace) for user in COMMANDS
-    }
+    rules = {ADMINISTRATOR: "on ~* &* +@all"} | {user: acl_rules(user, namespace) for user in COMMANDS}
     return [f"{verb} {prefix}_{user} {rule}" for user, rule in rules.items()]
 
 

@@ -19,26 +19,10 @@ from penstock.errors import (
 )
 from penstock.records import ShardName
 
-UNUSABLE = (
-    CodecMissing,
-    ForeignLog,
-    DamagedIck,
-    ForeignQueue,
-    QueueDamaged,
-    DamagedJournal,
-    UnpublishableRecord,
-)
+UNUSABLE = (CodecMissing, ForeignLog, DamagedIck, ForeignQueue, QueueDamaged, DamagedJournal, UnpublishableRecord)
 """Errors about one shard; every other error concerns a server or all shards."""
 
-ShardError = (
-    CodecMissing
-    | ForeignLog
-    | DamagedIck
-    | ForeignQueue
-    | QueueDamaged
-    | DamagedJournal
-    | UnpublishableRecord
-)
+ShardError = CodecMissing | ForeignLog | DamagedIck | ForeignQueue | QueueDamaged | DamagedJournal | UnpublishableRecord
 
 OnUnusable = Callable[[ShardName, ShardError], None]
 """Called with a shard that cannot be used, and the reason."""

@@ -101,9 +101,4 @@ def _few_replicas(found: _Info) -> WriteRefusal | None:
     )
 
 
-_CAUSES: tuple[Callable[[_Info], WriteRefusal | None], ...] = (
-    _replica,
-    _full,
-    _unsaved,
-    _few_replicas,
-)
+_CAUSES: tuple[Callable[[_Info], WriteRefusal | None], ...] = (_replica, _full, _unsaved, _few_replicas)

@@ -88,9 +88,7 @@ class IckShardKeys:
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
     """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
     root = _root(namespace, name)
-    return IckShardKeys(
-        f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
-    )
+    return IckShardKeys(f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress")
 
 
 WAKES = 32

@@ -170,21 +170,14 @@ class Script:
         for call in calls:
             # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
             pipeline.execute_command(
-                "EVALSHA",
-                self.sha,
-                len(call.keys),
-                *call.keys,
-                *call.arguments,
-                **{NEVER_DECODE: True},
+                "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments, **{NEVER_DECODE: True}
             )
         return pipeline
 
 
 def _lost(replies: Sequence[Any]) -> list[int]:
     """The places of the calls for which the server had no script."""
-    return [
-        i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)
-    ]
+    return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
 
 
 def _checked(replies: list[Any]) -> list[Any]:

@@ -28,13 +28,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from penstock.channels.urls import RedisUrl, parse_redis_url
 from penstock.database.timeouts import Timeouts
-from penstock.errors import (
-    AppendRefused,
-    ForeignLog,
-    PenstockError,
-    ServerUnavailable,
-    UnsafeSetting,
-)
+from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
@@ -51,17 +45,7 @@ REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 
 RedisFailure = redis.RedisError | RedisClusterException
 
-REFUSALS = (
-    "OOM",
-    "READONLY",
-    "MISCONF",
-    "NOREPLICAS",
-    "LOADING",
-    "CLUSTERDOWN",
-    "MASTERDOWN",
-    "TRYAGAIN",
-    "NOPERM",
-)
+REFUSALS = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOPERM")
 
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
@@ -103,10 +87,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 def _timeouts_and_tls(parsed: RedisUrl) -> dict[str, Any]:
     """What every connection has, unless the URL says otherwise."""
-    own: dict[str, Any] = {
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-    }
+    own: dict[str, Any] = {"socket_timeout": REPLY_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
     if parsed.is_tls:
         own |= {"ssl_cert_reqs": "required"}
         # Verifying no certificate, there is no name to compare.
@@ -177,9 +158,7 @@ def _connect_sentinels(parsed: RedisUrl) -> RedisClient:
     sentinels: Any = _Sentinels(  # type: ignore[no-untyped-call]  # untyped in redis-py
         parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
     )
-    return sentinels.master_for(
-        parsed.service, **{**common, **parsed.options}, redis_connect_func=_set_up_and_check
-    )
+    return sentinels.master_for(parsed.service, **{**common, **parsed.options}, redis_connect_func=_set_up_and_check)
 
 
 class _Sentinels(Sentinel):
@@ -190,9 +169,7 @@ class _Sentinels(Sentinel):
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]  # untyped in redis-py
         except MasterNotFoundError:
-            raise MasterNotFoundError(
-                f"the Sentinels name no master {service_name!r}; {self._why()}"
-            ) from None
+            raise MasterNotFoundError(f"the Sentinels name no master {service_name!r}; {self._why()}") from None
 
     def _why(self) -> str:
         """Asks one of them again: they are mostly set up alike."""
@@ -307,8 +284,7 @@ def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable 
             f"{what}: the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
         )
     if isinstance(error, RedisClusterException) or (
-        isinstance(error, (redis.ConnectionError, redis.TimeoutError))
-        and _word(error) not in REFUSALS
+        isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and _word(error) not in REFUSALS
     ):
         return ServerUnavailable(
             f"{what}: Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"

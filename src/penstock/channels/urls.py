@@ -85,13 +85,8 @@ def parse_redis_url(url: str) -> RedisUrl:
         () if kind == "socket" else _parse_hosts(parts, kind),
         _parse_path(parts) if kind == "socket" else "",
         service,
-        _parse_user(parts)
-        | {name: value for name, value in options.items() if not name.startswith("sentinel_")},
-        {
-            name.removeprefix("sentinel_"): value
-            for name, value in options.items()
-            if name.startswith("sentinel_")
-        },
+        _parse_user(parts) | {name: value for name, value in options.items() if not name.startswith("sentinel_")},
+        {name.removeprefix("sentinel_"): value for name, value in options.items() if name.startswith("sentinel_")},
     )
 
 
@@ -116,9 +111,7 @@ def _parse_user(parts: SplitResult) -> dict[str, Any]:
 def _parse_hosts(parts: SplitResult, kind: Kind) -> tuple[tuple[str, int], ...]:
     listed = parts.netloc.rpartition("@")[2].split(",")
     if kind == "server" and len(listed) > 1:
-        raise _invalid(
-            "it has several hosts; that takes redis+cluster:// or redis+sentinel://. " + _ENCODED
-        )
+        raise _invalid("it has several hosts; that takes redis+cluster:// or redis+sentinel://. " + _ENCODED)
     default = _SENTINEL_PORT if kind == "sentinel" else _PORT
     return tuple(_parse_host(each, default) for each in listed)
 

@@ -46,16 +46,10 @@ COMMANDS = (
         RUN,
         "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
     ),
-    CommandEntry(
-        "init", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
-    ),
+    CommandEntry("init", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."),
     CommandEntry("run", RUN, "Run the whole pipeline: the streamer and all consumers."),
-    CommandEntry(
-        "stream", RUN, "Sequence and publish staged records; several of these may run at once."
-    ),
-    CommandEntry(
-        "consume", RUN, "Apply records with one consumer; several processes share its shards."
-    ),
+    CommandEntry("stream", RUN, "Sequence and publish staged records; several of these may run at once."),
+    CommandEntry("consume", RUN, "Apply records with one consumer; several processes share its shards."),
     CommandEntry(
         "work",
         RUN,
@@ -72,9 +66,7 @@ COMMANDS = (
         "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.",
     ),
     CommandEntry(
-        "trace",
-        INSPECT,
-        "Show what became of a record: staged, sequenced, published, applied by whom and when.",
+        "trace", INSPECT, "Show what became of a record: staged, sequenced, published, applied by whom and when."
     ),
     CommandEntry(
         "explain",
@@ -102,11 +94,7 @@ COMMANDS = (
         "Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.",
     ),
     CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
-    CommandEntry(
-        "consumers",
-        REPAIR,
-        "List, rename or retire registered consumers: retention waits for them.",
-    ),
+    CommandEntry("consumers", REPAIR, "List, rename or retire registered consumers: retention waits for them."),
     CommandEntry("channels", REPAIR, "List channels, or change one while it is used."),
     CommandEntry("reset", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
 )
@@ -162,8 +150,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _penstock(
     show_version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     del show_version

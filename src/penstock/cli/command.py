@@ -26,33 +26,10 @@ from penstock.errors import DeclarationError, InvalidSetting
 from penstock.loading import load_pipeline
 from penstock.parsing import MAX_NUMBER, find_number
 from penstock.pipeline import Pipeline
-from penstock.records import (
-    Moment,
-    Offset,
-    Place,
-    RecordId,
-    is_place,
-    parse_moment,
-    parse_offset,
-    parse_place,
-)
-from penstock.settings import (
-    Secret,
-    SettingDescription,
-    Settings,
-    describe_settings,
-    load_settings,
-)
+from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_offset, parse_place
+from penstock.settings import Secret, SettingDescription, Settings, describe_settings, load_settings
 
-COMMON = (
-    "app",
-    "database_url",
-    "redis_url",
-    "data_directory",
-    "prepare",
-    "log_format",
-    "log_level",
-)
+COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
 """Settings that every command takes."""
 
 SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
@@ -68,15 +45,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
 OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
 Wanted = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY|ID|PLACE", help="A key, a record's number, or a place: 'rides/2 offset 4118'."
-    ),
+    str, typer.Argument(metavar="KEY|ID|PLACE", help="A key, a record's number, or a place: 'rides/2 offset 4118'.")
 ]
-Apply = Annotated[
-    bool,
-    typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown."),
-]
+Apply = Annotated[bool, typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown.")]
 
 
 def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -89,11 +60,7 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             chosen = {setting.name: arguments.pop(setting.name) for setting in taken}
             _run(function, chosen, arguments)
 
-        own = [
-            p
-            for p in inspect.signature(function, eval_str=True).parameters.values()
-            if p.name != "settings"
-        ]
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
         options = [_make_option(setting) for setting in taken]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
@@ -157,10 +124,8 @@ def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
 def _make_option(setting: SettingDescription) -> inspect.Parameter:
     """An option that is None or empty if it is not given."""
     kind: Any = setting.type
-    if kind is bool:
-        names = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
-    else:
-        names = [setting.option]
+    off = f"/--no-{setting.option.removeprefix('--')}" if kind is bool else ""
+    names = [setting.option + off]
     if kind == dict[str, Secret]:
         kind = list[str]  # each NAME=URL: load_settings takes them apart
     if kind not in (bool, float, int, list[str]):
@@ -175,10 +140,7 @@ def _make_option(setting: SettingDescription) -> inspect.Parameter:
     )
     annotation = kind if kind == list[str] else kind | None
     return inspect.Parameter(
-        setting.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[annotation, option],
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
     )
 
 

@@ -43,9 +43,7 @@ def get_scope(pipeline: Pipeline | None) -> Scope:
 
 
 @contextmanager
-def open_connections(
-    settings: Settings, application: str, *, start: bool = False
-) -> Iterator[Connections]:
+def open_connections(settings: Settings, application: str, *, start: bool = False) -> Iterator[Connections]:
     """Connects to Postgres and Redis.
 
     Raises:
@@ -58,9 +56,7 @@ def open_connections(
     scope = get_scope(pipeline)
     with (
         servers(settings, schema=scope.schema, start=start) as urls,
-        connect_postgres(
-            urls.database_url, application=application, prepare=settings.prepare
-        ) as connection,
+        connect_postgres(urls.database_url, application=application, prepare=settings.prepare) as connection,
         connect_redis(urls.redis_url) as client,
     ):
         check_revision(connection, scope)

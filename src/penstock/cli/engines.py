@@ -23,9 +23,7 @@ _SPARK = ("pyspark", "pyarrow", "adbc_driver_postgresql")
 """The packages of the extra ``spark``."""
 
 
-def choose_engine(
-    settings: Settings, consumers: Iterable[ConsumerSpec], *, has_requests: bool = False
-) -> Engine:
+def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec], *, has_requests: bool = False) -> Engine:
     """The engine that runs the pipeline: the chosen one; otherwise Spark where it can run, and inline where it cannot.
 
     Consumers that take DataFrames run on Spark alone: without it, the error that it is missing is the better one.
@@ -104,9 +102,7 @@ def open_comparer(
         JavaMissing: Spark is needed, and there is no Java runtime.
     """
     database_url = servers.urls.database_url
-    if not _is_spark_chosen(settings) and not (
-        settings.engine == "auto" and _is_spark_needed(specs, report)
-    ):
+    if not _is_spark_chosen(settings) and not (settings.engine == "auto" and _is_spark_needed(specs, report)):
         yield InlineComparer(database_url, report, with_rows=with_rows)
         return
     with start_spark(settings, "reconciling with DataFrames or into Parquet") as spark:
@@ -116,9 +112,7 @@ def open_comparer(
 
 
 @contextmanager
-def open_frames(
-    settings: Settings, consumer: ConsumerSpec
-) -> Iterator[Callable[[Record], Any] | None]:
+def open_frames(settings: Settings, consumer: ConsumerSpec) -> Iterator[Callable[[Record], Any] | None]:
     """What makes a record the DataFrame that the handler of a set-based consumer gets; None for other consumers.
 
     Raises:

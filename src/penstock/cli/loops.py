@@ -17,9 +17,7 @@ from penstock.settings import Settings
 from penstock.streaming import RoundResult, Streamer
 
 
-def run_loop(
-    loop: Streamer | Worker[Any], stop: Stop, progress: ProgressLine, *, drain: bool
-) -> None:
+def run_loop(loop: Streamer | Worker[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:
     """Runs rounds until a stop signal, and closes the connections.
 
     Args:

@@ -35,10 +35,7 @@ class ProgressLine:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._line is not None:
             self._line.__exit__(kind, error, trace)
@@ -55,6 +52,4 @@ class ProgressLine:
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
             self._shown = now
-            self._line.update(
-                f"{self.count:,} records {self._what} · {self.count / (now - self._began):,.0f}/s"
-            )
+            self._line.update(f"{self.count:,} records {self._what} · {self.count / (now - self._began):,.0f}/s")

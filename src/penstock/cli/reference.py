@@ -28,10 +28,7 @@ EXIT_CODES = (
 
 def pages() -> dict[str, str]:
     """The pages by their names."""
-    return {
-        "settings.md": "\n".join(_render_settings()),
-        "commands.md": "\n".join(_render_commands()),
-    }
+    return {"settings.md": "\n".join(_render_settings()), "commands.md": "\n".join(_render_commands())}
 
 
 def _render_settings() -> Iterator[str]:

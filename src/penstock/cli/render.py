@@ -90,9 +90,7 @@ def _to_json(value: Any) -> Any:
     return str(value)
 
 
-def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
-) -> None:
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Prints data as a table; columns whose name begins with ``#`` are right-aligned."""
     show_text(table_text(columns, rows, title=title))
 
@@ -102,15 +100,10 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     cells = [[escape(_cell(value)) for value in row] for row in rows]
     headers = [column.lstrip("#") for column in columns]
     widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
-    table = Table(
-        title=title or None, title_justify="left", title_style="", box=None, pad_edge=False
-    )
+    table = Table(title=title or None, title_justify="left", title_style="", box=None, pad_edge=False)
     for column, header, width in zip(columns, headers, widths, strict=True):
         table.add_column(
-            header,
-            justify="right" if column.startswith("#") else "left",
-            no_wrap=width <= WRAPPED,
-            overflow="fold",
+            header, justify="right" if column.startswith("#") else "left", no_wrap=width <= WRAPPED, overflow="fold"
         )
     for row in cells:
         table.add_row(*map(Text, row))  # not markup: names and reasons may contain brackets

@@ -39,9 +39,7 @@ class Servers:
 
 
 @contextmanager
-def servers(
-    settings: Settings, *, schema: str, start: bool = True, asked: bool = False
-) -> Iterator[Servers]:
+def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool = False) -> Iterator[Servers]:
     """The servers, while the command runs.
 
     Args:

@@ -10,11 +10,7 @@ from penstock.records import Offset, Place, ShardName
 
 
 def brake(
-    consumer: ConsumerSpec,
-    checkpoints: Checkpoints,
-    executor: Executor,
-    shard: ShardName,
-    last: str,
+    consumer: ConsumerSpec, checkpoints: Checkpoints, executor: Executor, shard: ShardName, last: str
 ) -> str | None:
     """Halts the shard if this dead letter is one too many in a row; gives the reason, or None if it may go on.
 

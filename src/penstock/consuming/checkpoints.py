@@ -40,9 +40,7 @@ class Checkpoint:
     @property
     def held(self) -> bool:
         """The shard stands at a barrier, because a reconciliation is looking, or earlier generations come first."""
-        return self.waits_for is not None or (
-            self.barrier is not None and self.offset >= self.barrier
-        )
+        return self.waits_for is not None or (self.barrier is not None and self.offset >= self.barrier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,7 @@ class UnpassedShard:
         return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
 
 
-def find_unpassed(
-    connection: Executor, scope: Scope, consumer: str, channel: str
-) -> UnpassedShard | None:
+def find_unpassed(connection: Executor, scope: Scope, consumer: str, channel: str) -> UnpassedShard | None:
     """What later generations of a channel wait for in a consumer; None if it has passed all earlier ones.
 
     Raises:
@@ -124,11 +120,7 @@ class Checkpoints:
         ).fetchall()
         if not rows:
             raise self._why_none(connection)
-        return {
-            ShardName(channel, Shard(shard)): offset
-            for shard, offset, halted in rows
-            if halted is None
-        }
+        return {ShardName(channel, Shard(shard)): offset for shard, offset, halted in rows if halted is None}
 
     def _why_none(self, connection: Executor) -> PenstockError:
         """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
@@ -142,16 +134,10 @@ class Checkpoints:
             return why_unreadable(consumer, channel)
         return SchemaMissing(f"consumer {consumer} has no checkpoint; it was not registered")
 
-    def lock(
-        self, connection: Executor, shards: Collection[ShardName]
-    ) -> dict[ShardName, Checkpoint]:
+    def lock(self, connection: Executor, shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
-        which = {
-            "consumer": self._consumer.name,
-            "channel": channel,
-            "shards": [shard.shard for shard in shards],
-        }
+        which = {"consumer": self._consumer.name, "channel": channel, "shards": [shard.shard for shard in shards]}
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         unpassed = None
         if any(is_later for *_, is_later in rows):

@@ -57,16 +57,7 @@ class Delivered:
         self.latencies_us.extend(done.latencies_us)
 
 
-_COUNTS = (
-    "applied",
-    "skipped",
-    "dead",
-    "backfilled",
-    "cancelled",
-    "snoozed",
-    "retried",
-    "stale",
-)
+_COUNTS = ("applied", "skipped", "dead", "backfilled", "cancelled", "snoozed", "retried", "stale")
 
 
 @dataclass

@@ -107,12 +107,7 @@ class _Delivery(Generic[Item]):
 class Deliverer(Generic[Item]):
     """Delivers to one consumer."""
 
-    def __init__(
-        self,
-        consumer: ConsumerSpec,
-        scope: Scope,
-        source: Source[Item],
-    ) -> None:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, source: Source[Item]) -> None:
         self._consumer = consumer
         self._source = source
         self._checkpoints = Checkpoints(consumer, scope)
@@ -123,11 +118,7 @@ class Deliverer(Generic[Item]):
         self._failures = FailureLog(consumer.name)
 
     def deliver(
-        self,
-        transaction: HandlerTransaction,
-        shard: ShardName,
-        items: Sequence[Item],
-        pause: Pause = lambda _: False,
+        self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], pause: Pause = lambda _: False
     ) -> Delivered:
         """Applies items in their order; some may have been applied before.
 
@@ -172,9 +163,7 @@ class Deliverer(Generic[Item]):
         if trouble.items:
             self._trouble[delivery.shard] = (self._source.identify(part[0]), trouble)
 
-    def _parts(
-        self, shard: ShardName, items: Sequence[Item]
-    ) -> list[tuple[Sequence[Item], Trouble]]:
+    def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], Trouble]]:
         """The items, with those that were in trouble when the last delivery ended as a part of their own."""
         first, trouble = self._trouble.pop(shard, (None, NO_TROUBLE))
         known = (i for i, item in enumerate(items) if self._source.identify(item) == first)
@@ -190,9 +179,7 @@ class Deliverer(Generic[Item]):
             self._applied += done.applied
             self._applied_before.pop(shard, None)  # the trouble is over
 
-    def _goes_on(
-        self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied
-    ) -> bool:
+    def _goes_on(self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied) -> bool:
         """Carries out what is to happen after a failure; false if the delivery is over."""
         self._failures.show(delivery.shard, failed)
         outcome = self._outcome(delivery.shard, trouble, failed)
@@ -209,9 +196,7 @@ class Deliverer(Generic[Item]):
                     return False
             case Split(sizes, known):
                 pieces = divide(part, sizes)
-                delivery.parts[:0] = [
-                    (piece, trouble_for_part(known, len(piece))) for piece in pieces
-                ]
+                delivery.parts[:0] = [(piece, trouble_for_part(known, len(piece))) for piece in pieces]
             case DeadLetter(attempts):
                 return self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
             case Halt(attempts):
@@ -219,16 +204,10 @@ class Deliverer(Generic[Item]):
         return True
 
     def halt(
-        self,
-        transaction: HandlerTransaction,
-        shard: ShardName,
-        items: Sequence[Item],
-        failed: NotApplied,
+        self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], failed: NotApplied
     ) -> Delivered:
         """Halts a shard whose items failed in a transaction that no attempt may follow."""
-        delivery = _Delivery(
-            transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered()
-        )
+        delivery = _Delivery(transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered())
         self._failures.show(shard, failed)
         self._halt(delivery, items, f"failed: {failed.reason}", failed)
         return delivery.total
@@ -263,19 +242,11 @@ class Deliverer(Generic[Item]):
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):
-            log.debug(
-                "note not written", shard=str(delivery.shard)
-            )  # `penstock status` can do without
+            log.debug("note not written", shard=str(delivery.shard))  # `penstock status` can do without
 
-    def _dead_letter(
-        self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int
-    ) -> bool:
+    def _dead_letter(self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int) -> bool:
         """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
-        log.warning(
-            "dead-lettering",
-            consumer=self._consumer.name,
-            item=self._source.name_in_log(delivery.shard, item),
-        )
+        log.warning("dead-lettering", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
         plan = self._source.plan_dead_letter(delivery.shard, item, why, attempts)
         try:
             delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
@@ -288,11 +259,7 @@ class Deliverer(Generic[Item]):
         return True
 
     def _halt(
-        self,
-        delivery: _Delivery[Item],
-        part: Sequence[Item],
-        why: str,
-        failed: NotApplied | None = None,
+        self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied | None = None
     ) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
         if failed is not None and isinstance(failed.error, HandlerCommitted):

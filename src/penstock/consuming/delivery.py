@@ -68,9 +68,7 @@ class Comparison(Generic[Placed]):
     gap: bool
 
 
-def compare(
-    checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None
-) -> Comparison[Placed]:
+def compare(checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None) -> Comparison[Placed]:
     """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
     offsets = get_offsets(records)
     first = bisect_right(offsets, checkpoint)

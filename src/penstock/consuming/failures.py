@@ -8,21 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 from penstock.channels.server import is_unavailable
-from penstock.consuming.delivery import (
-    AskedToWait,
-    Broken,
-    Conflict,
-    Failed,
-    Outcome,
-    Unavailable,
-)
+from penstock.consuming.delivery import AskedToWait, Broken, Conflict, Failed, Outcome, Unavailable
 from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
-from penstock.errors import (
-    HandlerCommitted,
-    HandlerNotRun,
-    ServerUnavailable,
-    TryAgain,
-)
+from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable, TryAgain
 from penstock.records import Offset, ShardName
 
 MAX_REASON_CHARACTERS = 500
@@ -68,9 +56,7 @@ class InvalidPayload(ValueError):
     """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
 
-def find_outcome(
-    error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES
-) -> Outcome:
+def find_outcome(error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES) -> Outcome:
     """What an exception means for the items, raised by the handler, its flush, the advance or COMMIT.
 
     An exception that was raised from another one, or a group of them, means what these mean.

@@ -15,9 +15,7 @@ Positions = Mapping[ShardName, Offset]
 class Follows(Protocol[Placed_co]):
     """What a worker asks for records: see ``Follower``."""
 
-    def wait(
-        self, positions: Positions, block_ms: int | None, /
-    ) -> Mapping[ShardName, Sequence[Placed_co]]:
+    def wait(self, positions: Positions, block_ms: int | None, /) -> Mapping[ShardName, Sequence[Placed_co]]:
         """Records after each position; waits up to ``block_ms`` for the first one."""
 
     def request_ahead(self, positions: Positions, /) -> None:
@@ -41,9 +39,7 @@ class JournalFollower(Generic[Placed]):
         self._evicted = evicted
         self.journaled: dict[ShardName, int] = {}
 
-    def wait(
-        self, positions: Positions, block_ms: int | None
-    ) -> Mapping[ShardName, Sequence[Placed]]:
+    def wait(self, positions: Positions, block_ms: int | None) -> Mapping[ShardName, Sequence[Placed]]:
         """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
 
         Raises:

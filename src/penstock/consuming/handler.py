@@ -29,12 +29,7 @@ from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.timeouts import Timeouts
 from penstock.declarations import ConsumerSpec, WorkerSpec
-from penstock.errors import (
-    BrokenTransaction,
-    DeclarationError,
-    HandlerExited,
-    HandlerNotRun,
-)
+from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
 from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 
@@ -78,9 +73,7 @@ class Aborts:
 
     def _note(self, context: ExceptionContext) -> None:
         error = context.original_exception
-        if (
-            sqlstate(error) != IN_FAILED_TRANSACTION
-        ):  # what follows the error that aborted the transaction
+        if sqlstate(error) != IN_FAILED_TRANSACTION:  # what follows the error that aborted the transaction
             self.last = error
 
 
@@ -172,13 +165,7 @@ def make_caller(  # noqa: PLR0913  what can be chosen of a consumer's connection
 
 
 class _SyncCaller:
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database_url: str,
-        **chosen: Any,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
         self._consumer = consumer
         self._decode = make_decoder(consumer)
         application = f"consumer {consumer.name}"
@@ -246,19 +233,11 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
 class _AsyncCaller:
     """Calls handlers that are ``async def``, in a greenlet of a task of an event loop."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database_url: str,
-        **chosen: Any,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
         self._consumer = consumer
         self._decode = make_decoder(consumer)
         application = f"consumer {consumer.name}"
-        self._engine: AsyncEngine = make_async_engine(
-            database_url, application=application, **chosen
-        )
+        self._engine: AsyncEngine = make_async_engine(database_url, application=application, **chosen)
         self.engine = self._engine.sync_engine
         self.aborts = Aborts(self.engine)
         self._sessions = sessionmaker(class_=HandlerSession)
@@ -271,14 +250,12 @@ class _AsyncCaller:
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
         try:
-            async with (
-                AsyncSession(
-                    bind=AsyncConnection(self._engine, connection),
-                    sync_session_class=self._sessions.class_,
-                    join_transaction_mode="rollback_only",
-                    close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
-                ) as session
-            ):
+            async with AsyncSession(
+                bind=AsyncConnection(self._engine, connection),
+                sync_session_class=self._sessions.class_,
+                join_transaction_mode="rollback_only",
+                close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
+            ) as session:
                 with _guarding_django(connection):
                     await self._run(session, items)
                 await session.flush()
@@ -322,9 +299,7 @@ class _AsyncCaller:
 class _LoopCaller(_AsyncCaller):
     """With an event loop of its own."""
 
-    def __init__(
-        self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
         super().__init__(pipeline, consumer, database_url, **chosen)
         self._loop = asyncio.Runner()
         self._loop.get_loop().set_exception_handler(task_error_log(consumer))
@@ -367,9 +342,7 @@ class _TaskCaller(_AsyncCaller):
         self.engine.dispose()
 
 
-def task_error_log(
-    consumer: ConsumerSpec,
-) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     """A handler of a loop's errors in place of asyncio's own, which logs an error's text."""
 
     def log_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -383,11 +356,7 @@ def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:
     """Whether one of the objects is a variable of the task's coroutine."""
     frame = getattr(task.get_coro(), "cr_frame", None)
     is_current = task is asyncio.current_task()
-    return (
-        frame is not None
-        and not is_current
-        and any(id(each) in objects for each in frame.f_locals.values())
-    )
+    return frame is not None and not is_current and any(id(each) in objects for each in frame.f_locals.values())
 
 
 def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:

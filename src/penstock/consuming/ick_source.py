@@ -77,11 +77,7 @@ class IckSource:
                     position=checkpoint.offset,
                     applied=len(members),
                     members=[each.member for each in members],
-                    latencies_us=[
-                        max(0, checkpoint.clock_us - each.since_us)
-                        for each in members
-                        if each.since_us
-                    ],
+                    latencies_us=[max(0, checkpoint.clock_us - each.since_us) for each in members if each.since_us],
                 ),
                 texts,
                 [Advance(checkpoint, checkpoint.offset, applied=len(members))],
@@ -100,12 +96,7 @@ class IckSource:
             if checkpoint is None or checkpoint.halted is not None:
                 return Plan(Delivered())  # it stays dirty
             self._dead_letters.write_member(
-                executor,
-                shard,
-                member.text,
-                since_us=member.since_us,
-                reason=reason,
-                attempts=attempts,
+                executor, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
             )
             last = f"the last is {self.describe(shard, member)}: {reason}"
             halted = brake(self._consumer, self._checkpoints, executor, shard, last)

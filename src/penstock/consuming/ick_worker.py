@@ -23,26 +23,14 @@ from typing import Unpack
 
 import structlog
 
-from penstock.channels.ick import (
-    Busy,
-    HolderWatch,
-    Reservation,
-    Reservations,
-    Superseded,
-    update_progress,
-)
+from penstock.channels.ick import Busy, HolderWatch, Reservation, Reservations, Superseded, update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.ick_source import (
-    IckSource,
-    ReservedMember,
-    plan_progress,
-    reserved_members,
-)
+from penstock.consuming.ick_source import IckSource, ReservedMember, plan_progress, reserved_members
 from penstock.consuming.transaction import Plan
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.crashpoints import crashpoint
@@ -249,9 +237,7 @@ class IckWorker(Worker[ReservedMember]):
     def _follow(self) -> None:
         """Moves the checkpoints up to what is done: nothing before that has to be kept."""
         transaction, _ = self._opened()
-        with suppress(
-            ServerUnavailable
-        ):  # an idle worker has to notice that it is not registered any more
+        with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
             transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
         found = ask_each(
             partial(update_progress, self._client, self._pipeline.scope.namespace),

@@ -35,17 +35,10 @@ class LogSource(OffsetSource[Record]):
 
     @override
     def find_missing(
-        self,
-        executor: Executor,
-        shard: ShardName,
-        after: Offset,
-        before: Offset,
-        most: Most | None = None,
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
     ) -> list[Record]:
         most = most or Most(self._consumer.batch, MOST_BYTES)
-        return backfill(
-            executor, self._scope, shard, after, before, most.records, most_bytes=most.bytes
-        )
+        return backfill(executor, self._scope, shard, after, before, most.records, most_bytes=most.bytes)
 
     @override
     def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
@@ -70,7 +63,5 @@ class LogSource(OffsetSource[Record]):
 
     @override
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
-        staged_us = (
-            fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
-        )
+        staged_us = fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
         return [max(0, checkpoint.clock_us - at) for at in staged_us]

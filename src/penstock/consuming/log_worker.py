@@ -122,10 +122,7 @@ class LogWorker(Worker[Placed]):
 
     def _follow_log(self) -> Follower:
         return Follower(
-            self._client,
-            self._pipeline.scope.namespace,
-            count=self.consumer.batch,
-            on_unusable=self._leave_out,
+            self._client, self._pipeline.scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out
         )
 
     @property
@@ -133,15 +130,11 @@ class LogWorker(Worker[Placed]):
         """Most records of a shard that are delivered at once."""
         return self.consumer.batch
 
-    def _read_journal(
-        self, shard: ShardName, after: Offset, before: Offset, most: Most
-    ) -> Sequence[Placed]:
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Placed]:
         """Reads what the log has evicted."""
         transaction, _ = self._opened()
         limit = Most(int(min(most.records, self._most)), most.bytes)
-        return transaction.read(
-            lambda executor: self._records.find_missing(executor, shard, after, before, limit)
-        )
+        return transaction.read(lambda executor: self._records.find_missing(executor, shard, after, before, limit))
 
     @override
     def _slice(self) -> Consumed:
@@ -182,15 +175,11 @@ class LogWorker(Worker[Placed]):
             self._pause(longest / 1000)
             return consumed
         self._retry_unusable()
-        found = _take_first(
-            self._follower.wait(awake, longest if longest > 0 else None), self._most
-        )
+        found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._most)
         journaled = self._follower.journaled.items()
         consumed.backfilled += sum(min(n, len(found.get(shard, ()))) for shard, n in journaled)
         crashpoint("consumer.after_read")
-        if self._most == math.inf and any(
-            len(records) >= self.consumer.batch for records in found.values()
-        ):
+        if self._most == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: get_offsets(records)[-1] for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
@@ -318,9 +307,7 @@ class LogWorker(Worker[Placed]):
         }
         return transaction.read(partial(self._backfill, lost)) if lost else {}
 
-    def _backfill(
-        self, lost: Mapping[ShardName, Offset], executor: Executor
-    ) -> dict[ShardName, Sequence[Placed]]:
+    def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Placed]]:
         return {
             shard: self._records.find_missing(executor, shard, self._positions[shard], before)
             for shard, before in lost.items()
@@ -362,9 +349,7 @@ class LogWorker(Worker[Placed]):
         """
         applied = 0
         while True:
-            self._reread_at = (
-                0.0  # the end is where the journal ends, not where the log goes silent
-            )
+            self._reread_at = 0.0  # the end is where the journal ends, not where the log goes silent
             known = self._channel_shards
             consumed = self.round(block_ms=0)
             applied += consumed.applied
@@ -377,9 +362,7 @@ class LogWorker(Worker[Placed]):
             self._pause(HELD_PAUSE_S)
 
 
-def _take_first(
-    found: Mapping[ShardName, Sequence[Placed]], most: float
-) -> Mapping[ShardName, Sequence[Placed]]:
+def _take_first(found: Mapping[ShardName, Sequence[Placed]], most: float) -> Mapping[ShardName, Sequence[Placed]]:
     """At most so many of the records, beginning with any shard: none is always the last."""
     if most == math.inf:
         return found

@@ -87,9 +87,7 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
-    def plan_together(
-        self, found: Mapping[ShardName, Sequence[Placed]]
-    ) -> Planner[dict[ShardName, Delivered]]:
+    def plan_together(self, found: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
         """Applies what is due of several shards, in one transaction and one call of the handler.
 
         That is for few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier
@@ -112,18 +110,12 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
-    def plan_dead_letter(
-        self, shard: ShardName, item: Placed, reason: str, attempts: int
-    ) -> Planner[Delivered]:
+    def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
         """Dead-letters a record that has failed alone."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
             checkpoint = locked.get(shard)
-            if (
-                checkpoint is None
-                or checkpoint.halted is not None
-                or checkpoint.offset + 1 != item.offset
-            ):
+            if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
                 # Another process has gone on, or an operator has moved the checkpoint back.
                 return Plan(Delivered())
             record = self._read(executor, shard, item)
@@ -159,12 +151,7 @@ class OffsetSource(ABC, Generic[Placed]):
 
     @abstractmethod
     def find_missing(
-        self,
-        executor: Executor,
-        shard: ShardName,
-        after: Offset,
-        before: Offset,
-        most: Most | None = None,
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
     ) -> Sequence[Placed]:
         """The first records between two offsets, both excluded, that the log lacks and the journal names.
 
@@ -196,9 +183,7 @@ class OffsetSource(ABC, Generic[Placed]):
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> list[int]:
         """For each record the time from staging to its handler; empty if the source does not know."""
 
-    def _fill(
-        self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]
-    ) -> Plan[Delivered]:
+    def _fill(self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]) -> Plan[Delivered]:
         """Reads what lies between the checkpoint and the records from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
@@ -210,9 +195,7 @@ class OffsetSource(ABC, Generic[Placed]):
             self._checkpoints.halt(executor, checkpoint.shard, why)
             return Plan(Delivered(position=checkpoint.offset, halted=why))
 
-    def _read_missing(
-        self, executor: Executor, checkpoint: Checkpoint, before: Offset
-    ) -> Plan[Delivered]:
+    def _read_missing(self, executor: Executor, checkpoint: Checkpoint, before: Offset) -> Plan[Delivered]:
         """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier.
 
         Raises:
@@ -223,9 +206,7 @@ class OffsetSource(ABC, Generic[Placed]):
         missing = self.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
         return Plan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
-    def _apply(
-        self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]
-    ) -> Plan[Delivered]:
+    def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> Plan[Delivered]:
         parked, fresh = self._parked(executor, checkpoint.shard, due.fresh)
         self._note_if_later(executor, checkpoint, fresh)
         last = _end(checkpoint, due)
@@ -248,16 +229,12 @@ class OffsetSource(ABC, Generic[Placed]):
             self._dead_letters.write(executor, shard, parked, reason=why, attempts=0)
         return parked, rest
 
-    def _note_if_later(
-        self, executor: Executor, checkpoint: Checkpoint, fresh: Sequence[Placed]
-    ) -> None:
+    def _note_if_later(self, executor: Executor, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
         """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
         if checkpoint.has_letters and fresh and not self._consumer.park_key:
             self._note_later(executor, checkpoint.shard, fresh)
 
-    def _delivered(
-        self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None
-    ) -> Delivered:
+    def _delivered(self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None) -> Delivered:
         return Delivered(
             _end(checkpoint, due) if position is None else position,
             len(due.fresh),

@@ -38,15 +38,9 @@ def make_model_decoder(model: Any, whose: str) -> Decode:
         DeclarationError: The model cannot be made a decoder of.
     """
     try:
-        return (
-            _msgspec_decoder(model)
-            if hasattr(model, "__struct_fields__")
-            else _pydantic_decoder(model)
-        )
+        return _msgspec_decoder(model) if hasattr(model, "__struct_fields__") else _pydantic_decoder(model)
     except Exception as error:
-        raise DeclarationError(
-            f"{whose}: payload={model.__name__} cannot be validated: {first_line(error)}"
-        ) from error
+        raise DeclarationError(f"{whose}: payload={model.__name__} cannot be validated: {first_line(error)}") from error
 
 
 def decode_payloads(decode: Decode, records: Sequence[Record]) -> None:

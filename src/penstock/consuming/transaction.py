@@ -22,12 +22,7 @@ from sqlalchemy import RootTransaction
 
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import Conflict
-from penstock.consuming.failures import (
-    Culprit,
-    NotApplied,
-    find_outcome,
-    is_exit,
-)
+from penstock.consuming.failures import Culprit, NotApplied, find_outcome, is_exit
 from penstock.consuming.handler import exit_text, make_caller
 from penstock.crashpoints import crashpoint
 from penstock.database import errors
@@ -110,13 +105,7 @@ class HandlerTransaction:
         self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, pipeline.scope)
         self._caller = make_caller(
-            pipeline,
-            consumer,
-            database_url,
-            prepare=prepare,
-            pooled=pooled,
-            in_task=in_task,
-            timeouts=timeouts,
+            pipeline, consumer, database_url, prepare=prepare, pooled=pooled, in_task=in_task, timeouts=timeouts
         )
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
@@ -124,13 +113,7 @@ class HandlerTransaction:
         self._xid = ""
         self._reached: dict[ShardName, Offset] = {}
 
-    def apply(
-        self,
-        shards: Collection[ShardName],
-        plan: Planner[Result],
-        *,
-        name: str = "consumer",
-    ) -> Result:
+    def apply(self, shards: Collection[ShardName], plan: Planner[Result], *, name: str = "consumer") -> Result:
         """One transaction.
 
         Args:
@@ -167,12 +150,7 @@ class HandlerTransaction:
         self._caller.enter(self._give_back)
         self._caller.close()
 
-    def _apply(
-        self,
-        shards: Collection[ShardName],
-        plan: Planner[Result],
-        name: str,
-    ) -> Result:
+    def _apply(self, shards: Collection[ShardName], plan: Planner[Result], name: str) -> Result:
         with self._connected() as connection:
             self._caller.aborts.last = None
             transaction = connection.begin()
@@ -189,12 +167,7 @@ class HandlerTransaction:
         crashpoint(f"{name}.after_commit")
         return planned.result
 
-    def _plan(
-        self,
-        statements: Executor,
-        shards: Collection[ShardName],
-        plan: Planner[Result],
-    ) -> Plan[Result]:
+    def _plan(self, statements: Executor, shards: Collection[ShardName], plan: Planner[Result]) -> Plan[Result]:
         """What to do; remembers the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
@@ -216,9 +189,7 @@ class HandlerTransaction:
                 index, error = raised.index, raised.__cause__ or raised
             self._raise_failure(connection, index, error)
 
-    def _raise_failure(
-        self, connection: EngineConnection, index: int | None, error: BaseException
-    ) -> NoReturn:
+    def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
         """Raises what it means that the handler has raised ``error``."""
         committed = self._committed_by_handler(connection)
         if committed is None and is_exit(error):
@@ -292,9 +263,7 @@ class HandlerTransaction:
         """Whether the transaction was committed: its effects are there, and its checkpoint is not."""
         if not self._xid:
             return None
-        row = statements.execute(
-            b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}
-        ).fetchone()
+        row = statements.execute(b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}).fetchone()
         if row is None or row[0] != "committed":
             return None
         name = self._consumer.name

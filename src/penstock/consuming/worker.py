@@ -169,12 +169,7 @@ class Worker(ABC, Generic[Item]):
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, scope, source)
         self._has_opened, self._rest_until, self._unusable = True, {}, {}
-        log.info(
-            "consuming",
-            consumer=self.consumer.name,
-            channel=self.consumer.channel.name,
-            shards=len(self._shards),
-        )
+        log.info("consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shards=len(self._shards))
 
     def _take_shards(self, channel: RegisteredChannel) -> None:
         """Chooses the shards to work on, of every generation."""
@@ -253,11 +248,7 @@ class Worker(ABC, Generic[Item]):
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         """Rounds until there is nothing more; gives the number of records or members applied."""
 
-    def run(
-        self,
-        stop: Callable[[], bool],
-        report: Callable[[Consumed], None] = lambda _: None,
-    ) -> None:
+    def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
         """Rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
 
         A shard whose keys hold something that Penstock did not write is left out, logged, and read again every few
@@ -307,9 +298,7 @@ class Worker(ABC, Generic[Item]):
         self._retrying.discard(shard)
         if delivered.halted is not None:
             # Not the reason: it may hold what the handler said of a payload.
-            log.error(
-                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
-            )
+            log.error("shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard))
             self._rest(shard, HALTED_PAUSE_S)
         elif delivered.retry_after_s is not None:
             self._retrying.add(shard)

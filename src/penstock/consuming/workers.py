@@ -13,11 +13,7 @@ from penstock.pipeline import Pipeline
 
 
 def make_worker(
-    pipeline: Pipeline,
-    consumer: ConsumerSpec,
-    database: Database,
-    redis_url: str,
-    **options: Unpack[WorkerOptions],
+    pipeline: Pipeline, consumer: ConsumerSpec, database: Database, redis_url: str, **options: Unpack[WorkerOptions]
 ) -> Worker[Any]:
     """The worker for a consumer; see ``Worker`` for the arguments.
 

@@ -256,12 +256,7 @@ def _keepalive(timeouts: Timeouts | None) -> dict[str, Any]:
 
 
 def make_engine(
-    url: str,
-    *,
-    application: str,
-    prepare: bool = True,
-    pooled: bool = True,
-    timeouts: Timeouts | None = None,
+    url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
 ) -> Engine:
     """An engine for sessions of consumers; payloads never show in its errors.
 
@@ -284,12 +279,7 @@ def make_engine(
 
 
 def make_async_engine(
-    url: str,
-    *,
-    application: str,
-    prepare: bool = True,
-    pooled: bool = True,
-    timeouts: Timeouts | None = None,
+    url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
 ) -> AsyncEngine:
     """The same for handlers that are ``async def``.
 

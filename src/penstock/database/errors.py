@@ -193,9 +193,7 @@ def _not_connected(what: str, error: BaseException) -> InvalidSetting | ServerUn
     said = said.removeprefix("connection failed: ")
     if "FATAL:" not in said:
         return ServerUnavailable(f"{what}: Postgres does not answer: {said}")
-    return ServerUnavailable(
-        f"{what}: Postgres refuses: {said}. Check user, password and database of database_url"
-    )
+    return ServerUnavailable(f"{what}: Postgres refuses: {said}. Check user, password and database of database_url")
 
 
 def _why_not_connected(error: BaseException) -> str:
@@ -206,11 +204,7 @@ def _why_not_connected(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """An error for logs and tables: its class, and its text where that is ours and holds no payload."""
-    return (
-        f"{type(error).__name__}: {error}"
-        if isinstance(error, PenstockError)
-        else type(error).__name__
-    )
+    return f"{type(error).__name__}: {error}" if isinstance(error, PenstockError) else type(error).__name__
 
 
 def first_line(error: BaseException) -> str:

@@ -43,9 +43,7 @@ class Executor(Protocol):
         """Executes a statement."""
 
 
-def make_executor(
-    connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None
-) -> Executor:
+def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None) -> Executor:
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
@@ -102,9 +100,7 @@ class _Direct:
 class _Awaited:
     """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
 
-    def __init__(
-        self, connection: psycopg.AsyncConnection[Row], settings: tuple[bytes, bytes]
-    ) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Row], settings: tuple[bytes, bytes]) -> None:
         self._connection = connection
         self._before, self._after = settings
 

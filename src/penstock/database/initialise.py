@@ -18,13 +18,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.migrating import CREATE_SCHEMA, in_schema, lock_migrations
 from penstock.database.resources import directory
-from penstock.database.revisions import (
-    FoundRevision,
-    find_revision,
-    is_newer,
-    newest_shipped,
-    why_unusable,
-)
+from penstock.database.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
 from penstock.database.statements import statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import PenstockError, SchemaMissing
@@ -40,9 +34,7 @@ _SETTINGS = [
 ]
 
 
-def initialise(
-    database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head"
-) -> str | None:
+def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head") -> str | None:
     """Creates or upgrades the tables; returns the revision before, or None if there were none.
 
     Several processes may call it at once: they take turns, and the later ones find it done.
@@ -59,10 +51,7 @@ def initialise(
         check_encoding(reached)
     engine = make_engine(database_url, application="init")
     try:
-        with (
-            postgres_errors("creating Penstock's tables"),
-            engine.begin() as connection,
-        ):
+        with postgres_errors("creating Penstock's tables"), engine.begin() as connection:
             for setting in _SETTINGS:
                 connection.execute(setting)
             lock_migrations(connection, schema)

@@ -13,11 +13,7 @@ from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.registration import (
-    Registration,
-    check_declared,
-    why_unregistered,
-)
+from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
 from penstock.declarations import Channel, ConsumerSpec, Log, Queue
 from penstock.records import Scope, Shard, ShardName
@@ -115,10 +111,7 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
         SchemaMissing: The tables are not there.
     """
     statement = statements("penstock.database", scope.schema)["registered_channels"]
-    with (
-        postgres_errors("reading the channels"),
-        connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor,
-    ):
+    with postgres_errors("reading the channels"), connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor:
         return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
@@ -148,16 +141,13 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
             },
         )
         found = connection.execute(
-            sql["check_channel"],
-            {"channel": channel.name, "kind": channel.kind, "shards": channel.shards},
+            sql["check_channel"], {"channel": channel.name, "kind": channel.kind, "shards": channel.shards}
         ).fetchone()
     if found is not None:
         check_declared(channel, Registration(*found))
 
 
-def register_consumer(
-    connection: Connection, scope: Scope, consumer: ConsumerSpec
-) -> RegisteredChannel:
+def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> RegisteredChannel:
     """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel.
 
     Raises:
@@ -194,8 +184,7 @@ def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSp
         ConsumerRenamed: It has another name now.
     """
     former = connection.execute(
-        statements("penstock.database", scope.schema)["former_consumer"],
-        {"consumer": consumer.name},
+        statements("penstock.database", scope.schema)["former_consumer"], {"consumer": consumer.name}
     ).fetchone()
     if former is not None:
         raise why_unregistered(consumer.name, former[0])

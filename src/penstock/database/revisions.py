@@ -97,9 +97,7 @@ def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
 
 
 def _select_version(table: str) -> bytes:
-    return (
-        rf"SELECT version_num FROM {table} WHERE version_num LIKE 'penstock\_%' ORDER BY 1 DESC"
-    ).encode()
+    return (rf"SELECT version_num FROM {table} WHERE version_num LIKE 'penstock\_%' ORDER BY 1 DESC").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +140,7 @@ def is_newer(revision: str) -> bool:
 
 def how_to_upgrade(found: FoundRevision, schema: str) -> str:
     """What upgrades a schema: our command, or the Alembic that keeps its revision."""
-    return (
-        init_command(schema)
-        if found.is_own
-        else f"alembic upgrade heads, with the Alembic that keeps {found.table}"
-    )
+    return init_command(schema) if found.is_own else f"alembic upgrade heads, with the Alembic that keeps {found.table}"
 
 
 def init_command(schema: str) -> str:

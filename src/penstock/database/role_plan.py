@@ -164,9 +164,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
     }
     [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
     if not exists:
-        raise SchemaMissing(
-            f"schema {schema} has no Penstock tables. Create them first: penstock init"
-        )
+        raise SchemaMissing(f"schema {schema} has no Penstock tables. Create them first: penstock init")
     held: dict[str, set[Right]] = {name: set() for name in names.values()}
     for role, *right in connection.execute(sql["granted"], values):
         held.setdefault(role, set()).add(Right(*right))
@@ -220,7 +218,9 @@ def _create_if_missing(name: str) -> str:
 
 
 def _join_owner(owner: str) -> str:
-    return f"DO $$ BEGIN IF NOT pg_has_role('{owner}', 'USAGE') THEN GRANT {quote(owner)} TO CURRENT_USER; END IF; END $$"
+    return (
+        f"DO $$ BEGIN IF NOT pg_has_role('{owner}', 'USAGE') THEN GRANT {quote(owner)} TO CURRENT_USER; END IF; END $$"
+    )
 
 
 def _hand_over(kind: str, name: str, schema: str, owner: str) -> str:

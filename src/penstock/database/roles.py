@@ -44,10 +44,7 @@ _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
-    "producer": {
-        "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})",
-        **_CHECK_CHANNEL,
-    },
+    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})", **_CHECK_CHANNEL},
     "streamer": {
         "alembic_version": "SELECT",
         "staged_records": "SELECT, DELETE",
@@ -203,9 +200,7 @@ def revoke_sql(surplus: Iterable[Right], schema: str, of: str) -> list[str]:
     return _render("REVOKE", "FROM", surplus, schema, of)
 
 
-def _render(
-    verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str
-) -> list[str]:
+def _render(verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str) -> list[str]:
     return [
         f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {'PUBLIC' if role == 'public' else quote(role)}"
         for kind, name, privileges in _by_object(chosen)
@@ -237,9 +232,7 @@ def object_sql(kind: str, name: str, schema: str) -> str:
     return f"{kind} {quote(schema)}.{name}{arguments}"
 
 
-def lacking(
-    connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None
-) -> list[Right]:
+def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None) -> list[Right]:
     """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out.
 
     Args:
@@ -267,9 +260,7 @@ def lacking(
     return [listed[number - 1] for (number,) in rows]
 
 
-def check_privileges(
-    connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False
-) -> None:
+def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False) -> None:
     """Checks that the connection's role may do the work of a producer, streamer or consumer.
 
     Args:
@@ -295,6 +286,4 @@ def check_privileges(
 
 def describe(chosen: Iterable[Right]) -> str:
     """Rights for people: ``INSERT on journal, UPDATE (keep) on channels``."""
-    return "; ".join(
-        f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen)
-    )
+    return "; ".join(f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen))

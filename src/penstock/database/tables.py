@@ -89,10 +89,7 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("headers", JSONB),
         Column("created_at", _WHEN, nullable=False, server_default=_NOW),
         Index("staged_records_xid", "xid"),
-        *(
-            CheckConstraint(rule, name=f"staged_records_{column}")
-            for column, rule in STAGED_LIMITS.items()
-        ),
+        *(CheckConstraint(rule, name=f"staged_records_{column}") for column, rule in STAGED_LIMITS.items()),
     )
     Table(
         "epochs",
@@ -122,9 +119,7 @@ def _declare_streaming(tables: MetaData) -> None:
         Column("record_ids", ARRAY(BigInteger), nullable=False),
         Column("epoch", Integer, nullable=False),
         Column("created_at", _WHEN, nullable=False, server_default=_NOW),
-        CheckConstraint(
-            "cardinality(record_ids) = last_offset - first_offset + 1", name="journal_is_dense"
-        ),
+        CheckConstraint("cardinality(record_ids) = last_offset - first_offset + 1", name="journal_is_dense"),
     )
 
 
@@ -172,21 +167,8 @@ def _declare_channels(tables: MetaData) -> None:
         Column("due", _WHEN, nullable=False, server_default=_NOW),
         Column("is_given", Boolean, nullable=False, server_default=text("false")),
         Index("waiting_records_due", "channel", "shard", "due", postgresql_where=_IS_DUE),
-        Index(
-            "waiting_records_tenants",
-            "channel",
-            "shard",
-            "tenant",
-            "record_id",
-            postgresql_where=_IS_REFUSED,
-        ),
-        Index(
-            "waiting_records_given",
-            "channel",
-            "shard",
-            "record_id",
-            postgresql_where=text("is_given"),
-        ),
+        Index("waiting_records_tenants", "channel", "shard", "tenant", "record_id", postgresql_where=_IS_REFUSED),
+        Index("waiting_records_given", "channel", "shard", "record_id", postgresql_where=text("is_given")),
     )
 
 

@@ -67,9 +67,7 @@ def table_settings(server_version: int) -> Settings:
 
 
 @cache
-def handler_settings(
-    server_version: int, idle_s: float, limits: Timeouts | None = None
-) -> Settings:
+def handler_settings(server_version: int, idle_s: float, limits: Timeouts | None = None) -> Settings:
     """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``.
 
     Args:
@@ -83,15 +81,9 @@ def handler_settings(
     return _timeouts(server_version, statement_s, lock_s, idle_s)
 
 
-def _timeouts(
-    server_version: int, statement_s: float, lock_s: float, idle_s: float
-) -> dict[str, str]:
+def _timeouts(server_version: int, statement_s: float, lock_s: float, idle_s: float) -> dict[str, str]:
     """The timeouts, in seconds; 0 is none.  A transaction as a whole is not limited: its statements and pauses are."""
-    seconds = {
-        "statement_timeout": statement_s,
-        "lock_timeout": lock_s,
-        "idle_in_transaction_session_timeout": idle_s,
-    }
+    seconds = {"statement_timeout": statement_s, "lock_timeout": lock_s, "idle_in_transaction_session_timeout": idle_s}
     if server_version >= _TRANSACTION_TIMEOUT_SINCE:
         seconds["transaction_timeout"] = 0
     return {name: f"{round(value * 1000)}ms" for name, value in seconds.items()}
@@ -99,16 +91,12 @@ def _timeouts(
 
 def set_local(settings: Settings) -> tuple[bytes, ...]:
     """Statements for the beginning of a transaction.  They take no snapshot, so it can still import one."""
-    return tuple(
-        f"SET LOCAL {name} TO {_literal(name, value)}".encode() for name, value in settings.items()
-    )
+    return tuple(f"SET LOCAL {name} TO {_literal(name, value)}".encode() for name, value in settings.items())
 
 
 def set_local_in_one(settings: Settings) -> bytes:
     """The same as one statement, which takes a snapshot and returns a row."""
-    calls = (
-        f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
-    )
+    calls = (f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
     return f"SELECT {', '.join(calls)}".encode()
 
 
@@ -129,8 +117,7 @@ def guarded(more: Settings) -> tuple[bytes, bytes]:
     ]
     kept = [f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in more.items()]
     after = [
-        f"pg_catalog.set_config('{name}', pg_catalog.current_setting('penstock.{name}'), true)"
-        for name in _GUARDED
+        f"pg_catalog.set_config('{name}', pg_catalog.current_setting('penstock.{name}'), true)" for name in _GUARDED
     ]
     return f"SELECT {', '.join(before + kept)}".encode(), f"SELECT {', '.join(after)}".encode()
 

@@ -75,9 +75,7 @@ def parse_postgres_url(url: str) -> PostgresUrl:
     if "@" in after or "#" in after:
         raise InvalidSetting(f"database_url has a raw @ or # after its host: {_ENCODED}")
     parsed = PostgresUrl(
-        quote(user, safe="%:!$&'()*+,;=~") + at,
-        tuple(_parse_host(host) for host in hosts.split(",")),
-        after,
+        quote(user, safe="%:!$&'()*+,;=~") + at, tuple(_parse_host(host) for host in hosts.split(",")), after
     )
     _check_options(parsed)
     return parsed
@@ -97,10 +95,6 @@ def _check_options(parsed: PostgresUrl) -> None:
     try:
         conninfo_to_dict(parsed.plain)
     except UnicodeDecodeError:
-        raise InvalidSetting(
-            f"database_url has percent-encoded bytes that are not UTF-8: {_ENCODED}"
-        ) from None
+        raise InvalidSetting(f"database_url has percent-encoded bytes that are not UTF-8: {_ENCODED}") from None
     except psycopg.ProgrammingError as error:
-        raise InvalidSetting(
-            f"database_url: {str(error).strip()}; {EXAMPLE}?option=value"
-        ) from error
+        raise InvalidSetting(f"database_url: {str(error).strip()}; {EXAMPLE}?option=value") from error

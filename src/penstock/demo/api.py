@@ -144,9 +144,7 @@ def _distance(body: bytes) -> float | Response:
     except (TypeError, ValueError, OverflowError):
         distance = float("nan")
     if not 0 <= distance < 1e9:  # noqa: PLR2004  farther than any pilot flies
-        return JSONResponse(
-            {"message": "Parameter 'distance' must be a floating-point number."}, 422
-        )
+        return JSONResponse({"message": "Parameter 'distance' must be a floating-point number."}, 422)
     return distance
 
 
@@ -159,12 +157,7 @@ def main() -> None:
         served = recruits.wrap(application(engine, recruits.routes))
     else:
         served = application(engine)
-    uvicorn.run(
-        served,
-        host="127.0.0.1",
-        port=int(os.environ["PORT"]),
-        log_level="error",
-    )
+    uvicorn.run(served, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="error")
 
 
 if __name__ == "__main__":

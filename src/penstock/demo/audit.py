@@ -8,9 +8,7 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, FLOODING, pipeline, rides
 
-CONSUMERS = tuple(
-    sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
-)
+CONSUMERS = tuple(sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides))
 INDEX = "ride-index"
 """Name of both the Ick and its consumer."""
 LATE_CONSUMER = "ride-late"

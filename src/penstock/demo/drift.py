@@ -80,10 +80,7 @@ def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
             connection.execute(statement.encode(), (part,)).rowcount
             for statement, part in zip(_SEED, parts, strict=True)
         )
-        connection.execute(
-            "INSERT INTO rocket_rides.copies SELECT -n, n FROM generate_series(1, %s) n",
-            (INVENTED,),
-        )
+        connection.execute("INSERT INTO rocket_rides.copies SELECT -n, n FROM generate_series(1, %s) n", (INVENTED,))
     return rows + INVENTED + bool(parts[2])  # if a ride differs, the total differs, too
 
 
@@ -110,16 +107,12 @@ class ReconcileProcess:
             self._process = start_child(command, self._environment, stderr, stdout)
             code = self._process.wait()
             if code:
-                self.failure = (
-                    f"penstock reconcile ended with exit code {code}\n{last_lines(stderr)}"
-                )
+                self.failure = f"penstock reconcile ended with exit code {code}\n{last_lines(stderr)}"
                 return
             stdout.seek(0)
             runs = json.load(stdout)
         self.drift = Drift(
-            self._seeded,
-            sum(sum(run["differences"].values()) for run in runs),
-            sum(run["repaired"] for run in runs),
+            self._seeded, sum(sum(run["differences"].values()) for run in runs), sum(run["repaired"] for run in runs)
         )
 
     def end(self, timeout_s: float) -> None:

@@ -12,12 +12,7 @@ from penstock.crashpoints import install_crashpoint
 CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
 """Environment variable: average time between two crashes of a process, in seconds."""
 
-APPLIED = (
-    "consumer.after_apply",
-    "together.after_apply",
-    "members.after_apply",
-    "jobs.after_apply",
-)
+APPLIED = ("consumer.after_apply", "together.after_apply", "members.after_apply", "jobs.after_apply")
 """Crash points between the effects and the checkpoint."""
 
 CRASHED = 70

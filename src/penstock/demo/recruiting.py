@@ -96,9 +96,7 @@ class ApiProcesses:
         more = {**environment, RATE: str(rate), RESEND_CHANCE: str(resend_chance)}
         ports = [free_port() for _ in range(PROCESSES)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
-        self.processes = [
-            SupervisedProcess(["penstock.demo.api"], {**more, "PORT": str(port)}) for port in ports
-        ]
+        self.processes = [SupervisedProcess(["penstock.demo.api"], {**more, "PORT": str(port)}) for port in ports]
         self._counts: dict[int, dict[str, int]] = {}
 
     def start(self) -> None:

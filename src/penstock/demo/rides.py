@@ -19,9 +19,7 @@ SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
 ride_index = Ick("ride-index", shards=2, keep=timedelta(days=1))
 receipts = Queue("ride-receipts", streams=8, hand=2)
-pipeline = Pipeline(
-    [rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides"
-)
+pipeline = Pipeline([rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides")
 
 
 class Base(DeclarativeBase):
@@ -70,12 +68,7 @@ def assign_driver() -> str:
 
 
 def _data(ride: Ride) -> dict[str, Any]:
-    return {
-        "id": ride.id,
-        "amount_cents": ride.amount_cents,
-        "delta_cents": ride.delta_cents,
-        "status": ride.status,
-    }
+    return {"id": ride.id, "amount_cents": ride.amount_cents, "delta_cents": ride.delta_cents, "status": ride.status}
 
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
@@ -107,9 +100,7 @@ _NOTE_EFFECTS = text(
     SELECT :consumer, id, shard, "offset", (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - staged_us
     FROM unnest(:ids, :shards, :offsets, :staged) AS r (id, shard, "offset", staged_us)
     """
-).bindparams(
-    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged"))
-)
+).bindparams(*(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged")))
 
 _KEEP_COPIES = """
 WITH given AS (
@@ -154,9 +145,7 @@ def _note_effects(session: Session, consumer: str, records: Sequence[Record]) ->
 
 def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None:
     """Updates a copy of the table with the newest record of each ride."""
-    newest = {
-        r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records
-    }
+    newest = {r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records}
     session.execute(
         text(_KEEP_COPIES.format(table=table)).bindparams(
             *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "amounts"))
@@ -170,9 +159,7 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
     """A running total: shows any record that is lost, doubled or invented."""
     _note_effects(session, "ride-totals", records)
     session.execute(
-        text(
-            "UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride-totals'"
-        ),
+        text("UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride-totals'"),
         {"delta": sum(record.data["delta_cents"] for record in records)},
     )
 
@@ -199,9 +186,7 @@ def send_receipts(session: Session, job: Job) -> None:
     )
 
 
-@pipeline.reconciliation(
-    of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"]
-)
+@pipeline.reconciliation(of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"])
 def canonical_total(_: object) -> str:
     """The correct total."""
     return "SELECT 'ride-totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"

@@ -146,18 +146,13 @@ class Demo:
     def _reset(self) -> None:
         """Recreates the demo's schemas and tables, and empties its log."""
         with connect_postgres(self.database_url, application="demo") as connection:
-            connection.execute(
-                f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.scope.schema} CASCADE".encode()
-            )
+            connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.scope.schema} CASCADE".encode())
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
         initialise(self.database_url, pipeline.scope.schema)
         engine = make_engine(self.database_url, application="demo")
         Base.metadata.create_all(engine)
         engine.dispose()
-        with (
-            connect_postgres(self.database_url, application="demo") as connection,
-            connection.transaction(),
-        ):
+        with connect_postgres(self.database_url, application="demo") as connection, connection.transaction():
             connection.execute(CONSUMER_TABLES.encode())
         client = connect_redis(self.redis_url)
         for key in list(client.scan_iter(f"{pipeline.scope.namespace}:*")):
@@ -165,12 +160,7 @@ class Demo:
         client.close()
 
     def _environment(self, **more: str) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PENSTOCK_DATABASE_URL": self.database_url,
-            "PENSTOCK_REDIS_URL": self.redis_url,
-            **more,
-        }
+        return {**os.environ, "PENSTOCK_DATABASE_URL": self.database_url, "PENSTOCK_REDIS_URL": self.redis_url, **more}
 
     def _start_api(self) -> list[str]:
         """Starts the API; returns where it answers."""
@@ -196,14 +186,10 @@ class Demo:
     def _start(self, command: list[str]) -> None:
         """Starts a supervised command that crashes every ``CRASH_EVERY_S`` seconds on average."""
         environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-        self._started.append(
-            SupervisedProcess(["penstock", *command, "--log-level", "error"], environment)
-        )
+        self._started.append(SupervisedProcess(["penstock", *command, "--log-level", "error"], environment))
         self._started[-1].start()
 
-    def _wait_until_ready(
-        self, connection: Connection, client: RedisClient, urls: Sequence[str]
-    ) -> None:
+    def _wait_until_ready(self, connection: Connection, client: RedisClient, urls: Sequence[str]) -> None:
         """Waits until the API answers and a first ride has reached every consumer."""
         began, booked = monotonic(), False
         while (passed := monotonic() - began) < READY_TIMEOUT_S:
@@ -221,9 +207,7 @@ class Demo:
             self._ended.wait(0.2)
         raise DemoFailed(f"the {self.engine} engine was not ready within {READY_TIMEOUT_S:.0f} s")
 
-    def _watch(
-        self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
-    ) -> None:
+    def _watch(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> None:
         """Shows the progress until the time is over; kills a process and reconciles drift meanwhile."""
         while (passed := monotonic() - began) < self.seconds or self._awaits_late_consumer(passed):
             self._check_stop()
@@ -241,9 +225,7 @@ class Demo:
         """Whether the traffic continues so that the late consumer has records to apply."""
         return self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
 
-    def _settle(
-        self, connection: Connection, client: RedisClient, simulator: Simulator, began: float
-    ) -> DemoProgress:
+    def _settle(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> DemoProgress:
         """Waits until every record has reached every consumer."""
         deadline = monotonic() + SETTLE_TIMEOUT_S
         while True:
@@ -255,16 +237,12 @@ class Demo:
                 progress.phase = "settled"
                 return progress
             if monotonic() > deadline:
-                raise DemoFailed(
-                    f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last request"
-                )
+                raise DemoFailed(f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last request")
             self.show(progress)
             self._ended.wait(0.5)
 
     def _is_settled(self, now: Audit) -> bool:
-        arrived = (
-            self._drift is not None and now.late_consumer.position == now.late_consumer.records
-        )
+        arrived = self._drift is not None and now.late_consumer.position == now.late_consumer.records
         return now.settled and (arrived or not self.reconcile)
 
     def _advance_drift(self, connection: Connection, *, traffic: bool) -> None:
@@ -312,11 +290,7 @@ class Demo:
             return "running"
         if self.reconcile and self._drift is None:
             return "waiting for the reconciliation"
-        if (
-            self.reconcile
-            and not self._late_consumer_works
-            and now.late_consumer.position < now.late_consumer.records
-        ):
+        if self.reconcile and not self._late_consumer_works and now.late_consumer.position < now.late_consumer.records:
             return "waiting for the late consumer"
         return "waiting for the last records"
 

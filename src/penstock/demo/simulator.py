@@ -45,9 +45,7 @@ class Simulator:
         self._urls, self._halt = urls, threading.Event()
         self._is_traffic_over = False
         self._booked: deque[int] = deque(maxlen=RIDES_AT_HAND)
-        self._threads = [
-            threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)
-        ]
+        self._threads = [threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)]
 
     def start(self) -> None:
         """Starts the clients."""
@@ -74,9 +72,7 @@ class Simulator:
     def _client(self, number: int) -> None:
         dice = random.Random(number)  # noqa: S311  not for secrets
         with contextlib.ExitStack() as stack:
-            clients = [
-                stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in self._urls
-            ]
+            clients = [stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in self._urls]
             while not self._halt.wait(self._pause_s * dice.random() * 2):
                 try:
                     self._once(dice.choice(clients), dice)

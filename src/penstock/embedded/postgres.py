@@ -14,12 +14,7 @@ import psycopg
 from penstock.embedded import databases
 from penstock.embedded.directories import hand_over
 from penstock.embedded.ownership import read_own, write_private
-from penstock.embedded.postgres_binaries import (
-    account_for_postgres,
-    is_open,
-    open_directory,
-    postgres_binaries,
-)
+from penstock.embedded.postgres_binaries import account_for_postgres, is_open, open_directory, postgres_binaries
 from penstock.embedded.processes import account_options, environment, free_port
 from penstock.embedded.server import EmbeddedServer
 from penstock.errors import ServerUnavailable
@@ -57,11 +52,7 @@ class EmbeddedPostgres(EmbeddedServer):
     guard_signal = signal.SIGQUIT
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        settings: Mapping[str, str] = MappingProxyType({}),
-        binaries: Path | None = None,
+        self, directory: Path, *, settings: Mapping[str, str] = MappingProxyType({}), binaries: Path | None = None
     ) -> None:
         super().__init__(directory, account_for_postgres())
         self._settings = {**DEFAULT_SETTINGS, **settings}
@@ -164,9 +155,7 @@ class EmbeddedPostgres(EmbeddedServer):
             **account_options(self._account),
         )
         if done.returncode != 0:
-            raise ServerUnavailable(
-                f"Postgres could not create a cluster in {data}.\ninitdb: {done.stderr.strip()}"
-            )
+            raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {done.stderr.strip()}")
 
     def _new_password(self) -> Path:
         """Generate a password and keep it in ``password``; returns a copy that ``initdb`` can read."""

@@ -16,13 +16,7 @@ from penstock.embedded.server import EmbeddedServer
 from penstock.errors import ServerUnavailable
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "save": '""',
-        "maxmemory-policy": "noeviction",
-        "daemonize": "no",
-    }
+    {"appendonly": "yes", "appendfsync": "everysec", "save": '""', "maxmemory-policy": "noeviction", "daemonize": "no"}
 )
 
 

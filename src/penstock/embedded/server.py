@@ -9,13 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from penstock.embedded.directories import (
-    DirectoryLock,
-    hand_over,
-    log_tail,
-    private_socket_directory,
-    url_file,
-)
+from penstock.embedded.directories import DirectoryLock, hand_over, log_tail, private_socket_directory, url_file
 from penstock.embedded.ownership import make_private, write_private
 from penstock.embedded.processes import Account, OwnedProcess
 from penstock.errors import ServerUnavailable
@@ -48,10 +42,7 @@ class EmbeddedServer(ABC):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 
@@ -77,9 +68,7 @@ class EmbeddedServer(ABC):
             ServerUnavailable: The server is not running.
         """
         if self._process is None:
-            raise ServerUnavailable(
-                f"The {self.product} in {self.directory} is not running: start() it"
-            )
+            raise ServerUnavailable(f"The {self.product} in {self.directory} is not running: start() it")
         return self._process.pid
 
     def is_running(self) -> bool:
@@ -187,13 +176,10 @@ class EmbeddedServer(ABC):
                 return
             time.sleep(0.02)
         raise ServerUnavailable(
-            f"{self.product} does not start in {self.directory}.\nThe end of {self.log}:\n"
-            + log_tail(self.log)
+            f"{self.product} does not start in {self.directory}.\nThe end of {self.log}:\n" + log_tail(self.log)
         )
 
     def _socket_directory(self) -> Path:
         if self._sockets is None:
-            raise ServerUnavailable(
-                f"The {self.product} in {self.directory} was never started: start() it"
-            )
+            raise ServerUnavailable(f"The {self.product} in {self.directory} was never started: start() it")
         return self._sockets

@@ -14,13 +14,7 @@ from penstock.errors import DeclarationError, InvalidSetting
 from penstock.inline.sides import Group, Side, describe_side, in_snapshot, read_groups, read_rows
 from penstock.inline.tables import canonical_query
 from penstock.inline.values import NUMBERS, IsEqual, Order, make_equal, make_order, to_json
-from penstock.reconciling.comparison import (
-    DIFFERENCES_KEPT,
-    SAMPLES,
-    Difference,
-    DifferenceKind,
-    StateComparison,
-)
+from penstock.reconciling.comparison import DIFFERENCES_KEPT, SAMPLES, Difference, DifferenceKind, StateComparison
 from penstock.reconciling.repair import Rows
 
 _FIELDS = ("key", "kind", "columns")
@@ -32,9 +26,7 @@ class InlineComparer:
 
     engine = "inline"
 
-    def __init__(
-        self, database_url: str, report: str | None = None, *, with_rows: bool = False
-    ) -> None:
+    def __init__(self, database_url: str, report: str | None = None, *, with_rows: bool = False) -> None:
         """Sets up.
 
         Args:
@@ -52,11 +44,7 @@ class InlineComparer:
         self._database_url, self._report, self._with_rows = database_url, report, with_rows
 
     def compare(
-        self,
-        spec: ReconciliationSpec,
-        canonical: str,
-        state: str,
-        among: Sequence[str] | None = None,
+        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
     ) -> StateComparison:
         """Compares every key of both sides.
 
@@ -165,9 +153,7 @@ class _Merge:
             is_kept = len(self.differences) < DIFFERENCES_KEPT
             has_rows = len(self.differences) < self.rows_kept
             if is_kept:
-                self.differences.append(
-                    self._describe(kind, columns, one, other, with_rows=has_rows)
-                )
+                self.differences.append(self._describe(kind, columns, one, other, with_rows=has_rows))
             if report is not None:
                 report.write(self._describe(kind, columns, one, other, with_rows=self.reports_rows))
 
@@ -196,9 +182,7 @@ class _Merge:
 
     def _make_equals(self) -> list[IsEqual]:
         return [
-            make_equal(
-                self.expected.oids[column], self.found.oids[column], self.spec.tolerance.get(column)
-            )
+            make_equal(self.expected.oids[column], self.found.oids[column], self.spec.tolerance.get(column))
             for column in self.columns
         ]
 
@@ -210,11 +194,7 @@ class _Merge:
                 yield group
 
     def _differing(
-        self,
-        kind: DifferenceKind,
-        one: Group | None,
-        other: Group | None,
-        equals: Sequence[IsEqual],
+        self, kind: DifferenceKind, one: Group | None, other: Group | None, equals: Sequence[IsEqual]
     ) -> tuple[str, ...]:
         """The columns that differ."""
         if kind is not DifferenceKind.DIFFERENT or one is None or other is None:
@@ -223,13 +203,7 @@ class _Merge:
         return tuple(column for column, is_equal, a, b in values if not is_equal(a, b))
 
     def _describe(
-        self,
-        kind: DifferenceKind,
-        columns: tuple[str, ...],
-        one: Group | None,
-        other: Group | None,
-        *,
-        with_rows: bool,
+        self, kind: DifferenceKind, columns: tuple[str, ...], one: Group | None, other: Group | None, *, with_rows: bool
     ) -> Difference:
         either = one or other
         assert either is not None
@@ -292,18 +266,14 @@ def _with_place(groups: Iterator[Group], order: Order) -> Iterator[tuple[Any, Gr
         last = place
 
 
-def _kind(
-    one: Group | None, other: Group | None, equals: Sequence[IsEqual]
-) -> DifferenceKind | None:
+def _kind(one: Group | None, other: Group | None, equals: Sequence[IsEqual]) -> DifferenceKind | None:
     if other is None:
         return DifferenceKind.MISSING
     if one is None:
         return DifferenceKind.SURPLUS
     if other.count > 1:
         return DifferenceKind.DOUBLED
-    same = all(
-        is_equal(a, b) for is_equal, a, b in zip(equals, one.values, other.values, strict=True)
-    )
+    same = all(is_equal(a, b) for is_equal, a, b in zip(equals, one.values, other.values, strict=True))
     return None if same else DifferenceKind.DIFFERENT
 
 

@@ -55,13 +55,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     loops: dict[str, Loop] = {}
     if streamer:
         worker = Streamer(
-            pipeline,
-            database_url,
-            redis_url,
-            idle_s=idle_s,
-            prepare=prepare,
-            resend_chance=resend_chance,
-            share=share,
+            pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, resend_chance=resend_chance, share=share
         )
         loops["streamer"] = lambda stopped: worker.run(stopped, lambda did: report("streamer", did))
     for spec in specs:

@@ -64,12 +64,7 @@ class InlineExaminer:
         again, twice = self._read_repeats(ranges)
         found.counts[FindingKind.DOUBLED] += again
         return Examination(
-            found.records,
-            self._count_overtaken(ranges),
-            +found.counts,
-            found.findings,
-            found.unexpected,
-            twice,
+            found.records, self._count_overtaken(ranges), +found.counts, found.findings, found.unexpected, twice
         )
 
     def _compare(
@@ -96,11 +91,7 @@ class InlineExaminer:
             rows = self._connection.execute(self._sql["expected_records"], where).fetchall()
         return [
             ExpectedRecord(
-                offset,
-                record,
-                entry,
-                tuple(value.encode() for value in values) if present else None,
-                at_home,
+                offset, record, entry, tuple(value.encode() for value in values) if present else None, at_home
             )
             for offset, record, entry, present, at_home, *values in rows
         ]
@@ -151,9 +142,7 @@ def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | li
     }
 
 
-def _is_equal(
-    wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]
-) -> bool:
+def _is_equal(wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
     """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
     count = wanted.until - wanted.after
     published = max(0, min(count, wanted.published - wanted.after))

@@ -68,9 +68,7 @@ def in_snapshot(database_url: str, snapshot: str) -> Iterator[Connection]:
         SnapshotLost: The transaction that held the snapshot has ended.
         ServerUnavailable: Postgres does not answer.
     """
-    with connect_postgres(
-        database_url, application="reconcile", prepare=False, kind=TableConnection
-    ) as connection:
+    with connect_postgres(database_url, application="reconcile", prepare=False, kind=TableConnection) as connection:
         connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
         connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
         with postgres_errors("reading in a snapshot"), connection.transaction():
@@ -93,8 +91,7 @@ def describe_side(connection: Connection, source: str, columns: Sequence[str] | 
         raise Unknown(f"reconcile: {first_line(error)}") from error
     oids = {column.name: column.type_code for column in found or ()}
     types = connection.execute(
-        "SELECT t, pg_catalog.format_type(t, -1) FROM unnest(%s::oid[]) AS t",
-        ([*oids.values()],),
+        "SELECT t, pg_catalog.format_type(t, -1) FROM unnest(%s::oid[]) AS t", ([*oids.values()],)
     ).fetchall()
     by_oid: dict[int, str] = dict(types)
     return Side(source, oids, {column: by_oid[oid] for column, oid in oids.items()})
@@ -119,15 +116,11 @@ def read_groups(
         among: Read only these keys, each as JSON.
     """
     # Renamed: a bare name in ORDER BY is that of an output column, which is text.
-    keys = [
-        f'{_as_key(side, like, column)} AS "penstock key {number}"'
-        for number, column in enumerate(key)
-    ]
+    keys = [f'{_as_key(side, like, column)} AS "penstock key {number}"' for number, column in enumerate(key)]
     values = [_as_text(side, like, column) for column in columns]
     order = ", ".join(_as_order(side, like, column) for column in key)
-    query = (
-        f"SELECT {', '.join([*keys, *values]) or 'NULL'} FROM {side.source} {_where(side, like, key, among)}"
-        + (f" ORDER BY {order}" if order else "")
+    query = f"SELECT {', '.join([*keys, *values]) or 'NULL'} FROM {side.source} {_where(side, like, key, among)}" + (
+        f" ORDER BY {order}" if order else ""
     )
     return _group(_stream(connection, query), len(key), len(columns))
 
@@ -215,9 +208,7 @@ def _where(side: Side, like: Side, key: Sequence[str], among: Sequence[str] | No
 def _is_among(side: Side, like: Side, values: Mapping[str, str]) -> str:
     """The condition that the columns together are one of the keys."""
     columns = ", ".join(_in_type(side, like, column) for column in values)
-    typed = ", ".join(
-        f"CAST(w.k{number} AS {like.names[column]})" for number, column in enumerate(values)
-    )
+    typed = ", ".join(f"CAST(w.k{number} AS {like.names[column]})" for number, column in enumerate(values))
     names = ", ".join(f"k{number}" for number in range(len(values)))
     lists = ", ".join(values.values())
     return f"({columns}) IN (SELECT {typed} FROM unnest({lists}) AS w ({names}))"

@@ -96,9 +96,7 @@ def _numeric_order(value: Value) -> tuple[int, Decimal]:
     return (3 if number.is_nan() else 2 if number > 0 else 0), Decimal(0)
 
 
-_NUMBER_ORDERS: dict[int, Callable[[Any], Any]] = {
-    oid: _numeric_order if oid == _NUMERIC else int for oid in ORDERED
-}
+_NUMBER_ORDERS: dict[int, Callable[[Any], Any]] = {oid: _numeric_order if oid == _NUMERIC else int for oid in ORDERED}
 
 
 def to_json(columns: Sequence[str], oids: Mapping[str, int], values: Sequence[Value]) -> str:

@@ -10,13 +10,7 @@ holds another record at its end, shows that Postgres has lost commits.
     lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
-from penstock.journal.lineage import (
-    check_lineage,
-    check_same_server,
-    check_tails,
-    examine_lineage,
-    server_start_us,
-)
+from penstock.journal.lineage import check_lineage, check_same_server, check_tails, examine_lineage, server_start_us
 from penstock.journal.reading import (
     Since,
     journal_bounds,

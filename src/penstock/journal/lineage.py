@@ -21,20 +21,8 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.quoting import quote
 from penstock.database.statements import statements
-from penstock.errors import (
-    DamagedJournal,
-    ForeignLog,
-    HistoryDiverged,
-    ReadOnlyPostgres,
-    SchemaMissing,
-    ServerReplaced,
-)
-from penstock.journal.reading import (
-    JournaledRecord,
-    has_record,
-    journal_bounds,
-    records_at,
-)
+from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
+from penstock.journal.reading import JournaledRecord, has_record, journal_bounds, records_at
 from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
@@ -109,13 +97,7 @@ def check_lineage(
         SchemaMissing: The tables are not there.
         ServerUnavailable: Postgres or Redis does not answer.
     """
-    lineage = examine_lineage(
-        connection,
-        client,
-        scope,
-        declared=declared,
-        on_unusable=on_unusable,
-    )
+    lineage = examine_lineage(connection, client, scope, declared=declared, on_unusable=on_unusable)
     return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
 
 
@@ -143,9 +125,7 @@ def examine_lineage(
     with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         is_another = newest is not None and newest[1] != current.system_identifier
-        went_back = connection.execute(
-            sql["transaction_ids_went_back"], {"is_another": is_another}
-        ).fetchone()
+        went_back = connection.execute(sql["transaction_ids_went_back"], {"is_another": is_another}).fetchone()
     if newest is None or went_back is None:
         raise _no_epoch(scope)
     if went_back[0]:
@@ -193,9 +173,7 @@ def server_start_us(connection: Connection, scope: Scope) -> int:
         ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("reading the start of Postgres"):
-        row = connection.execute(
-            statements("penstock.journal", scope.schema)["server_start"]
-        ).fetchone()
+        row = connection.execute(statements("penstock.journal", scope.schema)["server_start"]).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -311,9 +289,7 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
             else "this is another cluster than before, and this role may not see whether its sequences were copied: GRANT SELECT ON "
             f"SEQUENCE {scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it again"
         )
-        raise HistoryDiverged(
-            f"{found}. See docs: errors#historydiverged; then: penstock reset epoch"
-        )
+        raise HistoryDiverged(f"{found}. See docs: errors#historydiverged; then: penstock reset epoch")
 
 
 def _explain_ahead(

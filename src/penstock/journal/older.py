@@ -17,12 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.revisions import check_revision
 from penstock.errors import ServerUnavailable
-from penstock.journal.lineage import (
-    check_epoch,
-    check_same_server,
-    check_tails,
-    server_start_us,
-)
+from penstock.journal.lineage import check_epoch, check_same_server, check_tails, server_start_us
 from penstock.journal.records import read_records
 from penstock.parsing import find_number
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, Scope, ShardName
@@ -36,12 +31,7 @@ class JournalRecords:
     """
 
     def __init__(
-        self,
-        database_url: str,
-        redis_url: str,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
-        prepare: bool = True,
+        self, database_url: str, redis_url: str, *, scope: Scope = DEFAULT_SCOPE, prepare: bool = True
     ) -> None:
         """Sets up; nothing is sent.
 
@@ -112,9 +102,7 @@ class JournalRecords:
             return fill(self._connection, self._scope, found)
 
     def _connect(self) -> WorkerConnection:
-        connection = connect_postgres(
-            self._database_url, application="reader", prepare=self._prepare
-        )
+        connection = connect_postgres(self._database_url, application="reader", prepare=self._prepare)
         try:
             check_revision(connection, self._scope)
             self._server_start_us = server_start_us(connection, self._scope)
@@ -148,12 +136,7 @@ class AsyncJournalRecords:
     """
 
     def __init__(
-        self,
-        database_url: str,
-        redis_url: str,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
-        prepare: bool = True,
+        self, database_url: str, redis_url: str, *, scope: Scope = DEFAULT_SCOPE, prepare: bool = True
     ) -> None:
         """As ``JournalRecords``."""
         self._records = JournalRecords(database_url, redis_url, scope=scope, prepare=prepare)
@@ -173,9 +156,7 @@ class AsyncJournalRecords:
         await self.aclose()
 
 
-def fill(
-    executor: Executor, scope: Scope, found: LogSlice, *, most_bytes: int = MAX_BYTES
-) -> LogSlice:
+def fill(executor: Executor, scope: Scope, found: LogSlice, *, most_bytes: int = MAX_BYTES) -> LogSlice:
     """The slice with what the journal has of its evicted records; it ends early where the limit was reached.
 
     Args:
@@ -187,13 +168,7 @@ def fill(
     records: list[Record] = []
     step = -1 if found.is_backwards else 1
     for wanted in found.evicted[::step]:
-        fetched = read_records(
-            executor,
-            scope.schema,
-            wanted,
-            most_bytes=most_bytes,
-            backwards=found.is_backwards,
-        )
+        fetched = read_records(executor, scope.schema, wanted, most_bytes=most_bytes, backwards=found.is_backwards)
         records += fetched.records
         most_bytes -= fetched.stored_bytes
         if most_bytes <= 0:

@@ -8,16 +8,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.records import (
-    LastRecord,
-    Moment,
-    Offset,
-    Record,
-    RecordId,
-    Scope,
-    Shard,
-    ShardName,
-)
+from penstock.records import LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
 
 CLOCK_MARGIN = timedelta(minutes=10)
 """How far a server's clock may be set back, while a record waits for its tick, without its being missed by a search by time."""
@@ -113,9 +104,7 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
         ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("looking for missed records"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["missed_records"]
-        ).fetchall()
+        rows = connection.execute(statements("penstock.journal", scope.schema)["missed_records"]).fetchall()
     return [
         MissedRecords(ShardName(channel, Shard(shard)), count, first, is_isolated)
         for channel, shard, count, first, is_isolated in rows
@@ -139,16 +128,10 @@ def journal_bounds(
     if shards is not None:
         chosen = list(shards)
         sql = statements("penstock.journal", scope.schema)["bounds"]
-        values = {
-            "channels": [shard.channel for shard in chosen],
-            "shards": [shard.shard for shard in chosen],
-        }
+        values = {"channels": [shard.channel for shard in chosen], "shards": [shard.shard for shard in chosen]}
     with postgres_errors("reading the ends of the journal"):
         rows = connection.execute(sql, values).fetchall()
-    return {
-        ShardName(channel, Shard(shard)): (Offset(first), Offset(last))
-        for channel, shard, first, last in rows
-    }
+    return {ShardName(channel, Shard(shard)): (Offset(first), Offset(last)) for channel, shard, first, last in rows}
 
 
 def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
@@ -168,9 +151,7 @@ def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Of
         SchemaMissing: The tables are not there.
     """
     with postgres_errors("reading the journal's tails"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["registered_tails"]
-        ).fetchall()
+        rows = connection.execute(statements("penstock.journal", scope.schema)["registered_tails"]).fetchall()
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
@@ -182,15 +163,12 @@ def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool
     """
     with postgres_errors("looking for a record"):
         [(exists,)] = connection.execute(
-            statements("penstock.journal", scope.schema)["staged_at"],
-            {"id": record.id, "staged_us": record.staged_us},
+            statements("penstock.journal", scope.schema)["staged_at"], {"id": record.id, "staged_us": record.staged_us}
         ).fetchall()
     return bool(exists)
 
 
-def known_shards(
-    connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()
-) -> list[ShardName]:
+def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()) -> list[ShardName]:
     """Every shard that is registered or ``declared``.
 
     Raises:

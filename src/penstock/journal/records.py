@@ -21,12 +21,7 @@ class FoundRecords(NamedTuple):
 
 
 def read_records(
-    executor: Executor,
-    schema: str,
-    wanted: OffsetRange,
-    *,
-    most_bytes: int,
-    backwards: bool = False,
+    executor: Executor, schema: str, wanted: OffsetRange, *, most_bytes: int, backwards: bool = False
 ) -> FoundRecords:
     """The records of a range that Postgres has, as far as the limit allows.
 

@@ -45,9 +45,7 @@ def shards_to_compare(
     return sorted({*registered, *declared, *written})
 
 
-def log_epochs(
-    client: RedisClient, scope: Scope, shards: Sequence[ShardName]
-) -> dict[ShardName, Epoch]:
+def log_epochs(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
     """The epoch in which each shard was last written, without shards that never were.
 
     Raises:
@@ -60,16 +58,12 @@ def log_epochs(
     with redis_errors("reading the log's epochs"):
         replies = pipeline.execute()
     return {
-        shard: _parse_epoch(shard, reply)
-        for shard, reply in zip(shards, replies, strict=True)
-        if reply is not None
+        shard: _parse_epoch(shard, reply) for shard, reply in zip(shards, replies, strict=True) if reply is not None
     }
 
 
 def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
     text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
     if not _EPOCH.fullmatch(text):
-        raise ForeignLog(
-            f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
-        )
+        raise ForeignLog(f"{shard}: the key of its epoch holds no number; something else uses Penstock's names")
     return Epoch(int(text))

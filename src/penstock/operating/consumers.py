@@ -49,9 +49,7 @@ def list_consumers(
     """
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the consumers"):
-        rows = connection.execute(
-            sql["registered_consumers"], {"consumer": consumer}, binary=True
-        ).fetchall()
+        rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}, binary=True).fetchall()
     return [RegisteredConsumer(*row) for row in rows]
 
 
@@ -76,9 +74,7 @@ def retire(
         if apply:
             lock_consumer(connection, consumer, scope)
         for each in found if apply else ():
-            connection.execute(
-                sql["retire_consumer"], {"consumer": consumer, "channel": each.channel}
-            )
+            connection.execute(sql["retire_consumer"], {"consumer": consumer, "channel": each.channel})
     if apply:
         for each in found:
             log.warning(
@@ -97,9 +93,7 @@ def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -
     if _find_successor(connection, consumer, scope) is None:
         return False
     if apply:
-        connection.execute(
-            statements("penstock.operating", scope.schema)["free_consumer"], {"consumer": consumer}
-        )
+        connection.execute(statements("penstock.operating", scope.schema)["free_consumer"], {"consumer": consumer})
         log.warning("name of a consumer freed", consumer=consumer)
     return True
 
@@ -112,12 +106,7 @@ def _find_successor(connection: Connection, consumer: str, scope: Scope) -> str 
 
 
 def rename(
-    connection: Connection,
-    consumer: str,
-    successor: str,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, consumer: str, successor: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> list[RegisteredConsumer]:
     """Plans another name for a consumer; with ``apply``, carries it out.
 
@@ -186,9 +175,7 @@ def _check_here(connection: Connection, sql: dict[str, bytes], names: dict[str, 
         )
 
 
-def _check_free(
-    connection: Connection, sql: dict[str, bytes], names: dict[str, str], scope: Scope
-) -> None:
+def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, str], scope: Scope) -> None:
     consumer, successor = names["consumer"], names["successor"]
     now = _find_successor(connection, successor, scope)
     if now is not None and now != consumer:
@@ -197,8 +184,7 @@ def _check_free(
             f"Take another name; or, once no such worker is left, penstock consumers retire {successor} --apply frees the name"
         )
     reads, would_read = (
-        {each.channel for each in list_consumers(connection, name, scope=scope)}
-        for name in (consumer, successor)
+        {each.channel for each in list_consumers(connection, name, scope=scope)} for name in (consumer, successor)
     )
     if not would_read <= reads:
         raise Refused(
@@ -216,9 +202,7 @@ def _check_free(
         raise Refused(f"a reconciliation of {consumer} is running: rename it when that has ended")
 
 
-def check_registered(
-    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
-) -> None:
+def check_registered(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
     """Checks that a consumer of that name is registered.
 
     Raises:
@@ -235,18 +219,12 @@ def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unk
     names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})
     successor = _find_successor(connection, consumer, scope)
     now = "" if successor is None else f"; it is {successor} now"
-    return Unknown(
-        f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}"
-    )
+    return Unknown(f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}")
 
 
 def lock_consumer(connection: Connection, consumer: str, scope: Scope) -> None:
     """Locks a consumer's channels, as retention and its registration do, then its checkpoints: its handlers have ended."""
     lock = statements("penstock.database", scope.schema)["lock_channel"]
-    for channel in sorted(
-        {each.channel for each in list_consumers(connection, consumer, scope=scope)}
-    ):
+    for channel in sorted({each.channel for each in list_consumers(connection, consumer, scope=scope)}):
         connection.execute(lock, {"channel": channel})
-    connection.execute(
-        statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer}
-    )
+    connection.execute(statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer})

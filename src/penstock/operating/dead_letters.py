@@ -66,11 +66,7 @@ class DeadLetter:
 
 
 def newest(
-    connection: Connection,
-    consumer: str | None = None,
-    *,
-    limit: int = 50,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, consumer: str | None = None, *, limit: int = 50, scope: Scope = DEFAULT_SCOPE
 ) -> list[DeadLetter]:
     """The newest dead letters, of one consumer or of all.
 
@@ -87,9 +83,7 @@ def newest(
     return [DeadLetter(*row) for row in rows]
 
 
-def of_consumer(
-    connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE
-) -> list[DeadLetter]:
+def of_consumer(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[DeadLetter]:
     """All dead letters of a consumer, in the order of the log.
 
     Raises:
@@ -98,9 +92,7 @@ def of_consumer(
     """
     with postgres_errors("reading dead letters"):
         rows = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letters_of"],
-            {"consumer": consumer},
-            binary=True,
+            statements("penstock.operating", scope.schema)["dead_letters_of"], {"consumer": consumer}, binary=True
         ).fetchall()
     return [DeadLetter(*row) for row in rows]
 
@@ -124,9 +116,7 @@ def at(letters: Iterable[DeadLetter], place: Place) -> DeadLetter:
     raise Unknown(f"no dead letter at {place}; penstock dead-letters list shows where they are")
 
 
-def read_record(
-    connection: Connection, letter: DeadLetter, *, scope: Scope = DEFAULT_SCOPE
-) -> Record | None:
+def read_record(connection: Connection, letter: DeadLetter, *, scope: Scope = DEFAULT_SCOPE) -> Record | None:
     """The record with its payload; None if the dead letter is gone.
 
     Raises:
@@ -134,16 +124,12 @@ def read_record(
     """
     with postgres_errors("reading a dead letter"):
         row = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letter"],
-            letter_key(letter),
-            binary=True,
+            statements("penstock.operating", scope.schema)["dead_letter"], letter_key(letter), binary=True
         ).fetchone()
     return None if row is None else make_record(letter, row)
 
 
-def drop(
-    connection: Connection, letters: Sequence[DeadLetter], *, scope: Scope = DEFAULT_SCOPE
-) -> int:
+def drop(connection: Connection, letters: Sequence[DeadLetter], *, scope: Scope = DEFAULT_SCOPE) -> int:
     """Gives dead letters up for ever: their records will have had no effect. Gives their number.
 
     Raises:
@@ -158,22 +144,14 @@ def drop(
         dropped += removed
         if removed:
             log.warning(
-                "dead letter dropped",
-                consumer=letter.consumer,
-                place=str(letter.place),
-                record=letter.record_id,
+                "dead letter dropped", consumer=letter.consumer, place=str(letter.place), record=letter.record_id
             )
     return dropped
 
 
 def letter_key(letter: DeadLetter) -> dict[str, str | int]:
     """The values that name its row."""
-    return {
-        "consumer": letter.consumer,
-        "channel": letter.channel,
-        "shard": letter.shard,
-        "offset": letter.offset,
-    }
+    return {"consumer": letter.consumer, "channel": letter.channel, "shard": letter.shard, "offset": letter.offset}
 
 
 def make_record(letter: DeadLetter, row: Sequence[object]) -> Record:

@@ -64,12 +64,7 @@ class ReshardPlan:
 
 
 def reshard(
-    connection: Connection,
-    channel: str,
-    shards: int,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, channel: str, shards: int, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> ReshardPlan:
     """Plans another number of shards for a log; with ``apply``, carries it out.
 
@@ -121,10 +116,6 @@ def reshard(
             connection.execute(sql["begin_generation"], {**key, **numbers})
     if plan.applied:
         log.warning(
-            "shards changed",
-            channel=channel,
-            before=plan.before,
-            after=plan.after,
-            first_shard=plan.first_shard,
+            "shards changed", channel=channel, before=plan.before, after=plan.after, first_shard=plan.first_shard
         )
     return plan

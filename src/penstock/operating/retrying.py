@@ -20,15 +20,7 @@ import structlog
 from penstock.batches import Records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.dead_letters import DeadLetters
-from penstock.consuming.delivery import (
-    NO_TROUBLE,
-    Broken,
-    Conflict,
-    Policy,
-    Retry,
-    Unavailable,
-    decide,
-)
+from penstock.consuming.delivery import NO_TROUBLE, Broken, Conflict, Policy, Retry, Unavailable, decide
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.connections import Database, connect_postgres, get_database_url
@@ -102,24 +94,15 @@ def retry(
     if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
         _check_may_stage(pipeline, database)
     done: list[Retried] = []
-    ordered = sorted(
-        letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset)
-    )
+    ordered = sorted(letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset))
     for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
         consumer = _reading(consumers[name], channel)
-        transaction = HandlerTransaction(
-            pipeline, consumer, get_database_url(database), prepare=prepare
-        )
+        transaction = HandlerTransaction(pipeline, consumer, get_database_url(database), prepare=prepare)
         trial = _Trial(transaction, consumer, pipeline.scope, make_frame, superseded=superseded)
         try:
             for letter in group:
                 done.append(trial.run(letter))
-                log.info(
-                    "dead letter retried",
-                    consumer=name,
-                    place=str(letter.place),
-                    outcome=done[-1].outcome,
-                )
+                log.info("dead letter retried", consumer=name, place=str(letter.place), outcome=done[-1].outcome)
         finally:
             transaction.close()
     return done
@@ -238,9 +221,7 @@ class _Trial:
                 self._remove(settling, letter)
                 if earlier_shard is not None and self._is_ordered:
                     place = letter.place
-                    self._dead_letters.note_later(
-                        settling, place.shard, [letter.key], [place.offset]
-                    )
+                    self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
 
             return Plan(
                 Retried(letter, "applied"),

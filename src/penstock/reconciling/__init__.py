@@ -15,14 +15,7 @@ from penstock.reconciling.barrier import Barrier, Pinned, pinned
 from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
 from penstock.reconciling.cut import Connect, Cut, cut
 from penstock.reconciling.repair import Rows
-from penstock.reconciling.run import (
-    Comparer,
-    Intent,
-    Reconciled,
-    find_reconciliations,
-    has_never_applied,
-    reconcile,
-)
+from penstock.reconciling.run import Comparer, Intent, Reconciled, find_reconciliations, has_never_applied, reconcile
 
 __all__ = [
     "Barrier",

@@ -88,9 +88,7 @@ class Pinned:
 
 
 @contextmanager
-def pinned(
-    connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0
-) -> Iterator[Pinned]:
+def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0) -> Iterator[Pinned]:
     """Waits until the consumer has reached the cut, pins its state, and lets it continue.
 
     Args:
@@ -118,9 +116,7 @@ def pinned(
             barrier.lift(watcher)
 
 
-def wait_until_reached(
-    watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float
-) -> float:
+def wait_until_reached(watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float) -> float:
     """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had.
 
     Raises:
@@ -165,9 +161,7 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
             f"consumer {consumer.name} is not registered: it has never run. Start it with: penstock consume {consumer.name}"
         )
     halted = {
-        ShardName(consumer.channel.name, Shard(shard)): reason
-        for shard, _, reason, _ in rows
-        if reason is not None
+        ShardName(consumer.channel.name, Shard(shard)): reason for shard, _, reason, _ in rows if reason is not None
     }
     if halted:
         *_, has_letters = rows[0]
@@ -179,9 +173,7 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
     return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, *_ in rows}
 
 
-def _count_behind(
-    checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut
-) -> dict[ShardName, int]:
+def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> dict[ShardName, int]:
     """How many records each shard is behind the cut; shards that have reached it are left out."""
     beyond = [str(shard) for shard, offset in checkpoints.items() if offset > at.get_offset(shard)]
     if beyond:
@@ -190,9 +182,7 @@ def _count_behind(
             f"{EXPIRES_S:g} s, or a worker of an older release is running. Try again"
         )
     return {
-        shard: at.get_offset(shard) - offset
-        for shard, offset in checkpoints.items()
-        if offset < at.get_offset(shard)
+        shard: at.get_offset(shard) - offset for shard, offset in checkpoints.items() if offset < at.get_offset(shard)
     }
 
 

@@ -62,11 +62,7 @@ WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
 
 
 @contextmanager
-def cut(
-    connect: Connect,
-    scope: Scope,
-    within: WithinTick = lambda _connection, _offsets: None,
-) -> Iterator[Cut]:
+def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection, _offsets: None) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
     Producers do not wait; sequencers wait for the few milliseconds of one tick.
@@ -82,9 +78,7 @@ def cut(
         with postgres_errors("making a cut"), holder.transaction():
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-                ticker.execute(
-                    f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode()
-                )
+                ticker.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode())
                 ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
                 snapshot = export_snapshot(holder)
                 import_snapshot(ticker, snapshot)

@@ -48,7 +48,5 @@ def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
     Raises:
         psycopg.Error: Postgres does not answer.
     """
-    rows = connection.execute(
-        statements("penstock.reconciling", scope.schema)["last_runs"], binary=True
-    )
+    rows = connection.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True)
     return tuple(LastRun(*row) for row in rows)

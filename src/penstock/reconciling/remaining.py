@@ -46,17 +46,12 @@ class RemainingKeys:
     def keep(self, name: str, keys: Sequence[str]) -> None:
         """Writes the list, and removes those of earlier runs of the reconciliation: this one has compared every key since."""
         with postgres_errors("keeping the keys to repair"), self.connect() as connection:
-            connection.execute(
-                self._sql["keep_remaining"], {"run": self.run, "name": name, "keys": list(keys)}
-            )
+            connection.execute(self._sql["keep_remaining"], {"run": self.run, "name": name, "keys": list(keys)})
 
     def drop(self, keys: Sequence[str], repaired: int) -> None:
         """Removes keys that need no repair any more, and records how many the run has repaired."""
         with postgres_errors("keeping the keys to repair"), self.connect() as connection:
-            connection.execute(
-                self._sql["drop_remaining"],
-                {"run": self.run, "keys": list(keys), "repaired": repaired},
-            )
+            connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> Remaining | None:
         """The list of the last run of a reconciliation that was interrupted; None if there is none.
@@ -64,11 +59,7 @@ class RemainingKeys:
         Raises:
             Refused: Another engine wrote the list, or the reconciliation had another key.
         """
-        with (
-            postgres_errors("taking over the keys to repair"),
-            self.connect() as connection,
-            connection.transaction(),
-        ):
+        with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
             found = connection.execute(
                 self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}
             ).fetchone()
@@ -83,9 +74,7 @@ class RemainingKeys:
         return statements("penstock.reconciling", self.scope.schema)
 
 
-def _check_fits(
-    spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]
-) -> None:
+def _check_fits(spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]) -> None:
     """Engines write some keys differently: one would not find those of the other, and take them for equal."""
     if written_by != engine:
         raise Refused(

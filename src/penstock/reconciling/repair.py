@@ -122,10 +122,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 
 
 def replace_state(
-    connection: Connection,
-    scope: Scope,
-    at: Cut,
-    tables: Sequence[tuple[ReconciliationSpec, Rows]],
+    connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, Rows]]
 ) -> Replaced:
     """Replaces a consumer's whole state by canonical rows, and its checkpoints by the cut in which they were read.
 
@@ -146,13 +143,10 @@ def replace_state(
     before = after = 0
     with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
         connection.execute(FIX_FORMATS)
-        copied = [
-            _copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)
-        ]
+        copied = [_copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)]
         # Retention takes the same lock: it cannot remove what the checkpoints move back to.
         connection.execute(
-            statements("penstock.database", scope.schema)["lock_channel"],
-            {"channel": spec.consumer.channel.name},
+            statements("penstock.database", scope.schema)["lock_channel"], {"channel": spec.consumer.channel.name}
         )
         checkpoints = _lock_checkpoints(connection, scope, spec)
         _check_kept(connection, scope, spec, at)
@@ -169,9 +163,7 @@ def replace_state(
 
 
 def _copy_differences(connection: Connection, differences: Sequence[Difference]) -> None:
-    with connection.cursor().copy(
-        "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
-    ) as copy:
+    with connection.cursor().copy("COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN") as copy:
         for number, difference in enumerate(differences):
             copy.write_row((number, difference.kind, difference.key, difference.expected))
 
@@ -196,10 +188,7 @@ def _copy_rows(
 
 
 def _refuse_unfit(
-    connection: Connection,
-    spec: ReconciliationSpec,
-    types: Mapping[str, ColumnType],
-    find_unfit: sql.Composed,
+    connection: Connection, spec: ReconciliationSpec, types: Mapping[str, ColumnType], find_unfit: sql.Composed
 ) -> None:
     """Refuses canonical values that the state's columns would round or truncate: every run would find them again."""
     unfit = connection.execute(find_unfit).fetchone()
@@ -210,9 +199,7 @@ def _refuse_unfit(
         )
 
 
-def _lock_checkpoints(
-    connection: Connection, scope: Scope, spec: ReconciliationSpec
-) -> Mapping[ShardName, Offset]:
+def _lock_checkpoints(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> Mapping[ShardName, Offset]:
     """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
     channel = spec.consumer.channel.name
     rows = connection.execute(
@@ -237,16 +224,11 @@ def _check_kept(connection: Connection, scope: Scope, spec: ReconciliationSpec, 
 
 
 def _refuse_dead_letters(
-    connection: Connection,
-    scope: Scope,
-    spec: ReconciliationSpec,
-    shards: Collection[ShardName],
-    at: Cut,
+    connection: Connection, scope: Scope, spec: ReconciliationSpec, shards: Collection[ShardName], at: Cut
 ) -> None:
     """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
     [(count,)] = connection.execute(
-        statements("penstock.reconciling", scope.schema)["dead_letters_before"],
-        _position_parameters(spec, shards, at),
+        statements("penstock.reconciling", scope.schema)["dead_letters_before"], _position_parameters(spec, shards, at)
     ).fetchall()
     if count:
         name = spec.consumer.name
@@ -268,9 +250,7 @@ def _position_parameters(
     }
 
 
-def _read_types(
-    connection: Connection, scope: Scope, spec: ReconciliationSpec
-) -> Mapping[str, ColumnType]:
+def _read_types(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> Mapping[str, ColumnType]:
     """The columns of the state table, and their SQL types.
 
     Raises:
@@ -288,8 +268,6 @@ def _find_table(connection: Connection, scope: Scope, spec: ReconciliationSpec) 
     """The state's table, by the role's search_path; None if there is none.  In a transaction, whose search_path is ours again."""
     sql_ = statements("penstock.reconciling", scope.schema)
     connection.execute(ROLES_SEARCH_PATH)
-    [(oid,)] = connection.execute(
-        sql_["find_table"], {"table": quote(spec.schema, spec.table)}
-    ).fetchall()
+    [(oid,)] = connection.execute(sql_["find_table"], {"table": quote(spec.schema, spec.table)}).fetchall()
     connection.execute(OUR_SEARCH_PATH)
     return None if oid is None else int(oid)

@@ -51,9 +51,7 @@ class RepairStatements:
         _check_columns(spec, columns, types)
         self._names = _build_names(spec, columns, types, incoming)
         self.delete_all = self._build("DELETE FROM {table}")
-        self.insert_incoming = self._build(
-            "INSERT INTO {table} ({columns}) SELECT {incoming} FROM {incoming_rows} i"
-        )
+        self.insert_incoming = self._build("INSERT INTO {table} ({columns}) SELECT {incoming} FROM {incoming_rows} i")
         # The first column that cannot hold one of its values, if there is any.
         self.find_unfit = self._build(
             "SELECT unfit.name FROM (SELECT {unfit_expected} AS name FROM pg_temp.penstock_differences d) unfit "
@@ -89,15 +87,7 @@ class RepairStatements:
     @property
     def repair(self) -> tuple[sql.Composed, ...]:
         """The statements of a repair, in order."""
-        return (
-            self.keys,
-            self.analyse,
-            self.note_before,
-            self.delete,
-            self.update,
-            self.insert,
-            self.note_after,
-        )
+        return (self.keys, self.analyse, self.note_before, self.delete, self.update, self.insert, self.note_after)
 
     def _build_note(self, column: str) -> sql.Composed:
         """Records the current rows of each key in a column of the differences."""
@@ -111,9 +101,7 @@ class RepairStatements:
         return sql.SQL(text).format(**self._names)
 
 
-def _check_columns(
-    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType]
-) -> None:
+def _check_columns(spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType]) -> None:
     missing = [column for column in (*spec.key, *columns) if column not in types]
     if missing:
         raise DeclarationError(
@@ -122,10 +110,7 @@ def _check_columns(
 
 
 def _build_names(
-    spec: ReconciliationSpec,
-    columns: Sequence[str],
-    types: Mapping[str, ColumnType],
-    incoming: sql.Identifier,
+    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType], incoming: sql.Identifier
 ) -> dict[str, sql.Composable]:
     """The parts of the statements that depend on the table."""
 
@@ -149,15 +134,12 @@ def _build_names(
         "unfit_expected": _find_unfit("d.expected", everything, types),
         "unfit_incoming": _find_unfit("i.row", everything, types),
         "key_values": sql.SQL("").join(
-            sql.SQL(", {} AS {}").format(value("d.key", column), sql.Identifier(column))
-            for column in spec.key
+            sql.SQL(", {} AS {}").format(value("d.key", column), sql.Identifier(column)) for column in spec.key
         ),
     }
 
 
-def _find_unfit(
-    row: LiteralString, columns: Sequence[str], types: Mapping[str, ColumnType]
-) -> sql.Composable:
+def _find_unfit(row: LiteralString, columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.Composable:
     """The name of a column whose type would round or truncate the value of a row; NULL if there is none."""
     limited = [c for c in columns if types[c].declared != types[c].unlimited]
     cases = [

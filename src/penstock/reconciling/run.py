@@ -21,13 +21,7 @@ from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import DeclarationError, PenstockError, Refused
 from penstock.pipeline import Pipeline
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached
-from penstock.reconciling.comparison import (
-    DIFFERENCES_KEPT,
-    DifferenceKind,
-    StateComparison,
-    combine,
-    without_rows,
-)
+from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
 from penstock.reconciling.remaining import RemainingKeys
 from penstock.reconciling.repair import Rows, choose_batch, repair_rows, replace_state
@@ -53,11 +47,7 @@ class Comparer(Protocol):
         """Name of the engine: ``spark`` or ``inline``."""
 
     def compare(
-        self,
-        spec: ReconciliationSpec,
-        canonical: str,
-        state: str,
-        among: Sequence[str] | None = None,
+        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
     ) -> StateComparison:
         """Compares the canonical rows in one snapshot with the state in another.
 
@@ -197,8 +187,7 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
     """
     with postgres_errors("reading checkpoints"), connect() as connection:
         [(records,)] = connection.execute(
-            statements("penstock.reconciling", scope.schema)["records_seen"],
-            {"consumer": consumer.name},
+            statements("penstock.reconciling", scope.schema)["records_seen"], {"consumer": consumer.name}
         ).fetchall()
     return not records
 
@@ -323,9 +312,7 @@ class _Run:
         result.comparison = combine(found)
         return True
 
-    def _repair(
-        self, keys: Sequence[str], remaining: RemainingKeys, result: _RunResult
-    ) -> Iterator[StateComparison]:
+    def _repair(self, keys: Sequence[str], remaining: RemainingKeys, result: _RunResult) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
         result.remaining = len(keys)
         with self.connect() as connection:
@@ -365,11 +352,7 @@ class _Run:
                     barrier.extend(extender)
 
         extending = threading.Thread(target=extend, name="barrier", daemon=True)
-        with (
-            postgres_errors("holding a consumer"),
-            self.connect() as watcher,
-            self.connect() as holder,
-        ):
+        with postgres_errors("holding a consumer"), self.connect() as watcher, self.connect() as holder:
             try:
                 since = wait_until_reached(watcher, barrier, at, timeout_s=self.wait_s)
                 extending.start()
@@ -382,8 +365,6 @@ class _Run:
 
     def replace(self, result: _RunResult) -> None:
         with cut(self.connect, self.scope) as at, self.connect() as connection:
-            tables = [
-                (spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)
-            ]
+            tables = [(spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)]
             replaced = replace_state(connection, self.scope, at, tables)
         result.tick, result.repaired = at.tick, replaced.after

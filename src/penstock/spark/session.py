@@ -24,14 +24,7 @@ from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.logs import FORMAT, LEVEL, share_with_tasks
 from penstock.spark.java import find_java
 from penstock.spark.sources import register
-from penstock.spark.submission import (
-    SECRET,
-    URLS,
-    find_cluster,
-    read_submitted,
-    share,
-    start_java,
-)
+from penstock.spark.submission import SECRET, URLS, find_cluster, read_submitted, share, start_java
 
 _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
@@ -61,11 +54,7 @@ SETTINGS = {
     "spark.redaction.regex": SECRET,
 }
 
-LOCAL = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.ui.enabled": "false",
-}
+LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 """Further settings without a cluster."""
 
 TASK_ATTEMPTS = 10_000
@@ -150,16 +139,12 @@ def _choose_python(chosen: Mapping[str, str]) -> None:
         )
 
 
-def _settings(
-    master: str | None, given: Mapping[str, str], directory: str | None
-) -> dict[str, str]:
+def _settings(master: str | None, given: Mapping[str, str], directory: str | None) -> dict[str, str]:
     """Penstock's settings for a master; None is this machine."""
     if master is not None and not master.startswith("local"):
         path = {"spark.executorEnv.PYTHONPATH": _application_path()}
         return SETTINGS | share(_SHARED, master, given) | path
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
-    )
+    os.environ["PYTHONPATH"] = os.pathsep.join([*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return SETTINGS | LOCAL | _keep_in(directory)
 
@@ -183,9 +168,7 @@ def _application_path() -> str:
     """
     packages = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     places = [Path(place).resolve() for place in sys.path if place]
-    return os.pathsep.join(
-        str(place) for place in places if packages.isdisjoint((place, *place.parents))
-    )
+    return os.pathsep.join(str(place) for place in places if packages.isdisjoint((place, *place.parents)))
 
 
 class StartEndedError(BaseException):

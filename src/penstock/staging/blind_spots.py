@@ -66,9 +66,7 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
 
 
 def _has_rule(pipeline: Declarations, mapper: Mapper[Any]) -> bool:
-    return any(
-        rule.capture == "orm" and issubclass(mapper.class_, rule.type) for rule in pipeline.rules
-    )
+    return any(rule.capture == "orm" and issubclass(mapper.class_, rule.type) for rule in pipeline.rules)
 
 
 def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
@@ -81,10 +79,7 @@ def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
             target = foreign_key.target_fullname.rpartition(".")[0]
             if column.primary_key and target in own:
                 continue
-            for action, where in (
-                (foreign_key.ondelete, "DELETE"),
-                (foreign_key.onupdate, "UPDATE"),
-            ):
+            for action, where in ((foreign_key.ondelete, "DELETE"), (foreign_key.onupdate, "UPDATE")):
                 done = (action or "").upper()
                 change = "delete" if (done, where) == ("CASCADE", "DELETE") else "update"
                 if done in {"CASCADE", "SET NULL", "SET DEFAULT"} and change in rule.on:

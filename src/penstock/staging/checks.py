@@ -10,13 +10,7 @@ from penstock.errors import DeclarationError, InvalidRecord
 from penstock.kinds import refuse_sources
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
-from penstock.staging.rules import (
-    Declarations,
-    is_secret,
-    key_names,
-    object_name,
-    tenant_names,
-)
+from penstock.staging.rules import Declarations, is_secret, key_names, object_name, tenant_names
 from penstock.staging.trigger_names import make_error, make_name
 from penstock.staging.triggers import check_columns
 
@@ -36,9 +30,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
     refuse_sources(rule.channel, where, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
     if not hasattr(rule.type, "__mapper__"):
-        raise DeclarationError(
-            f"{where}: the class is not mapped; map it before declaring the rule"
-        )
+        raise DeclarationError(f"{where}: the class is not mapped; map it before declaring the rule")
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
     for name in (*names, *key_names(rule), *tenant_names(rule)):
         if not hasattr(rule.type, name):

@@ -12,22 +12,8 @@ from sqlalchemy import Connection
 
 from penstock.declarations import Channel
 from penstock.errors import NotAttached, StagingError
-from penstock.staging.registered import (
-    Check,
-    Rows,
-    check_channels,
-    known_at,
-    next_question,
-    run_check,
-)
-from penstock.staging.rows import (
-    AUTOCOMMIT,
-    Row,
-    insert_rows,
-    insert_sql,
-    make_refusal,
-    split_rows,
-)
+from penstock.staging.registered import Check, Rows, check_channels, known_at, next_question, run_check
+from penstock.staging.rows import AUTOCOMMIT, Row, insert_rows, insert_sql, make_refusal, split_rows
 
 _PARAMETER = "%({})s"
 
@@ -120,9 +106,7 @@ async def insert_by_async_psycopg(
         raise refusal  # outside ``except``: the driver's error may quote the payload
 
 
-def _insert_by_psycopg(
-    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
-) -> None:
+def _insert_by_psycopg(connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
     _refuse_psycopg_autocommit(connection)
     psycopg, refusal = sys.modules["psycopg"], None
     try:
@@ -169,9 +153,7 @@ def _refuse_psycopg_autocommit(connection: Any) -> None:
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with connection.transaction()")
 
 
-def _insert_by_django(
-    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
-) -> None:
+def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
     if connection.vendor != "postgresql":
         raise NotAttached(
             f"the Django connection {connection.alias!r} is of {connection.vendor}; records are staged in the Postgres "

@@ -15,12 +15,7 @@ from penstock.database.tables import staged_records
 from penstock.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
-from penstock.staging.connections import (
-    DriverConnection,
-    insert_by_async_psycopg,
-    insert_directly,
-    is_async_driver,
-)
+from penstock.staging.connections import DriverConnection, insert_by_async_psycopg, insert_directly, is_async_driver
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
 from penstock.staging.rows import Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
@@ -86,13 +81,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
     _insert(target, to, [row], pipeline, "stage")
 
 
-def stage_many(
-    target: Target,
-    to: Channel,
-    records: Iterable[Staging],
-    *,
-    pipeline: Declarations | None = None,
-) -> int:
+def stage_many(target: Target, to: Channel, records: Iterable[Staging], *, pipeline: Declarations | None = None) -> int:
     """Stages records in order, in one INSERT; returns their number.  See ``stage`` for ``target`` and ``pipeline``.
 
     Raises:
@@ -106,13 +95,7 @@ def stage_many(
     return _insert(target, to, _make_rows(to, records), pipeline, "stage_many")
 
 
-def mark_dirty(
-    target: Target,
-    to: Ick,
-    members: Iterable[object],
-    *,
-    pipeline: Declarations | None = None,
-) -> int:
+def mark_dirty(target: Target, to: Ick, members: Iterable[object], *, pipeline: Declarations | None = None) -> int:
     """Marks members of an Ick dirty in the transaction of a session or a connection; returns their number.
 
     For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.  A session is flushed first.
@@ -160,11 +143,7 @@ async def stage_async(  # noqa: PLR0913  as stage
 
 
 async def stage_many_async(
-    target: "AsyncTarget",
-    to: Channel,
-    records: Iterable[Staging],
-    *,
-    pipeline: Declarations | None = None,
+    target: "AsyncTarget", to: Channel, records: Iterable[Staging], *, pipeline: Declarations | None = None
 ) -> int:
     """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
@@ -180,11 +159,7 @@ async def stage_many_async(
 
 
 async def mark_dirty_async(
-    target: "AsyncTarget",
-    to: Ick,
-    members: Iterable[object],
-    *,
-    pipeline: Declarations | None = None,
+    target: "AsyncTarget", to: Ick, members: Iterable[object], *, pipeline: Declarations | None = None
 ) -> int:
     """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
@@ -256,30 +231,19 @@ def _require_log(channel: Any) -> Channel:
             f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages into its own: Log(…, source=…)",
         )
     if isinstance(channel, Ick):
-        raise InvalidRecord(
-            "to", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
-        )
-    raise InvalidRecord(
-        "to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue"
-    )
+        raise InvalidRecord("to", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()")
+    raise InvalidRecord("to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue")
 
 
 def _refuse_async(target: object, caller: str) -> None:
     """Refuses a session or connection that is to be awaited, before its records are looked at."""
     if hasattr(target, "run_sync") or is_async_driver(target):
         raise NotAttached(
-            f"{caller}() takes a Session or a Connection, not {type(target).__name__}: "
-            f"await {caller}_async(…)"
+            f"{caller}() takes a Session or a Connection, not {type(target).__name__}: await {caller}_async(…)"
         )
 
 
-def _insert(
-    target: Any,
-    channel: Channel,
-    rows: list[Row],
-    pipeline: Declarations | None,
-    caller: str,
-) -> int:
+def _insert(target: Any, channel: Channel, rows: list[Row], pipeline: Declarations | None, caller: str) -> int:
     """Inserts the rows; returns their number."""
     if isinstance(target, scoped_session):
         target = target()
@@ -292,11 +256,7 @@ def _insert(
 
 
 async def _insert_async(
-    target: Any,
-    channel: Channel,
-    rows: list[Row],
-    pipeline: Declarations | None,
-    caller: str,
+    target: Any, channel: Channel, rows: list[Row], pipeline: Declarations | None, caller: str
 ) -> int:
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
@@ -312,9 +272,7 @@ async def _insert_async(
     return len(rows)
 
 
-def _insert_in_session(
-    session: Session, channel: Channel, rows: list[Row], pipeline: Declarations | None
-) -> None:
+def _insert_in_session(session: Session, channel: Channel, rows: list[Row], pipeline: Declarations | None) -> None:
     if pipeline is None:
         attachment = _find_attachment(session, channel)
     else:

@@ -41,9 +41,7 @@ class _Watched:
         passed: Statements checked in this transaction, which pass again unchecked: a handler sends one for each record.
     """
 
-    sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(default_factory=WeakKeyDictionary)
     passed: set[str] = field(default_factory=set)
 
 
@@ -251,10 +249,7 @@ def _search(statement: str) -> Iterator[_Write]:
             continue  # COPY … TO reads
         schema = found["schema"]
         yield _Write(
-            f"{verb} (text)",
-            _CHANGES[verb.lower()],
-            _unquote(schema) if schema else None,
-            _unquote(found["table"]),
+            f"{verb} (text)", _CHANGES[verb.lower()], _unquote(schema) if schema else None, _unquote(found["table"])
         )
 
 
@@ -281,8 +276,7 @@ def _refuse_bypass(session: Session, writes: Iterable[_Write]) -> None:
 def _is_among(write: _Write, tables: Iterable[tuple[str | None, str]]) -> bool:
     """Returns whether a write may be to one of the tables: a schema that either side leaves open matches any."""
     return any(
-        name == write.table and (write.schema is None or schema in (write.schema, None))
-        for schema, name in tables
+        name == write.table and (write.schema is None or schema in (write.schema, None)) for schema, name in tables
     )
 
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, event, inspect
-from sqlalchemy.orm import (
-    LoaderCallableStatus,
-    Mapper,
-    PassiveFlag,
-    Session,
-    SessionTransaction,
-    UOWTransaction,
-)
+from sqlalchemy.orm import LoaderCallableStatus, Mapper, PassiveFlag, Session, SessionTransaction, UOWTransaction
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
 from penstock.declarations import Change, Channel, StagingRule
@@ -167,9 +160,7 @@ def _before_flush(session: Session, context: UOWTransaction, _: object) -> None:
     for mapper, states in deleted.items():
         # A sharded session knows the connection only when it deletes.
         if session.connection_callable is None and flush.reads(mapper):
-            _load_before_delete(
-                flush, session.connection(bind_arguments={"mapper": mapper}), states
-            )
+            _load_before_delete(flush, session.connection(bind_arguments={"mapper": mapper}), states)
 
 
 def _before_insert(_: Mapper[Any], connection: Connection, state: State) -> None:
@@ -250,9 +241,7 @@ def _make_rows(
             if change not in plan.rule.on:
                 continue
             old_marks = (
-                plan.make_mark(change, member)
-                for other, member in flush.old_members.get(state, ())
-                if other is plan
+                plan.make_mark(change, member) for other, member in flush.old_members.get(state, ()) if other is plan
             )
             row = plan.make_row(change, state.obj(), flush.deleted.get(state, {}))
             channel = plan.rule.channel
@@ -307,10 +296,7 @@ def _load_missing(flush: Flush, written: Iterable[Written]) -> None:
             continue
         kind = (state.mapper, change)
         if kind not in reads:
-            reads[kind] = (
-                flush.reads(*kind),
-                null_names(state.mapper) if change == "insert" else frozenset(),
-            )
+            reads[kind] = (flush.reads(*kind), null_names(state.mapper) if change == "insert" else frozenset())
         wanted, nulls = reads[kind]
         lacking = wanted - state.dict.keys()
         for name in lacking & nulls:  # the unit of work has written NULL
@@ -332,9 +318,7 @@ def _load_before_delete(flush: Flush, connection: Connection, states: Sequence[S
     incomplete: list[State] = []
     names: set[str] = set()
     for state in states:
-        known = flush.deleted[state] = {
-            name: value for name, value in state.committed_state.items() if name in reads
-        }
+        known = flush.deleted[state] = {name: value for name, value in state.committed_state.items() if name in reads}
         unknown = {name for name, value in known.items() if value is LoaderCallableStatus.NO_VALUE}
         unknown |= reads - state.dict.keys() - known.keys()
         if unknown:
@@ -349,9 +333,7 @@ def _load_before_delete(flush: Flush, connection: Connection, states: Sequence[S
 def _set_loaded(flush: Flush, state: State, values: dict[str, object]) -> None:
     """Sets loaded values on the object, as the unit of work does with values that the server has set."""
     target = state.obj()
-    lacking = [
-        name for name in values if name not in state.dict and name not in state.committed_state
-    ]
+    lacking = [name for name in values if name not in state.dict and name not in state.committed_state]
     for name in lacking:
         set_committed_value(target, name, values[name])
     if lacking:  # types such as MutableDict wrap the loaded value, to notice later changes

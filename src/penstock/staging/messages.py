@@ -63,9 +63,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
         InvalidRecord: A field is invalid.
     """
     if options.get("tenant") is None:
-        raise InvalidRecord(
-            f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is"
-        )
+        raise InvalidRecord(f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is")
     tenant = _checked(options["tenant"], "tenant", field)
     own = _make_own(options, None if key is None else _checked(key, "key", field), field)
     return make_row(channel, tenant, action, object, data, _add(headers, own, field), field)
@@ -78,9 +76,7 @@ def refuse_options(channel: Channel, options: MessageOptions, field: str = "") -
         InvalidRecord: There is such an option.
     """
     for name in options:
-        raise InvalidRecord(
-            f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}"
-        )
+        raise InvalidRecord(f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}")
 
 
 def refuse_reserved(headers: object, field: str = "") -> None:
@@ -90,9 +86,7 @@ def refuse_reserved(headers: object, field: str = "") -> None:
         InvalidRecord: They do.
     """
     if isinstance(headers, dict) and RESERVED in headers:
-        raise InvalidRecord(
-            f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name"
-        )
+        raise InvalidRecord(f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name")
 
 
 def _checked(value: object, name: str, field: str) -> str:

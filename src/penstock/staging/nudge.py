@@ -30,9 +30,7 @@ _STAGED = "penstock.staged"
 _last_commits: WeakKeyDictionary[Engine, dict[str, float]] = WeakKeyDictionary()
 """When this process last committed records, by database and schema."""
 
-_NUDGE = text(
-    "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify(:channel, '')"
-)
+_NUDGE = text("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify(:channel, '')")
 
 
 def channel_name(schema: str) -> str:
@@ -40,9 +38,7 @@ def channel_name(schema: str) -> str:
     return f"{schema}_nudge"
 
 
-def note_staged(
-    session: Session, connection: Connection, schema: str, *, nudge: bool | None
-) -> None:
+def note_staged(session: Session, connection: Connection, schema: str, *, nudge: bool | None) -> None:
     """Notes that the connection's transaction has staged records, if its commit may have to nudge: see ``attach``."""
     if nudge is not False:
         session.info.setdefault(_STAGED, set()).add((connection, schema, bool(nudge)))

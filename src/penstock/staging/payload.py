@@ -41,9 +41,7 @@ _INT_LIMIT = 10**MAX_INT_DIGITS
 _NUMERIC_DIGITS = 131_072
 _NUMERIC_SCALE = 16_383
 _SHOWN_CHARACTERS = 40
-_SCALARS = frozenset(
-    {str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta}
-)
+_SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta})
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "encode it as text, for instance base64"),
     ((set, frozenset), "give a sorted list"),
@@ -96,17 +94,14 @@ def key_text(value: object, field: str = "key") -> str:
     if isinstance(value, str):
         return _check_length(value, field, MAX_KEY_CHARACTERS)
     raise InvalidRecord(
-        field,
-        f"is of type {type(value).__name__}; a key is a str, an int, a UUID or a tuple of them, and never None",
+        field, f"is of type {type(value).__name__}; a key is a str, an int, a UUID or a tuple of them, and never None"
     )
 
 
 def _make_key_part(value: object, field: str) -> str:
     """Encodes a part of a composite key, which unlike a whole key may be empty text."""
     if isinstance(value, tuple):
-        raise InvalidRecord(
-            field, "is a tuple inside a tuple; a part of a key is a str, int or UUID"
-        )
+        raise InvalidRecord(field, "is a tuple inside a tuple; a part of a key is a str, int or UUID")
     if isinstance(value, str):
         _check_text(value, field)
         return _encode(str.__str__(value))
@@ -164,10 +159,7 @@ def _is_plain(value: object, depth: int) -> bool:
         return not isinstance(value, Enum) or _is_plain(value.value, depth)
     if depth == 0:
         return False
-    for member in members:
-        if type(member) not in _SCALARS and not _is_plain(member, depth - 1):
-            return False
-    return True
+    return all(type(member) in _SCALARS or _is_plain(member, depth - 1) for member in members)
 
 
 def _convert(value: object) -> object:
@@ -203,11 +195,7 @@ def _encode_decimal(value: Decimal) -> str:
     if not value.is_finite():
         raise _NotJsonError
     exponent = value.as_tuple().exponent
-    if (
-        not isinstance(exponent, int)
-        or -exponent > _NUMERIC_SCALE
-        or value.adjusted() >= _NUMERIC_DIGITS
-    ):
+    if not isinstance(exponent, int) or -exponent > _NUMERIC_SCALE or value.adjusted() >= _NUMERIC_DIGITS:
         raise _NotJsonError
     return format(value, "f")
 
@@ -283,8 +271,7 @@ def _check_members(value: Any, path: str, parents: list[int]) -> None:
         for key, member in value.items():
             if not isinstance(key, str):
                 raise InvalidRecord(
-                    path,
-                    f"has a key of type {type(key).__name__}; keys are str: convert it with str()",
+                    path, f"has a key of type {type(key).__name__}; keys are str: convert it with str()"
                 )
             inner = _make_path(path, key)
             _check_text(key, f"{inner} (the name itself)")
@@ -304,10 +291,7 @@ def _check_scalar(value: object, path: str) -> None:
         _check_int(value, path)
     elif isinstance(value, float):
         if not isfinite(value):
-            raise InvalidRecord(
-                path,
-                "is NaN or infinite, which JSON does not have: give None, or a word of your own",
-            )
+            raise InvalidRecord(path, "is NaN or infinite, which JSON does not have: give None, or a word of your own")
     elif isinstance(value, Decimal):
         _check_decimal(value, path)
     else:
@@ -357,8 +341,7 @@ def _make_hint(value: object) -> str:
 def _check_int(value: int, path: str) -> int:
     if not -_INT_LIMIT < value < _INT_LIMIT:
         raise InvalidRecord(
-            path,
-            f"is an int of more than {MAX_INT_DIGITS} digits, which JSON readers refuse: give it as text",
+            path, f"is an int of more than {MAX_INT_DIGITS} digits, which JSON readers refuse: give it as text"
         )
     return value
 
@@ -372,13 +355,10 @@ def _check_length(value: str, field: str, limit: int) -> str:
 
 def _check_text(value: str, path: str) -> None:
     if "\x00" in value:
-        raise InvalidRecord(
-            path, "contains a NUL character: remove it, because no Postgres could store the record"
-        )
+        raise InvalidRecord(path, "contains a NUL character: remove it, because no Postgres could store the record")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidRecord(
-            path,
-            "contains half of a surrogate pair, which is not valid text: decode it with errors='replace'",
+            path, "contains half of a surrogate pair, which is not valid text: decode it with errors='replace'"
         )
 
 

@@ -57,9 +57,7 @@ def known_at(*address: object) -> Known:
     return _addresses.setdefault(address, {})
 
 
-def check_channels(
-    known: Known, schema: str, channels: Iterable[Channel], form: str = ":{}"
-) -> Check:
+def check_channels(known: Known, schema: str, channels: Iterable[Channel], form: str = ":{}") -> Check:
     """Checks that channels are registered as they are declared, or not at all.
 
     Args:
@@ -105,9 +103,7 @@ def run_check(check: Check, execute: Callable[[str, dict[str, Any]], Rows]) -> N
         question = next_question(check, execute(*question))
 
 
-def _ask(
-    schema: str, channel: Channel, form: str
-) -> Generator[Question, Rows, Registration | None]:
+def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
     """What is registered; None if nothing is, or if that cannot be asked."""
     may_ask = yield _MAY_ASK.format(schema=form.format("schema")), {"schema": schema}
     if not may_ask or not may_ask[0][0]:

@@ -93,9 +93,7 @@ def _make_label(value: object, field: str) -> str:
     return known
 
 
-def insert_rows(
-    connection: Connection, schema: str, rows: Sequence[Row], channels: Collection[Channel]
-) -> None:
+def insert_rows(connection: Connection, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
     """Inserts the rows in order, in one statement for each 16 million characters.
 
     Args:
@@ -111,9 +109,7 @@ def insert_rows(
         sqlalchemy.exc.DBAPIError: The transaction or the connection failed; the application may retry.
     """
     if _is_autocommit(connection):
-        raise StagingError(
-            f"{AUTOCOMMIT}; use a connection or an engine with another isolation level"
-        )
+        raise StagingError(f"{AUTOCOMMIT}; use a connection or an engine with another isolation level")
     check = check_channels(known_to_engine(connection), schema, channels)
     run_check(check, lambda sql, values: connection.execute(text(sql), values).all())
     for chunk in split_rows(rows):
@@ -146,9 +142,7 @@ def make_refusal(error: BaseException | None) -> StagingError | None:
     if not state or state.startswith(_TRANSACTION_CLASSES):
         return None
     hint = _HINTS.get(state, "see the server's log")
-    return StagingError(
-        f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}"
-    )
+    return StagingError(f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}")
 
 
 @cache

@@ -82,9 +82,7 @@ class Plan:
         key = self._read(rule.key, target, stored)
         if isinstance(rule.channel, Queue):
             tenant = self._read(rule.tenant, target, stored)
-            return make_message(
-                rule.channel, change, self.object_name, data, headers, {"tenant": tenant}, key=key
-            )
+            return make_message(rule.channel, change, self.object_name, data, headers, {"tenant": tenant}, key=key)
         return make_row(rule.channel, key, change, self.object_name, data, headers)
 
     def make_mark(self, change: Change, member: object) -> Row | None:
@@ -220,9 +218,7 @@ def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool | None
     known = _attached.setdefault(target, [])
     for attachment in known:
         if attachment.pipeline is pipeline:
-            attachment.nudge = (
-                nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
-            )
+            attachment.nudge = nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
             return False
     known.append(Attachment(pipeline, nudge=nudge))
     return is_new
@@ -261,9 +257,7 @@ def resolve_target(target: Any) -> Target:
         return own
     if hasattr(target, "sync_session"):  # an AsyncSession
         return resolve_target(target.sync_session)
-    if hasattr(target, "class_") and hasattr(
-        target.class_, "sync_session_class"
-    ):  # async_sessionmaker
+    if hasattr(target, "class_") and hasattr(target.class_, "sync_session_class"):  # async_sessionmaker
         own = _own(target, target.kw.get("sync_session_class") or target.class_.sync_session_class)
         target.configure(sync_session_class=own)
         return own
@@ -284,9 +278,7 @@ def _own(target: Any, shared: Any) -> type[Any]:
         DeclarationError: It is a function that creates sessions, of no class that could be told from others.
     """
     if not isinstance(shared, type):
-        raise DeclarationError(
-            f"sync_session_class is {shared!r}, which is no class: give a subclass of Session"
-        )
+        raise DeclarationError(f"sync_session_class is {shared!r}, which is no class: give a subclass of Session")
     if _own_classes.get(target) is not shared:
         _own_classes[target] = type(shared.__name__, (shared,), {})
     return _own_classes[target]

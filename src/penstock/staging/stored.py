@@ -36,9 +36,7 @@ def load_rows(
     columns = [mapper.column_attrs[name].columns[0] for name in names]
     identity = mapper.primary_key
     for start in range(0, len(states), _OBJECTS_A_SELECT):
-        by_identity = {
-            _get_identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]
-        }
+        by_identity = {_get_identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]}
         which = (
             identity[0].in_([key for (key,) in by_identity])
             if len(identity) == 1
@@ -57,7 +55,4 @@ def _get_identity(state: State) -> tuple[Any, ...]:
     mapper = state.mapper
     names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
     old = state.key[1] if state.key is not None else ()
-    return tuple(
-        old[number] if name not in state.dict else state.dict[name]
-        for number, name in enumerate(names)
-    )
+    return tuple(old[number] if name not in state.dict else state.dict[name] for number, name in enumerate(names))

@@ -7,9 +7,7 @@ from penstock.staging.rules import Declarations
 from penstock.staging.triggers import make_trigger
 
 
-def trigger_migration(
-    pipeline: Declarations, *, revision: str, down_revision: str | None = None
-) -> str:
+def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: str | None = None) -> str:
     """Returns the source of an Alembic migration that creates the triggers of all rules with ``capture="trigger"``.
 
     Args:
@@ -26,12 +24,7 @@ def trigger_migration(
     triggers = [make_trigger(rule, pipeline.scope.schema) for rule in rules]
     up = [sql for trigger in triggers for sql in trigger.statements]
     down = [sql for trigger in reversed(triggers) for sql in trigger.drop]
-    return _MIGRATION.format(
-        revision=revision,
-        down=down_revision,
-        up=_render_list(up),
-        drop=_render_list(down),
-    )
+    return _MIGRATION.format(revision=revision, down=down_revision, up=_render_list(up), drop=_render_list(down))
 
 
 _MIGRATION = '''"""Penstock's triggers: stage changes to these tables, whichever client makes them.

@@ -42,13 +42,9 @@ def make_name(rule: StagingRule, suffix: str = "") -> str:
     """Makes the name of the function and the trigger: the same for each version of the rule, at most 63 bytes."""
     table: Any = class_mapper(rule.type, configure=False).local_table
     table_name = getattr(table, "name", "")  # a join has none
-    identity = "\n".join(
-        (getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule))
-    )
+    identity = "\n".join((getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule)))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    readable = "".join(
-        c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30]
-    )
+    readable = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30])
     return "_".join(part for part in ("stage", readable, digest, suffix) if part)
 
 

@@ -36,11 +36,7 @@ from penstock.messages import MAX_NAME_BYTES
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
-from penstock.staging.trigger_names import (
-    Trigger,
-    make_error,
-    make_name,
-)
+from penstock.staging.trigger_names import Trigger, make_error, make_name
 from penstock.staging.trigger_text import FUNCTION, OLD_MEMBER, QUOTE
 
 _PAIRS_A_CALL = 50
@@ -159,14 +155,9 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
     mapper: Mapper[Any] = class_mapper(rule.type, configure=False)
     if not isinstance(mapper.local_table, Table):
         raise make_error(rule, "the class is not mapped to a table")
-    if (
-        mapper.inherits is not None
-        or mapper.polymorphic_on is not None
-        or len(list(mapper.self_and_descendants)) > 1
-    ):
+    if mapper.inherits is not None or mapper.polymorphic_on is not None or len(list(mapper.self_and_descendants)) > 1:
         raise make_error(
-            rule,
-            "the class takes part in inheritance; a trigger sees one table, and cannot tell the classes apart",
+            rule, "the class takes part in inheritance; a trigger sees one table, and cannot tell the classes apart"
         )
     return mapper
 
@@ -257,9 +248,7 @@ def _render_key(rule: StagingRule, columns: Sequence[Column[Any]]) -> str:
         kind = _unwrap_type(column.type)
         is_text = isinstance(kind, types.String) and not isinstance(kind, (types.Enum, types.CHAR))
         if not (is_text or isinstance(kind, (types.Integer, types.Uuid))):
-            raise make_error(
-                rule, f"its key is of type {column.type!r}; it takes text, integer or uuid"
-            )
+            raise make_error(rule, f"its key is of type {column.type!r}; it takes text, integer or uuid")
     values = [f"penstock_row.{quote(column.name)}" for column in columns]
     if len(values) == 1:
         return f"{values[0]}::text"
@@ -297,11 +286,7 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
         return f"{value}::jsonb"
     if isinstance(kind, types.ARRAY):
         inner = _unwrap_type(kind.item_type)
-        return (
-            value
-            if isinstance(inner, _SAME_IN_BOTH) and not isinstance(inner, types.Enum)
-            else None
-        )
+        return value if isinstance(inner, _SAME_IN_BOTH) and not isinstance(inner, types.Enum) else None
     return value if isinstance(kind, _SAME_IN_BOTH) else None
 
 

@@ -30,12 +30,7 @@ from penstock.stealing.budget import time_left_s, when_idle
 from penstock.stealing.chores import Chore, Chores
 from penstock.stealing.counting import JobCounters, Outcome
 from penstock.stealing.gauges import Gauges, Lag
-from penstock.stealing.places import (
-    ASGIEnlister,
-    WSGIEnlister,
-    enlist_after_commit,
-    enlist_on_hit,
-)
+from penstock.stealing.places import ASGIEnlister, WSGIEnlister, enlist_after_commit, enlist_on_hit
 from penstock.stealing.recruiter import Recruiter
 from penstock.stealing.slices import make_slice
 

@@ -64,9 +64,7 @@ class Advice:
         waiting = f"{self.load.backlog:,} records wait"
         if self.rate is None:
             return f"there are no requests, so nobody does the work; {waiting}. Run: penstock run"
-        load = (
-            f"{self.load.arrivals_s:.3g} records/s at {self.requests_s:.3g} requests/s, {waiting}"
-        )
+        load = f"{self.load.arrivals_s:.3g} records/s at {self.requests_s:.3g} requests/s, {waiting}"
         if self.keeps_up:
             return f"a rate of {self.rate:.2g} keeps up: {load}"
         return f"not even a rate of 1 keeps up: {load}. Take larger slices, or run: penstock run"
@@ -129,10 +127,7 @@ class Advisor:
         if len(self._seen) < 2:  # noqa: PLR2004  arrivals are a difference
             return {}
         requests_s = self._requests_s() * self._processes
-        return {
-            name: advise(requests_s, load, records=self._records)
-            for name, load in self._loads().items()
-        }
+        return {name: advise(requests_s, load, records=self._records) for name, load in self._loads().items()}
 
     def observe(self, gauges: Gauges) -> None:
         """Takes a measurement, and sets the rates within their bounds."""
@@ -159,9 +154,7 @@ class Advisor:
     def _requests(self) -> int:
         """Requests so far, of the chore that has seen most of them."""
         counters = self._recruiter.counters()
-        return max(
-            (counters[name].enlisted for name in self._bounds if name in counters), default=0
-        )
+        return max((counters[name].enlisted for name in self._bounds if name in counters), default=0)
 
     def _requests_s(self) -> float:
         """Requests a second of this process: since the last measurement, unless that is a moment ago."""
@@ -173,11 +166,7 @@ class Advisor:
     def _loads(self) -> dict[str, Load]:
         first, last = (each.gauges for each in self._seen)
         seconds = last.measured_at - first.measured_at
-        loads = {
-            "stream": Load(
-                (last.staged - first.staged) / seconds, last.unsequenced + last.unpublished
-            )
-        }
+        loads = {"stream": Load((last.staged - first.staged) / seconds, last.unsequenced + last.unpublished)}
         for name, lag in last.consumers.items():
             before = first.consumers.get(name, lag)
             loads[f"consume.{name}"] = Load((lag.ever - before.ever) / seconds, lag.records)

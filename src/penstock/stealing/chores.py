@@ -190,14 +190,10 @@ class Chores:
         """
         most = rate if max_rate is None else max_rate
         if not 0 < rate <= most <= 1:
-            raise InvalidChore(
-                "rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1"
-            )
+            raise InvalidChore("rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1")
         others = sum(recruiter.rates().values())
         if others + most > 1 + TOLERANCE:
-            raise InvalidChore(
-                "rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1"
-            )
+            raise InvalidChore("rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1")
         chores = self.all(consumers)
         shares = {chore.name: chore.weight / sum(c.weight for c in chores) for chore in chores}
         advisor = Advisor(

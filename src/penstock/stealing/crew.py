@@ -15,9 +15,7 @@ MAX_HUNG = 3
 class Crew:
     """Hands jobs to the thread in charge, and replaces it when it hangs."""
 
-    def __init__(
-        self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]
-    ) -> None:
+    def __init__(self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]) -> None:
         """As ``Recruit``."""
         self._limits, self._failures, self._report = limits, failures, report
         self._hung: list[Recruit] = []
@@ -32,9 +30,7 @@ class Crew:
             recruit = self._replace(recruit, hanging)
         try:
             return recruit.offer(assignment)
-        except (
-            RuntimeError
-        ) as error:  # the system has no thread for us, or the process is about to end
+        except RuntimeError as error:  # the system has no thread for us, or the process is about to end
             self._failures.show("start of a thread", error)
             return False
 

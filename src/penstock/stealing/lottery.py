@@ -72,9 +72,7 @@ def _check(assignment: Assignment, others: Sequence[str]) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidChore("name", f"of a job is empty or no text: {name!r}")
     if name in others:
-        raise InvalidChore(
-            "name", f"{name!r} is already installed; uninstall it first, or take another name"
-        )
+        raise InvalidChore("name", f"{name!r} is already installed; uninstall it first, or take another name")
     if not callable(assignment.job):
         raise InvalidChore("job", f"{name!r} cannot be called")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -85,6 +83,4 @@ def _check_sum(assignments: Sequence[Assignment]) -> None:
     total = fsum(each.rate for each in assignments)
     if total > 1 + TOLERANCE:
         rates = ", ".join(f"{each.name} {each.rate:g}" for each in assignments)
-        raise InvalidChore(
-            "rate", f"of all jobs together is {total:g}, above 1 ({rates}); lower one of them"
-        )
+        raise InvalidChore("rate", f"of all jobs together is {total:g}, above 1 ({rates}); lower one of them")

@@ -58,9 +58,7 @@ class Limits:
 class Recruit:
     """A thread for jobs, and what it does now."""
 
-    def __init__(
-        self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]
-    ) -> None:
+    def __init__(self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]) -> None:
         """Sets up; the thread starts with the first job.
 
         Args:
@@ -83,11 +81,7 @@ class Recruit:
         Raises:
             RuntimeError: The thread cannot be started.
         """
-        if (
-            self._ends
-            or self.running is not None
-            or not (self._inbox is None or self._inbox.empty())
-        ):
+        if self._ends or self.running is not None or not (self._inbox is None or self._inbox.empty()):
             return False
         if self._thread is None and not self._start():
             return False

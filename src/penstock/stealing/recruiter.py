@@ -36,12 +36,7 @@ class Recruiter:
     _ending: "finalize[..., Any] | None" = None
 
     def __init__(
-        self,
-        budget_s: float = 0.1,
-        *,
-        hangs_s: float = 60.0,
-        idle_s: float = 30.0,
-        report: Report | None = None,
+        self, budget_s: float = 0.1, *, hangs_s: float = 60.0, idle_s: float = 30.0, report: Report | None = None
     ) -> None:
         """Sets up; nothing is started.
 
@@ -198,6 +193,4 @@ atexit.register(_close_all)
 def _check_times(**times: object) -> None:
     for name, value in times.items():
         if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            raise DeclarationError(
-                f"{name}={value!r} of a recruiter: take a number of seconds above 0"
-            )
+            raise DeclarationError(f"{name}={value!r} of a recruiter: take a number of seconds above 0")

@@ -51,14 +51,7 @@ class Tools:
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        database: Database,
-        redis_url: str,
-        *,
-        records: int,
-        timeout_s: float,
-        **options: Any,
+        self, pipeline: Pipeline, database: Database, redis_url: str, *, records: int, timeout_s: float, **options: Any
     ) -> None:
         """Connects to nothing; see ``Chores`` for the arguments."""
         follow_application()
@@ -123,9 +116,7 @@ class Tools:
     def measure(self) -> Gauges:
         """Reads how far the pipeline is behind."""
         with (
-            connect_postgres(
-                self._database_url, application="measuring", timeouts=self._timeouts
-            ) as connection,
+            connect_postgres(self._database_url, application="measuring", timeouts=self._timeouts) as connection,
             connect_redis(self._redis_url, timeouts=self._timeouts) as client,
         ):
             return summarise(status(connection, client, self._pipeline))

@@ -18,14 +18,4 @@ from penstock.streaming.sequencer import Tick, tick
 from penstock.streaming.share import Share
 from penstock.streaming.streamer import Streamer
 
-__all__ = [
-    "Published",
-    "Publisher",
-    "Retained",
-    "RoundResult",
-    "Share",
-    "Streamer",
-    "Tick",
-    "retain",
-    "tick",
-]
+__all__ = ["Published", "Publisher", "Retained", "RoundResult", "Share", "Streamer", "Tick", "retain", "tick"]

@@ -113,16 +113,13 @@ def read_faults(connection: Connection, scope: Scope) -> Faults:
     """
     with postgres_errors("reading what is isolated and stopped"):
         return Faults(
-            _read_isolated(connection, scope, 0),
-            _read_unknown(connection, scope),
-            _read_stopped(connection, scope),
+            _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
         )
 
 
 def _read_isolated(connection: Connection, scope: Scope, after: int) -> IsolatedRecords:
     rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["isolated_records"],
-        {"number": after, "most": MOST_NAMED},
+        statements("penstock.streaming", scope.schema)["isolated_records"], {"number": after, "most": MOST_NAMED}
     ).fetchall()
     if not rows:
         return IsolatedRecords(last_number=after)
@@ -139,18 +136,14 @@ def _read_unknown(connection: Connection, scope: Scope) -> tuple[UnknownShard, .
         statements("penstock.streaming", scope.schema)["unknown_shards"], {"most": MOST_NAMED}
     ).fetchall()
     return tuple(
-        UnknownShard(ShardName(channel, Shard(shard)), records, first)
-        for channel, shard, records, first in rows
+        UnknownShard(ShardName(channel, Shard(shard)), records, first) for channel, shard, records, first in rows
     )
 
 
 def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, ...]:
-    rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["stopped_shards"]
-    ).fetchall()
+    rows = connection.execute(statements("penstock.streaming", scope.schema)["stopped_shards"]).fetchall()
     return tuple(
-        StoppedShard(ShardName(channel, Shard(shard)), reason, since_s)
-        for channel, shard, reason, since_s in rows
+        StoppedShard(ShardName(channel, Shard(shard)), reason, since_s) for channel, shard, reason, since_s in rows
     )
 
 
@@ -163,9 +156,7 @@ def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None
     """
     sql = statements("penstock.streaming", scope.schema)["missed_in_shard"]
     with postgres_errors("looking for missed records"):
-        [(count, first)] = connection.execute(
-            sql, {"channel": shard.channel, "shard": shard.shard}
-        ).fetchall()
+        [(count, first)] = connection.execute(sql, {"channel": shard.channel, "shard": shard.shard}).fetchall()
     if count:
         raise DamagedJournal(
             f"{shard}: {count:,} records have lost their offsets (the first is record {first}): rows of the journal were "
@@ -223,15 +214,11 @@ class FaultLog:
             ServerUnavailable: Postgres does not answer.
         """
         with postgres_errors("removing old notes"):
-            connection.execute(
-                statements("penstock.streaming", self._scope.schema)["forget_isolated"]
-            )
+            connection.execute(statements("penstock.streaming", self._scope.schema)["forget_isolated"])
 
     def _log_isolated(self, found: IsolatedRecords) -> None:
         for record in found.first:
-            log.error(
-                "record isolated", record=record.id, shard=str(record.shard), reason=record.reason
-            )
+            log.error("record isolated", record=record.id, shard=str(record.shard), reason=record.reason)
         if more := found.count - len(found.first):
             log.error("more records isolated", records=more, see="penstock doctor")
         self._last_number = found.last_number
@@ -249,10 +236,7 @@ class FaultLog:
         self._unknown = {each.shard for each in found}
 
     def note_stopped(
-        self,
-        connection: Connection,
-        stopped: Mapping[ShardName, ShardError],
-        others: Iterable[ShardName] = (),
+        self, connection: Connection, stopped: Mapping[ShardName, ShardError], others: Iterable[ShardName] = ()
     ) -> None:
         """Notes which shards are stopped, if that has changed.
 
@@ -273,7 +257,6 @@ class FaultLog:
             connection.execute(sql["start_shards"], {"kept": kept})
             for shard, reason in reasons.items():
                 connection.execute(
-                    sql["stop_shard"],
-                    {"channel": shard.channel, "shard": shard.shard, "reason": reason},
+                    sql["stop_shard"], {"channel": shard.channel, "shard": shard.shard, "reason": reason}
                 )
         self._noted = reasons, kept

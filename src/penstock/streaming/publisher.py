@@ -41,13 +41,7 @@ from penstock.streaming.replies import Replies
 from penstock.streaming.shard_sender import ShardSender
 from penstock.streaming.share import WHOLE, Share
 from penstock.streaming.tails import Tails
-from penstock.streaming.unpublished import (
-    BATCH_RECORDS,
-    count_missing,
-    group_batches,
-    read_ahead,
-    unpublished,
-)
+from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, group_batches, read_ahead, unpublished
 from penstock.streaming.unusable import UnusableShards
 
 ROUND_S = 0.25
@@ -156,9 +150,7 @@ class Publisher:
                 done = self._publish_alone(shard, done)
         return done
 
-    def _publish_alone(
-        self, shard: ShardName, done: Published = NOTHING, *, narrow: bool = True
-    ) -> Published:
+    def _publish_alone(self, shard: ShardName, done: Published = NOTHING, *, narrow: bool = True) -> Published:
         """Publishes the next batch of a shard; raises as ``ShardSender.send``, and ``HistoryDiverged``."""
         replies = self._sender.send(
             shard,
@@ -177,18 +169,12 @@ class Publisher:
         """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
         # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
         taken = self.ends.taken
-        earlier = {
-            s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()
-        }
+        earlier = {s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()}
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
 
     def _send(
-        self,
-        tails: Mapping[ShardName, Offset],
-        prefetched: Sequence[Batch] = (),
-        *,
-        may_begin: bool = True,
+        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch] = (), *, may_begin: bool = True
     ) -> Published:
         """Sends what comes after ``tails``.
 
@@ -266,9 +252,7 @@ class Publisher:
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Writes to queues, a batch of each: it notes in Postgres what Redis refuses, so all are read first."""
-        with closing(
-            self._batches("queue", tails, prefetched, may_begin=may_begin, for_s=0.0)
-        ) as batches:
+        with closing(self._batches("queue", tails, prefetched, may_begin=may_begin, for_s=0.0)) as batches:
             read = [*batches]
         for batch in read:
             with isolated(batch.shard, self.unusable.add):

@@ -17,13 +17,7 @@ from typing import Any
 
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
-from penstock.channels.queue.publishing import (
-    BatchWritten,
-    QueueBatch,
-    QueuedRecord,
-    QueueWriter,
-    Result,
-)
+from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
@@ -67,9 +61,7 @@ class _Holder:
 class Queues:
     """The queues that a publisher writes to, on its connections."""
 
-    def __init__(
-        self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch
-    ) -> None:
+    def __init__(self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch) -> None:
         self._connection, self._client = connection, client
         self._scope, self._epoch = scope, epoch
         self._sql = statements("penstock.streaming", scope.schema)
@@ -94,9 +86,7 @@ class Queues:
     def _writer(self, shard: ShardName) -> QueueWriter:
         if shard not in self._writers:
             channel = self._channels[shard.channel]
-            made = QueueWriter(
-                self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1
-            )
+            made = QueueWriter(self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1)
             made.declare(channel.limits)  # before the first message
             self._writers[shard] = made
         return self._writers[shard]
@@ -121,9 +111,7 @@ class Queues:
         written = self._write(made)
         crashpoint("queues.after_write")
         self._note(made, written)
-        if written.is_new or (
-            isinstance(written.reply, Behind) and written.reply.tail < batch.first
-        ):
+        if written.is_new or (isinstance(written.reply, Behind) and written.reply.tail < batch.first):
             self._execute("note_lost", batch.shard)
             self._restore_limits(batch.shard)
         return written.reply
@@ -277,9 +265,7 @@ class Queues:
                 "Start it again"
             )
         crashpoint("queues.after_feed")
-        given = [
-            each.record.id for each in written.results if each.word in {"written", "known", "taken"}
-        ]
+        given = [each.record.id for each in written.results if each.word in {"written", "known", "taken"}]
         self._note(batch, written, was_refused=was_refused)
         if given:
             self._execute("note_given", shard, {"ids": given})
@@ -312,9 +298,7 @@ class Queues:
         }
         return {row[0] for row in self._execute("finish_duplicates", shard, values)}
 
-    def _put_refused(
-        self, shard: ShardName, results: Sequence[Result], tenants: Sequence[str | None]
-    ) -> None:
+    def _put_refused(self, shard: ShardName, results: Sequence[Result], tenants: Sequence[str | None]) -> None:
         if results:
             ids = [each.record.id for each in results]
             values = {"ids": ids, "tenants": tenants, "pause": RETRY_PAUSE}
@@ -330,11 +314,7 @@ class Queues:
         """One page of the journal, one of the waiting records, and one of the unique names."""
         if self._channels[shard.channel].shards > 1:
             self._forget_names(shard)
-        limits = {
-            "after": self._journaled.get(shard, BEGINNING),
-            "tail": tail,
-            "records": AUDIT_RECORDS,
-        }
+        limits = {"after": self._journaled.get(shard, BEGINNING), "tail": tail, "records": AUDIT_RECORDS}
         [(last, ids)] = self._execute("outstanding_journaled", shard, limits)
         self._journaled[shard] = Offset(last) if last is not None else BEGINNING
         limits = {"after": self._given.get(shard, 0), "records": AUDIT_RECORDS}
@@ -347,9 +327,7 @@ class Queues:
         if done := [record for record, is_outstanding in rows if not is_outstanding]:
             self._execute("forget_waiting", shard, {"ids": done})
 
-    def _execute(
-        self, name: str, shard: ShardName, values: Mapping[str, Any] | None = None
-    ) -> list[Any]:
+    def _execute(self, name: str, shard: ShardName, values: Mapping[str, Any] | None = None) -> list[Any]:
         where = {"channel": shard.channel, "shard": shard.shard}
         with postgres_errors(f"publishing {shard}"):
             cursor = self._connection.execute(self._sql[name], {**where, **(values or {})})

@@ -22,9 +22,7 @@ class Replies:
 
     def may_send(self, shard: ShardName) -> bool:
         """Whether nothing of the shard has failed."""
-        return not (
-            shard in self._ends.unusable or shard in self._foreign or shard in self._refused
-        )
+        return not (shard in self._ends.unusable or shard in self._foreign or shard in self._refused)
 
     def take_foreign(self) -> Mapping[ShardName, HistoryDiverged]:
         """The shards whose log holds other records than the journal; forgets them."""

@@ -113,9 +113,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     return Retained(records, evicted, tuple(left))
 
 
-def _remove_passed(
-    connection: Connection, scope: Scope, channel: Channel, shard: ShardName, tail: Offset
-) -> _Removed:
+def _remove_passed(connection: Connection, scope: Scope, channel: Channel, shard: ShardName, tail: Offset) -> _Removed:
     """Removes rows of one shard, in one transaction."""
     sql = statements("penstock.streaming", scope.schema)
     where = {"channel": shard.channel, "shard": shard.shard}
@@ -141,6 +139,4 @@ def remove_old_ticks(connection: Connection, scope: Scope) -> None:
         ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("removing old ticks"):
-        connection.execute(
-            statements("penstock.streaming", scope.schema)["remove_old_ticks"], {"kept": TICKS_KEPT}
-        )
+        connection.execute(statements("penstock.streaming", scope.schema)["remove_old_ticks"], {"kept": TICKS_KEPT})

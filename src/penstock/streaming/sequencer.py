@@ -43,9 +43,7 @@ this size stays below 2 kB, from where Postgres compresses it, which takes more 
 MAX_INLINE_RECORDS = 100
 """A tick of at most this many records returns them, so the publisher need not read them again."""
 
-_NO_TICK = (
-    "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
-)
+_NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
 
 _LIMITS = {
     "chunk": JOURNAL_CHUNK,
@@ -57,15 +55,8 @@ _LIMITS = {
 
 _NO_PAYLOADS = {**_LIMITS, "max_inline_records": -1}
 
-_SESSION_CHANGED = (
-    psycopg.errors.InvalidSqlStatementName,
-    psycopg.errors.DuplicatePreparedStatement,
-)
-_LOST_THE_RACE = (
-    psycopg.errors.SerializationFailure,
-    psycopg.errors.UniqueViolation,
-    psycopg.errors.DeadlockDetected,
-)
+_SESSION_CHANGED = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
+_LOST_THE_RACE = (psycopg.errors.SerializationFailure, psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +86,7 @@ class Sequencer:
     """Runs ticks on a connection."""
 
     def __init__(
-        self,
-        connection: Connection,
-        scope: Scope,
-        *,
-        prepare: bool = False,
-        slices: Slices | None = None,
+        self, connection: Connection, scope: Scope, *, prepare: bool = False, slices: Slices | None = None
     ) -> None:
         """Sends nothing yet.
 
@@ -194,9 +180,7 @@ class Sequencer:
         bounds = {**_NO_PAYLOADS, "target": planned.target, "after": after}
         statements = self._sql["prepare_tick"], self._bind("sequence_committed", bounds)
         try:
-            ticked = _parse_tick(
-                self._send(*self._isolation, self._settings, *statements), self._scope
-            )
+            ticked = _parse_tick(self._send(*self._isolation, self._settings, *statements), self._scope)
         except _LOST_THE_RACE:
             ticked = None
         if ticked is None or not ticked.sequenced:
@@ -306,9 +290,7 @@ def check_identity_cache(connection: Connection, scope: Scope) -> None:
     """
     sql = statements("penstock.streaming", scope.schema)
     with postgres_errors("reading the id sequence of staged_records"):
-        row = connection.execute(
-            sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}
-        ).fetchone()
+        row = connection.execute(sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}).fetchone()
     cache = None if row is None else row[0]
     if cache != 1:
         raise UnsafeSetting(

@@ -42,14 +42,7 @@ class ShardSender:
         self._queues, self._budgets = queues, budgets
 
     def send(
-        self,
-        shard: ShardName,
-        after: Offset,
-        target: Offset,
-        *,
-        kind: str,
-        entries: str,
-        narrow: bool,
+        self, shard: ShardName, after: Offset, target: Offset, *, kind: str, entries: str, narrow: bool
     ) -> Iterator[Sent]:
         """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails.
 
@@ -99,9 +92,7 @@ class ShardSender:
         except redis.RedisError:
             return False
 
-    def _send_part(
-        self, shard: ShardName, after: Offset, target: Offset, most: int, kind: str, entries: str
-    ) -> Sent:
+    def _send_part(self, shard: ShardName, after: Offset, target: Offset, most: int, kind: str, entries: str) -> Sent:
         reading = unpublished(
             self._connection,
             self._scope,
@@ -129,9 +120,7 @@ class ShardSender:
             raise reply.error
         return sent, reply
 
-    def _make_error(
-        self, shard: ShardName, offset: Offset, error: Exception
-    ) -> UnpublishableRecord:
+    def _make_error(self, shard: ShardName, offset: Offset, error: Exception) -> UnpublishableRecord:
         found = records_at(self._connection, self._scope, {shard: offset}).get(shard)
         record = f"{shard} offset {offset} (record {found.id if found else 'unknown'})"
         match error:

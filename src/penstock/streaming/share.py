@@ -45,10 +45,7 @@ class Share:
 
         Shards are dealt out in the order of their names, so all streamers compute the same.
         """
-        return {
-            shard: (self.number - 1 - position) % self.of
-            for position, shard in enumerate(sorted(shards))
-        }
+        return {shard: (self.number - 1 - position) % self.of for position, shard in enumerate(sorted(shards))}
 
 
 WHOLE = Share()

@@ -169,9 +169,7 @@ def _steps_backwards(execute: Execute, where: dict[str, Any], end: int) -> Itera
         before = first
 
 
-def _slices(
-    steps: list[_Step], begin: int, open_then: set[int], open_now: set[int], target: str
-) -> Iterator[Slice]:
+def _slices(steps: list[_Step], begin: int, open_then: set[int], open_now: set[int], target: str) -> Iterator[Slice]:
     """Makes the snapshots of the steps, oldest first.
 
     Args:

@@ -138,10 +138,7 @@ class Streamer:
         self.close()
         scope = self._pipeline.scope
         connection = connect_postgres(
-            self._database_url,
-            application="streamer",
-            prepare=self._prepare,
-            timeouts=self._timeouts,
+            self._database_url, application="streamer", prepare=self._prepare, timeouts=self._timeouts
         )
         self._connection = connection  # first: to be closed if Redis does not answer
         self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
@@ -154,11 +151,7 @@ class Streamer:
             check_triggers(connection, self._pipeline)
             self._has_started = True
         epoch = check_lineage(
-            connection,
-            self._client,
-            scope,
-            declared=self._pipeline.shard_names,
-            on_unusable=self._unusable.add,
+            connection, self._client, scope, declared=self._pipeline.shard_names, on_unusable=self._unusable.add
         )
         self._register(connection)
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
@@ -246,9 +239,7 @@ class Streamer:
         if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
             known += publisher.resend(added).known
         if published.healed:
-            log.warning(
-                "log was behind, replaying", shards=[str(shard) for shard in published.healed]
-            )
+            log.warning("log was behind, replaying", shards=[str(shard) for shard in published.healed])
         return RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
 
     @property
@@ -312,9 +303,7 @@ class Streamer:
         connection, _, publisher = self._opened()
         return self._upkeep.retain(connection, self._client, publisher)
 
-    def run(
-        self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None
-    ) -> None:
+    def run(self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None) -> None:
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
 
         A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.

@@ -26,12 +26,7 @@ class Tails:
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        client: RedisClient,
-        scope: Scope,
-        share: Share,
-        unusable: UnusableShards,
+        self, connection: Connection, client: RedisClient, scope: Scope, share: Share, unusable: UnusableShards
     ) -> None:
         self._connection, self._client, self._scope = connection, client, scope
         self._share, self._takeover = share, ShardTakeover(share)
@@ -101,9 +96,7 @@ class Tails:
 
     def _usable_targets(self) -> dict[ShardName, Offset]:
         return {
-            shard: tail
-            for shard, tail in self.journal.items()
-            if self.is_own(shard) and shard not in self.unusable
+            shard: tail for shard, tail in self.journal.items() if self.is_own(shard) and shard not in self.unusable
         }
 
     def advance_target(

@@ -35,10 +35,7 @@ class ShardTakeover:
         self.taken: set[ShardName] = set()
 
     def update(
-        self,
-        distances: Mapping[ShardName, int],
-        lacking: Collection[ShardName],
-        moved: Collection[ShardName],
+        self, distances: Mapping[ShardName, int], lacking: Collection[ShardName], moved: Collection[ShardName]
     ) -> None:
         """Takes over the shards that have stalled.
 

@@ -80,9 +80,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         return shard, after, cursor.execute(sql["unpublished"], {**arguments, **limits})
 
     lacking = deque(
-        (shard, tails.get(shard, BEGINNING))
-        for shard, tail in target.items()
-        if tail > tails.get(shard, BEGINNING)
+        (shard, tails.get(shard, BEGINNING)) for shard, tail in target.items() if tail > tails.get(shard, BEGINNING)
     )
     if not lacking:
         return
@@ -91,11 +89,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
 
     def request_ahead() -> None:
         nonlocal first_requests_left
-        while (
-            lacking
-            and len(requested) < READ_AHEAD
-            and (first_requests_left > 0 or monotonic() < until)
-        ):
+        while lacking and len(requested) < READ_AHEAD and (first_requests_left > 0 or monotonic() < until):
             first_requests_left -= 1
             requested.append(request(*lacking.popleft()))
 
@@ -122,12 +116,7 @@ class _BytesLoader(Loader):
 
 
 def _check(
-    shard: ShardName,
-    after: Offset,
-    row: tuple[Any, ...] | None,
-    target: Offset,
-    *,
-    may_be_gone: bool,
+    shard: ShardName, after: Offset, row: tuple[Any, ...] | None, target: Offset, *, may_be_gone: bool
 ) -> tuple[Any, ...]:
     """The row of a batch, if the journal has all of it.
 

@@ -57,12 +57,7 @@ class UnusableShards:
         self._retry_at[shard] = now + retry_s
         if now >= self._log_at.get(shard, 0.0):
             self._log_at[shard] = now + LOG_EVERY_S
-            log.error(
-                "shard unusable",
-                shard=str(shard),
-                reason=describe(error),
-                retry_s=retry_s,
-            )
+            log.error("shard unusable", shard=str(shard), reason=describe(error), retry_s=retry_s)
 
     def remove(self, shard: ShardName) -> None:
         """Takes a shard back: its keys are all right again."""

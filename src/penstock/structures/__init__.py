@@ -12,21 +12,8 @@ callables without arguments, for recruits, cron, or a thread.
 """
 
 from penstock.channels.server import check_eviction
-from penstock.structures.pinned import (
-    AsyncFencedLock,
-    AsyncGrant,
-    AsyncPinnedKeys,
-    FencedLock,
-    Grant,
-    PinnedKeys,
-)
-from penstock.structures.tracker import (
-    AsyncQueueTracker,
-    QueuedIds,
-    QueueTracker,
-    Synced,
-    queued_ids_in,
-)
+from penstock.structures.pinned import AsyncFencedLock, AsyncGrant, AsyncPinnedKeys, FencedLock, Grant, PinnedKeys
+from penstock.structures.tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
 from penstock.structures.volatile import AsyncVolatileHash, VolatileHash
 
 __all__ = [

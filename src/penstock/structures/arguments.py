@@ -35,9 +35,7 @@ def checked_keys(namespace: str, name: str, parts: tuple[str, ...]) -> tuple[str
         raise InvalidStructureCall("name", f"is {type(name).__name__}; it takes str")
     checked_text("name", name, MAX_NAME_BYTES)
     if any(character in "{}" or character < " " for character in name):
-        raise InvalidStructureCall(
-            "name", f"is {name!r}; it takes no braces and no control characters"
-        )
+        raise InvalidStructureCall("name", f"is {name!r}; it takes no braces and no control characters")
     return tuple(f"{namespace}:{{{name}}}:{part}" for part in parts)
 
 
@@ -60,15 +58,11 @@ def checked_value(field: str, value: object, most: int = MAX_VALUE_BYTES) -> byt
         InvalidStructureCall: It is neither bytes nor text, or is too long.
     """
     if not isinstance(value, bytes | str):
-        raise InvalidStructureCall(
-            field, f"is {type(value).__name__}; it takes bytes or str, so encode it first"
-        )
+        raise InvalidStructureCall(field, f"is {type(value).__name__}; it takes bytes or str, so encode it first")
     try:
         encoded = value.encode() if isinstance(value, str) else value
     except UnicodeEncodeError as error:
-        raise InvalidStructureCall(
-            field, "is not valid Unicode: it has a lone surrogate"
-        ) from error
+        raise InvalidStructureCall(field, "is not valid Unicode: it has a lone surrogate") from error
     if len(encoded) > most:
         raise InvalidStructureCall(field, f"has {len(encoded):,} bytes; it takes {most:,}")
     return encoded
@@ -81,13 +75,9 @@ def checked_ms(field: str, seconds: object) -> int:
         InvalidStructureCall: It is no number of seconds, or out of range.
     """
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        raise InvalidStructureCall(
-            field, f"is {type(seconds).__name__}; it takes a number of seconds"
-        )
+        raise InvalidStructureCall(field, f"is {type(seconds).__name__}; it takes a number of seconds")
     if not MIN_TTL_S <= seconds <= MAX_TTL_S:
-        raise InvalidStructureCall(
-            field, f"is {seconds!r}; it takes {MIN_TTL_S:g} to {MAX_TTL_S:,.0f} seconds"
-        )
+        raise InvalidStructureCall(field, f"is {seconds!r}; it takes {MIN_TTL_S:g} to {MAX_TTL_S:,.0f} seconds")
     return round(seconds * 1000)
 
 

@@ -63,9 +63,7 @@ async def run_async(client: Any, operation: Operation[T], what: str) -> T:
     return _read(operation, reply, what)
 
 
-def drive(
-    client: RedisClient, steps: Steps[T], what: str, function: Callable[[], object] | None = None
-) -> T:
+def drive(client: RedisClient, steps: Steps[T], what: str, function: Callable[[], object] | None = None) -> T:
     """Runs steps.  Raises as ``run``, and what the steps and the function raise."""
 
     def do(step: Step) -> Any:
@@ -92,10 +90,7 @@ def drive(
 
 
 async def drive_async(
-    client: Any,
-    steps: Steps[T],
-    what: str,
-    function: Callable[[], Awaitable[object]] | None = None,
+    client: Any, steps: Steps[T], what: str, function: Callable[[], Awaitable[object]] | None = None
 ) -> T:
     """As ``drive``, on a client of ``redis.asyncio``."""
 

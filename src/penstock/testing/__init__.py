@@ -15,12 +15,4 @@ from penstock.testing.draining import drained
 from penstock.testing.records import make_job, make_record
 from penstock.testing.waiting import eventually
 
-__all__ = [
-    "assert_not_staged",
-    "assert_staged",
-    "drained",
-    "eventually",
-    "make_job",
-    "make_record",
-    "staged",
-]
+__all__ = ["assert_not_staged", "assert_staged", "drained", "eventually", "make_job", "make_record", "staged"]

@@ -51,15 +51,7 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
         cast(table.c.headers, Text),
     ).order_by(table.c.id)
     return [
-        StagedRecord(
-            channel,
-            Shard(shard),
-            key,
-            action,
-            what,
-            parse_json(data),
-            headers and parse_json(headers),
-        )
+        StagedRecord(channel, Shard(shard), key, action, what, parse_json(data), headers and parse_json(headers))
         for channel, shard, key, action, what, data, headers in _read(source, schema, query)
     ]
 
@@ -153,9 +145,7 @@ def _read(source: Source, schema: str, query: Select[Any]) -> Iterable[Sequence[
     return read_directly(source, str(query.compile(dialect=dialect)))
 
 
-def _wanted(
-    channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]
-) -> dict[str, Any]:
+def _wanted(channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]) -> dict[str, Any]:
     """The fields that have to match."""
     if tenant is not None or isinstance(channel, Queue):
         # A record of a queue has its tenant for a key, and its key in a header.

@@ -178,8 +178,7 @@ class _Failures:
         """The halted shards."""
         rows = self._rows("halted_shards", consumers=list(consumers))
         return [
-            f"consumer {consumer} is halted in {channel}/{shard}: {reason}"
-            for consumer, channel, shard, reason in rows
+            f"consumer {consumer} is halted in {channel}/{shard}: {reason}" for consumer, channel, shard, reason in rows
         ]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:

@@ -115,11 +115,7 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
     shard = Shard(0) if isinstance(channel, str) else channel.shard_for(text)
     staged_us = (staged_at - _EPOCH) // timedelta(microseconds=1)
     given = json.loads(headers_text(None if headers is None else dict(headers)) or "{}")
-    own = {
-        "action": label_text(action, "action"),
-        "object": label_text(object, "object"),
-        "staged_us": staged_us,
-    }
+    own = {"action": label_text(action, "action"), "object": label_text(object, "object"), "staged_us": staged_us}
     job = Job[Payload](
         name,
         shard,

@@ -7,9 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(
-    predicate: Callable[[], T], what: str, *, timeout_s: float = 30, interval_s: float = 0.02
-) -> T:
+def eventually(predicate: Callable[[], T], what: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
     """Call ``predicate`` until it returns a true value, and return that value.
 
     Args:

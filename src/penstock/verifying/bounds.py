@@ -116,9 +116,7 @@ def read_bounds(
 
 def _log_ahead(shard: ShardName, log_end: int, journal_end: int) -> Finding:
     text = f"the log has given offsets up to {log_end}, the journal ends at {journal_end}"
-    return Finding(
-        FindingKind.SURPLUS, "log", shard.channel, shard.shard, journal_end + 1, 1, None, text
-    )
+    return Finding(FindingKind.SURPLUS, "log", shard.channel, shard.shard, journal_end + 1, 1, None, text)
 
 
 def _shard_parameters(shards: Sequence[ShardName]) -> dict[str, Any]:
@@ -149,9 +147,7 @@ def _read_starts(
     return {ShardName(channel, Shard(shard)): first for channel, shard, first in rows}
 
 
-def _read_postgres(
-    connection: Connection, scope: Scope, shards: Sequence[ShardName]
-) -> _PostgresState:
+def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardName]) -> _PostgresState:
     channels = registered_channels(connection, scope)
     kinds = {shard: channels[shard.channel].kind for shard in shards if shard.channel in channels}
     icks = {shard for shard, kind in kinds.items() if kind == "ick"}
@@ -161,8 +157,7 @@ def _read_postgres(
     state = _PostgresState(icks, queues, {}, {}, registered, evicting)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
-            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"],
-            _shard_parameters(shards),
+            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"], _shard_parameters(shards)
         ).fetchall()
     for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
@@ -196,9 +191,7 @@ def _unreadable(shard: ShardName, error: ShardError) -> Finding:
     return Finding(FindingKind.SURPLUS, "log", shard.channel, shard.shard, 0, 1, None, str(error))
 
 
-def _missing_icks(
-    client: RedisClient, scope: Scope, icks: Collection[ShardName]
-) -> Iterator[ShardName]:
+def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> Iterator[ShardName]:
     """The Icks that do not exist in Redis."""
     pipeline = client.pipeline(transaction=False)
     for shard in icks:
@@ -222,7 +215,9 @@ def _check_checkpoints(
         elif at > ends[shard]:
             kind = FindingKind.AHEAD
             ending = "Ick was marked up to" if shard in state.icks else "log ends at"
-            text = f"its checkpoint is {at}, the {ending} {ends[shard]}: Redis has lost records, or no streamer fills it"
+            text = (
+                f"its checkpoint is {at}, the {ending} {ends[shard]}: Redis has lost records, or no streamer fills it"
+            )
             first, count = ends[shard] + 1, at - ends[shard]
         elif at + 1 < begins:
             kind = FindingKind.MISSING
@@ -250,9 +245,7 @@ def _check_unread(
         if shard not in state.registered and not is_declared:
             text = "no channel is registered or declared with this shard, so no consumer reads its records"
             yield _missing("consumers", shard, begins, end, text)
-        for consumer in sorted(
-            name for name, channel in state.consumers if channel == shard.channel
-        ):
+        for consumer in sorted(name for name, channel in state.consumers if channel == shard.channel):
             if (consumer, shard) not in state.checkpoints:
                 text = "it has no checkpoint in this shard, so it reads none of its records"
                 yield _missing(f"consumer {consumer}", shard, begins, end, text)
@@ -268,9 +261,7 @@ def _read_beyond(
 ) -> Iterator[UnexpectedEntry]:
     """The first ``BEYOND`` entries of the log beyond the end of the journal."""
     with redis_errors(f"reading {shard}"):
-        entries = client.xrange(
-            log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
-        )
+        entries = client.xrange(log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND)
     for entry_id, fields in entries:
         yield UnexpectedEntry(
             shard.channel,

@@ -119,21 +119,13 @@ class _FindingFactory:
     shard: ShardName
 
     def __call__(
-        self,
-        kind: FindingKind,
-        where: str,
-        offset: int,
-        record: int | None,
-        text: str,
-        count: int = 1,
+        self, kind: FindingKind, where: str, offset: int, record: int | None, text: str, count: int = 1
     ) -> Finding:
         shard = self.shard
         return Finding(kind, where, shard.channel, shard.shard, offset, count, record, text)
 
 
-def _compare_staged(
-    finding: _FindingFactory, expected: Sequence[ExpectedRecord]
-) -> Iterator[Finding]:
+def _compare_staged(finding: _FindingFactory, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Compares the journal with the staged records."""
     for each in expected:
         record = each.record
@@ -145,9 +137,7 @@ def _compare_staged(
             yield finding(FindingKind.CHANGED, "staged", each.offset, record, text)
 
 
-def _compare_order(
-    finding: _FindingFactory, expected: Sequence[ExpectedRecord]
-) -> Iterator[Finding]:
+def _compare_order(finding: _FindingFactory, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Within a tick, the journal lists records in the order of their ids."""
     for before, each in pairwise(expected):
         if before.entry == each.entry and before.record > each.record:
@@ -164,18 +154,11 @@ def _compare_entries(
         if belongs is None and sequence == 0:
             continue  # retention removed it from Postgres first, or the hole is reported already
         values = _parse_values(fields)
-        if (
-            sequence
-            or belongs is None
-            or values is None
-            or find_number(values[0]) != belongs.record
-        ):
+        if sequence or belongs is None or values is None or find_number(values[0]) != belongs.record:
             record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
             wanted = belongs.record if belongs is not None and sequence == 0 else None
             shard = finding.shard
-            yield UnexpectedEntry(
-                shard.channel, shard.shard, offset, entry_id.decode(), record, wanted
-            )
+            yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, wanted)
         elif belongs.values is not None and values != tuple(belongs.values):
             names = " and ".join(_differing(values, belongs.values))
             text = f"{names} of record {belongs.record}: the log has another than the staged record"

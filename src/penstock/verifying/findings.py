@@ -82,9 +82,7 @@ JournalPlace = tuple[str, int, int]
 
 
 def classify(
-    unexpected: Iterable[UnexpectedEntry],
-    places: Mapping[int, list[JournalPlace]],
-    findings: Iterable[Finding],
+    unexpected: Iterable[UnexpectedEntry], places: Mapping[int, list[JournalPlace]], findings: Iterable[Finding]
 ) -> Iterator[Finding]:
     """Turns unexpected entries into findings, now that the places of their records are known.
 
@@ -113,9 +111,7 @@ def classify(
         )
 
 
-def find_duplicates(
-    records: Iterable[int], places: Mapping[int, list[JournalPlace]]
-) -> Iterator[Finding]:
+def find_duplicates(records: Iterable[int], places: Mapping[int, list[JournalPlace]]) -> Iterator[Finding]:
     """A finding for each place of a record in the journal but the first."""
     for record in records:
         first, *others = places.get(record, [("", 0, 0)])

@@ -63,17 +63,11 @@ def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -
     if until <= wanted.after:
         return []
     with redis_errors(f"reading {wanted.shard}"):
-        entries: list[Entry] = client.execute_command(
-            "XRANGE", key, f"{wanted.after + 1}-0", str(until)
-        )
+        entries: list[Entry] = client.execute_command("XRANGE", key, f"{wanted.after + 1}-0", str(until))
         # A batch that begins in the range may end beyond it.
         beyond: list[Entry] = client.execute_command("XRANGE", key, str(until + 1), "+", "COUNT", 1)
     entries += [entry for entry in beyond if is_batch(entry[1])]
-    return [
-        each
-        for entry in entries
-        for each in _unpack(wanted.shard, entry, range(wanted.after + 1, until + 1))
-    ]
+    return [each for entry in entries for each in _unpack(wanted.shard, entry, range(wanted.after + 1, until + 1))]
 
 
 def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
@@ -117,9 +111,7 @@ def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
 
-def _read_number(
-    connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int
-) -> int:
+def _read_number(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int) -> int:
     where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
     with postgres_errors(f"reading {wanted.shard}"):
         row = connection.execute(

@@ -14,14 +14,7 @@ from penstock.journal import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import VerificationRange
-from penstock.verifying.findings import (
-    Finding,
-    FindingKind,
-    JournalPlace,
-    UnexpectedEntry,
-    classify,
-    find_duplicates,
-)
+from penstock.verifying.findings import Finding, FindingKind, JournalPlace, UnexpectedEntry, classify, find_duplicates
 
 FINDINGS_KEPT = 10_000
 """Most findings held in memory; the rest are only counted."""
@@ -146,9 +139,7 @@ def _collect(
     return counts, findings
 
 
-def _read_places(
-    connection: Connection, scope: Scope, records: set[int]
-) -> dict[int, list[JournalPlace]]:
+def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dict[int, list[JournalPlace]]:
     """Where the journal has these records."""
     places: dict[int, list[JournalPlace]] = {}
     if records:

@@ -31,16 +31,7 @@ class GroupedLog:
         first = of.get("first", self._tails.get(shard, 0) + 1)
         offsets = range(first, first + count)
         rows = [
-            (
-                n,
-                f"k{n}",
-                "insert",
-                "thing",
-                of.get("data", f'{{"n": {n}}}'),
-                "",
-                of.get("staged", 5),
-            )
-            for n in offsets
+            (n, f"k{n}", "insert", "thing", of.get("data", f'{{"n": {n}}}'), "", of.get("staged", 5)) for n in offsets
         ]
         batch = Batch(
             ShardName(self.name, Shard(shard)),
@@ -57,9 +48,7 @@ class GroupedLog:
 
 
 @pytest.fixture(params=["packed", "plain"])
-def work(
-    redis_client: redis.Redis, redis_url: str, request: pytest.FixtureRequest
-) -> Iterator[GroupedLog]:
+def work(redis_client: redis.Redis, redis_url: str, request: pytest.FixtureRequest) -> Iterator[GroupedLog]:
     """A log whose entries hold a batch, or a record each."""
     with connect_redis(redis_url) as client:
         yield GroupedLog(client, plain=request.param == "plain")

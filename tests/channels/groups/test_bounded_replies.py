@@ -23,9 +23,7 @@ def holding_less_than(client: redis.Redis, most: int) -> Iterator[None]:
     before = client.info("memory")
     yield
     after = client.info("memory")
-    assert after["used_memory_peak"] < max(
-        before["used_memory_peak"] + 1, before["used_memory"] + most
-    )
+    assert after["used_memory_peak"] < max(before["used_memory_peak"] + 1, before["used_memory"] + most)
 
 
 @pytest.fixture
@@ -37,9 +35,7 @@ def large(work: GroupedLog) -> GroupedLog:
     return work
 
 
-def test_a_read_of_a_group_ends_after_8_mib(
-    large: GroupedLog, reader: Reader, redis_client: redis.Redis
-) -> None:
+def test_a_read_of_a_group_ends_after_8_mib(large: GroupedLog, reader: Reader, redis_client: redis.Redis) -> None:
     group, sizes, at = reader(), [], 1
     with holding_less_than(redis_client, 36 * MIB):
         while taken := group.read(1000):
@@ -74,9 +70,7 @@ def test_shards_share_the_8_mib(packed: GroupedLog, reader: Reader) -> None:
     assert sizes == [8, 8, 8]
 
 
-def test_an_eviction_by_age_reads_4_mib_a_call(
-    make_writer: MakeWriter, redis_client: redis.Redis
-) -> None:
+def test_an_eviction_by_age_reads_4_mib_a_call(make_writer: MakeWriter, redis_client: redis.Redis) -> None:
     writer = make_writer()
     for _ in range(40):
         writer.append(["x" * (MIB - 2)])

@@ -38,9 +38,7 @@ def test_readers_of_asyncio_divide_a_burst_and_acknowledge(
         reads = []
         for number, group in enumerate(groups, 1):
             reads.append(asyncio.create_task(group.read(10, block_s=10)))
-            await asyncio.to_thread(
-                eventually, partial(is_waiting, redis_client, number), "it waits"
-            )
+            await asyncio.to_thread(eventually, partial(is_waiting, redis_client, number), "it waits")
         packed.append(6)
         taken = [await each for each in reads]
         assert await groups[0].acknowledge(taken[0]) == 2
@@ -128,9 +126,7 @@ def test_a_group_reads_all_shards_and_divides_what_they_hold_together(
     ]
 
 
-def test_a_reader_of_several_shards_waits_for_all_of_them(
-    packed: GroupedLog, reader: Reader
-) -> None:
+def test_a_reader_of_several_shards_waits_for_all_of_them(packed: GroupedLog, reader: Reader) -> None:
     group = reader(shards=3)
     for shard in (2, 0, 1):
         timer = Timer(0.05, packed.append, (1,), {"shard": shard})
@@ -147,9 +143,7 @@ def spread(cluster: Cluster) -> Iterator[GroupedLog]:
 
 
 @pytest.mark.slow
-def test_a_group_on_a_cluster_reads_shards_on_several_nodes(
-    spread: GroupedLog, cluster: Cluster
-) -> None:
+def test_a_group_on_a_cluster_reads_shards_on_several_nodes(spread: GroupedLog, cluster: Cluster) -> None:
     client = spread.client
     ports = {client.get_node_from_key(spread.stream(shard)).port for shard in range(6)}
     assert len(ports) == 3
@@ -225,9 +219,7 @@ def test_a_consumer_of_the_pipeline_has_the_rights_and_a_viewer_sees_the_states(
         ("evicted", {"evicted": "null"}),
     ],
 )
-def test_an_option_out_of_range_is_refused(
-    reader: Reader, field: str, options: dict[str, Any]
-) -> None:
+def test_an_option_out_of_range_is_refused(reader: Reader, field: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidLogCall) as refused:
         reader(**options)
     assert refused.value.field == field

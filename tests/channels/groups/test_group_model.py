@@ -7,12 +7,7 @@ import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.channels.log import evict, extents
@@ -35,9 +30,7 @@ class Model(RuleBasedStateMachine):
         self.client.flushall()
         self.log = GroupedLog(self.client)
         self.group = LogGroup(self.client, "work", "mailers", retry_s=3600, max_pending=MOST)
-        self.skipping = LogGroup(
-            self.client, "work", "mailers", retry_s=3600, max_pending=MOST, evicted="skip"
-        )
+        self.skipping = LogGroup(self.client, "work", "mailers", retry_s=3600, max_pending=MOST, evicted="skip")
         self.first, self.tail, self.cursor = 1, 0, 1
         self.pending: set[int] = set()
         self.missed = 0
@@ -109,9 +102,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(
-        Checked, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
 
 
 def test_a_group_does_what_the_model_does(redis_client: redis.Redis) -> None:

@@ -84,9 +84,7 @@ def test_a_new_group_begins_at_the_first_record_or_after_the_last_one(
 
 
 @pytest.mark.parametrize("start", ["first", "last"])
-def test_a_group_may_begin_before_the_log_does(
-    work: GroupedLog, reader: Reader, start: str
-) -> None:
+def test_a_group_may_begin_before_the_log_does(work: GroupedLog, reader: Reader, start: str) -> None:
     """A log that is replayed may begin at any offset: what comes before was never the group's."""
     group = reader(start=start)
 
@@ -221,9 +219,7 @@ def test_a_burst_is_divided_among_the_readers_that_wait(
 
 
 @pytest.mark.usefixtures("in_turn")
-def test_readers_that_wait_are_served_in_turn(
-    work: GroupedLog, reader: Reader, redis_client: redis.Redis
-) -> None:
+def test_readers_that_wait_are_served_in_turn(work: GroupedLog, reader: Reader, redis_client: redis.Redis) -> None:
     """Who was served first goes to the end of the line."""
     readers = [reader() for _ in range(3)]
     pending = dict(zip("abc", read_waiting(readers, redis_client, 10), strict=True))
@@ -269,18 +265,14 @@ def test_what_is_due_again_comes_in_the_order_of_offsets(
     assert offsets(group.read()) == [1, 2, 3]
 
 
-def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(
-    work: GroupedLog, reader: Reader
-) -> None:
+def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(work: GroupedLog, reader: Reader) -> None:
     work.append(9)
     group = reader(retry_s=60)
     group.read(8)
 
     assert group.acknowledge_offsets(0, 2, (4, 6), 77, (500, 10**15)) == 4
     assert group.acknowledge_offsets(0, 2, (6, 7)) == 1
-    assert group.acknowledge_offsets(0, (2, 7)) == 1, (
-        "a range longer than what is pending ends, too"
-    )
+    assert group.acknowledge_offsets(0, (2, 7)) == 1, "a range longer than what is pending ends, too"
     assert group.acknowledge_offsets(0, (1, 10**15)) == 2
     [state] = group.states().values()
     assert (state.pending, state.next_offset) == (0, 9)
@@ -297,17 +289,13 @@ def test_an_expired_record_is_dropped_counted_and_told(work: GroupedLog, reader:
 
     assert len(taken) == 0
     assert [(each.first, each.last) for each in taken.dropped] == [(1, 2)]
-    assert [(each["event"], each["first"], each["last"]) for each in logs] == [
-        ("records dropped", 1, 2)
-    ]
+    assert [(each["event"], each["first"], each["last"]) for each in logs] == [("records dropped", 1, 2)]
     [state] = group.states().values()
     assert (state.dropped, state.pending, state.redelivered) == (2, 0, again)
     assert again >= 2
 
 
-def test_no_new_records_come_while_as_many_are_pending_as_may_be(
-    work: GroupedLog, reader: Reader
-) -> None:
+def test_no_new_records_come_while_as_many_are_pending_as_may_be(work: GroupedLog, reader: Reader) -> None:
     """Although there are some; until one is acknowledged, or delivered again."""
     work.append(5)
     group, other = (reader(retry_s=60, max_pending=2) for _ in range(2))
@@ -322,9 +310,7 @@ def test_no_new_records_come_while_as_many_are_pending_as_may_be(
     assert (state.pending, state.tail) == (2, 5)
 
 
-def test_what_is_dropped_makes_room_at_the_limit(
-    work: GroupedLog, reader: Reader, redis_client: redis.Redis
-) -> None:
+def test_what_is_dropped_makes_room_at_the_limit(work: GroupedLog, reader: Reader, redis_client: redis.Redis) -> None:
     work.append(5)
     group = reader(retry_s=60, expire_s=60, max_pending=2)
     for member in (f"{record.offset:016}" for record in group.read()):

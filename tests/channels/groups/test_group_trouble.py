@@ -250,11 +250,7 @@ def test_a_reader_whose_turn_it_is_not_takes_what_nobody_else_does(
     """The first in the line has died, and counts as waiting for longer than the second one waits."""
     packed.append(2)
     redis_client.zadd(f"{CURSOR}:places", {"dead": 1})
-    redis_client.eval(
-        "redis.call('ZADD', KEYS[1], redis.call('TIME')[1] * 1000 + 60000, 'dead')",
-        1,
-        f"{CURSOR}:heard",
-    )
+    redis_client.eval("redis.call('ZADD', KEYS[1], redis.call('TIME')[1] * 1000 + 60000, 'dead')", 1, f"{CURSOR}:heard")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "VALID_MS", 600_000)
@@ -321,9 +317,7 @@ def test_a_damaged_entry_costs_no_record_of_another_one(
     assert next(iter(group.states().values())).pending == 6
 
 
-def test_a_group_is_deleted_whole(
-    work: GroupedLog, reader: Reader, redis_client: redis.Redis
-) -> None:
+def test_a_group_is_deleted_whole(work: GroupedLog, reader: Reader, redis_client: redis.Redis) -> None:
     work.append(3)
     group = reader(retry_s=60)
     group.read(2)

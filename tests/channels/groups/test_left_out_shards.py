@@ -44,9 +44,7 @@ def make_read(redis_url: str, request: pytest.FixtureRequest) -> Iterator[MakeRe
     runner.close()
 
 
-def test_a_channel_with_too_few_shards_is_refused_at_the_first_read(
-    resharded: GroupedLog, make_read: MakeRead
-) -> None:
+def test_a_channel_with_too_few_shards_is_refused_at_the_first_read(resharded: GroupedLog, make_read: MakeRead) -> None:
     read = make_read(Log("work", shards=2))
     for _ in "ab":
         with pytest.raises(InvalidLogCall, match="is 2, and Redis has work/4"):
@@ -56,9 +54,7 @@ def test_a_channel_with_too_few_shards_is_refused_at_the_first_read(
     assert make_read(Log("work", shards=3), shards=5)()
 
 
-def test_a_log_of_an_own_namespace_is_looked_up_there(
-    resharded: GroupedLog, make_read: MakeRead
-) -> None:
+def test_a_log_of_an_own_namespace_is_looked_up_there(resharded: GroupedLog, make_read: MakeRead) -> None:
     assert not make_read(Log("work", shards=2), namespace="other")()
 
 

@@ -43,9 +43,7 @@ def filled(redis_client: redis.Redis, ick: DirtyList) -> Iterator[Filled]:
     ick.add(RESERVED)
     ick.reserve(4)
     ick.add(DIRTY)
-    redis_client.acl_setuser(
-        "limited", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset=True
-    )
+    redis_client.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset=True)
     pool = redis_client.connection_pool
     with redis.Redis(
         connection_pool=redis.ConnectionPool(
@@ -66,9 +64,7 @@ def deny(client: redis.Redis, command: str) -> None:
 def left(client: Any) -> set[bytes]:
     """The members of all three sets."""
     root = f"{KEY}/ick/{{{KEY}}}/"
-    return {
-        member for name in ("pset", "cset", "held") for member in client.zrange(root + name, 0, -1)
-    }
+    return {member for name in ("pset", "cset", "held") for member in client.zrange(root + name, 0, -1)}
 
 
 MOVES: dict[str, Callable[[Filled], object]] = {

@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from fixtures.redis_ick import RedisIck
-from penstock.channels.ick import (
-    ALL_MEMBERS,
-    Busy,
-    CurrentReservation,
-    DirtyList,
-    Reservation,
-    Reservations,
-)
+from penstock.channels.ick import ALL_MEMBERS, Busy, CurrentReservation, DirtyList, Reservation, Reservations
 
 KEY = "ride-index"
 MEMBERS = [bytes([letter]) for letter in b"abcdef"]
@@ -123,11 +116,7 @@ class Fenced(RuleBasedStateMachine):
     def crash(self, who: int) -> None:
         self.workers[who] = Worker(Reservations(self.client, KEY, size=3))
 
-    @rule(
-        which=st.integers(0, 99),
-        done=SOME,
-        way=st.sampled_from(["commit", "exchange", "exchange all", "release"]),
-    )
+    @rule(which=st.integers(0, 99), done=SOME, way=st.sampled_from(["commit", "exchange", "exchange all", "release"]))
     def a_zombie_wakes(self, which: int, done: set[bytes], way: str) -> None:
         """A zombie or a duplicate reuses an earlier reservation, and the reply is lost."""
         if not self.past:
@@ -160,9 +149,7 @@ class Fenced(RuleBasedStateMachine):
         for worker in self.workers:
             if worker.current is not None:
                 now = worker.reservations.read(worker.current)
-                assert isinstance(now, CurrentReservation) or set(now.marks) <= set(
-                    worker.current.marks
-                )
+                assert isinstance(now, CurrentReservation) or set(now.marks) <= set(worker.current.marks)
 
     def teardown(self) -> None:
         """In the end, a single consumer completes the copy."""
@@ -218,9 +205,7 @@ MACHINES = [Fenced, WithMonitor, WithPlainConsumer]
 
 def check(machine: type[Fenced], client: redis.Redis, *, examples: int) -> None:
     checked = type(machine.__name__, (machine,), {"client": client})
-    run_state_machine_as_test(
-        checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None)
-    )
+    run_state_machine_as_test(checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None))
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])

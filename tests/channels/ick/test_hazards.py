@@ -7,14 +7,7 @@ import pytest
 import redis
 
 from fixtures.redis_ick import RedisIck
-from penstock.channels.ick import (
-    Busy,
-    Committed,
-    DirtyList,
-    Reservation,
-    Reservations,
-    Superseded,
-)
+from penstock.channels.ick import Busy, Committed, DirtyList, Reservation, Reservations, Superseded
 
 KEY = "ride-index"
 
@@ -22,11 +15,7 @@ KEY = "ride-index"
 def everything(ick: DirtyList) -> set[bytes]:
     """All members: dirty, reserved or held."""
     keys = ick.keys
-    return {
-        member
-        for key in (keys.dirty, keys.reserved, keys.held)
-        for member in ick._client.zrange(key, 0, -1)
-    }
+    return {member for key in (keys.dirty, keys.reserved, keys.held) for member in ick._client.zrange(key, 0, -1)}
 
 
 def reserved(answer: object) -> Reservation:
@@ -131,9 +120,7 @@ def test_plain_a_partial_exchange_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_a_partial_exchange_keeps_newer_marks_apart(
-    ick: DirtyList, fenced: Reservations
-) -> None:
+def test_fenced_a_partial_exchange_keeps_newer_marks_apart(ick: DirtyList, fenced: Reservations) -> None:
     ick.add({"a": 1, "b": 2})
     first = reserved(fenced.reserve())
     ick.add({"a": 3})
@@ -194,9 +181,7 @@ def test_plain_a_commit_that_is_sent_twice_forgets(ick: DirtyList) -> None:
     assert everything(ick) == set()
 
 
-def test_fenced_a_commit_that_is_sent_twice_takes_effect_once(
-    ick: DirtyList, fenced: Reservations
-) -> None:
+def test_fenced_a_commit_that_is_sent_twice_takes_effect_once(ick: DirtyList, fenced: Reservations) -> None:
     ick.add({"a": 1, "b": 2})
     mine = reserved(fenced.reserve())
     fenced.commit(mine, ["a"])
@@ -213,9 +198,7 @@ def test_a_plain_consumer_that_commits_whole_batches_can_work_beside_a_fenced_on
 ) -> None:
     ick.add({"a": 1, "b": 2, "c": 3})
     theirs = ruby.reserve(1)
-    mine = reserved(
-        fenced.reserve()
-    )  # adopts what the plain consumer has reserved: it is processed twice
+    mine = reserved(fenced.reserve())  # adopts what the plain consumer has reserved: it is processed twice
     assert theirs == [(b"a", 1.0)]
     assert mine.members == [b"a", b"b"]
 
@@ -237,9 +220,7 @@ def test_a_fenced_consumer_can_leave_a_plain_consumers_members_to_it(
     assert ruby.sizes() == (0, 1)
 
 
-def test_plain_operations_do_not_see_held_members(
-    ick: DirtyList, ruby: RedisIck, fenced: Reservations
-) -> None:
+def test_plain_operations_do_not_see_held_members(ick: DirtyList, ruby: RedisIck, fenced: Reservations) -> None:
     ick.add({"a": 1})
     fenced.reserve()
 
@@ -289,9 +270,7 @@ def test_fenced_an_exchange_that_is_sent_twice_returns_the_same_reservation(
     assert everything(ick) == {b"a"}
 
 
-def test_plain_and_fenced_commits_return_how_many_members_they_found(
-    ick: DirtyList, fenced: Reservations
-) -> None:
+def test_plain_and_fenced_commits_return_how_many_members_they_found(ick: DirtyList, fenced: Reservations) -> None:
     """Redis::Ick's exchange does not return this number."""
     ick.add({"a": 1, "b": 2, "c": 3})
     ick.reserve(1)
@@ -301,9 +280,7 @@ def test_plain_and_fenced_commits_return_how_many_members_they_found(
     assert reserved(fenced.exchange(mine, ["b", "never"])).committed == 1
 
 
-def test_plain_members_that_backwash_returns_are_processed_again_and_not_forgotten(
-    ick: DirtyList,
-) -> None:
+def test_plain_members_that_backwash_returns_are_processed_again_and_not_forgotten(ick: DirtyList) -> None:
     ick.add({"a": 1})
     ick.reserve(1)
     ick.reserve(0, backwash=True)

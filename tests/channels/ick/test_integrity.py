@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.ick import (
-    DirtyList,
-    QueuedDirtyList,
-    Reservation,
-    Reservations,
-    repair,
-)
+from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.errors import DamagedIck
 
 KEY = "ride-index"
@@ -104,10 +98,7 @@ OPERATIONS: dict[str, Callable[[DirtyList], object]] = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_names_the_key_the_damage_and_the_repair_and_writes_nothing(
-    damaged: tuple[str, dict[bytes, float]],
-    operation: str,
-    ick: DirtyList,
-    redis_client: redis.Redis,
+    damaged: tuple[str, dict[bytes, float]], operation: str, ick: DirtyList, redis_client: redis.Redis
 ) -> None:
     before = dump(redis_client)
 
@@ -141,9 +132,7 @@ def test_repair_keeps_every_member(
     assert dump(redis_client) == before
     done = repair(redis_client, KEY)
 
-    assert [(damage.key, damage.found) for damage in done] == [
-        (damage.key, damage.found) for damage in planned
-    ]
+    assert [(damage.key, damage.found) for damage in done] == [(damage.key, damage.found) for damage in planned]
     assert len(done) == 1
     assert dict(ick.reserve(9, backwash=True)) == damaged[1]
     assert repair(redis_client, KEY) == []
@@ -190,9 +179,7 @@ def test_a_later_format_is_left_alone(ick: DirtyList, redis_client: redis.Redis)
 
 
 @pytest.mark.parametrize("key", [FENCE, HELD])
-def test_a_damaged_fence_stops_fenced_calls_only(
-    ick: DirtyList, redis_client: redis.Redis, key: str
-) -> None:
+def test_a_damaged_fence_stops_fenced_calls_only(ick: DirtyList, redis_client: redis.Redis, key: str) -> None:
     ick.add({"a": 1})
     redis_client.set(key, "text")
     fenced = Reservations(redis_client, KEY)
@@ -210,9 +197,7 @@ def test_a_damaged_fence_stops_fenced_calls_only(
     assert again.members == [b"a"]
 
 
-def test_when_the_fence_is_lost_its_held_members_are_restored(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_when_the_fence_is_lost_its_held_members_are_restored(ick: DirtyList, redis_client: redis.Redis) -> None:
     ick.add({"a": 1})
     Reservations(redis_client, KEY).reserve()
     redis_client.delete(FENCE)
@@ -222,9 +207,7 @@ def test_when_the_fence_is_lost_its_held_members_are_restored(
     assert again.members == [b"a"]
 
 
-def test_infinite_scores_written_by_others_are_shown_unchanged(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_infinite_scores_written_by_others_are_shown_unchanged(ick: DirtyList, redis_client: redis.Redis) -> None:
     ick.add({"a": 1})
     redis_client.zadd(PSET, {"first": "-inf", "last": "inf"})
 

@@ -107,26 +107,13 @@ class Model(RuleBasedStateMachine):
         stats = self.ours.stats()
 
         assert (stats is not None) == self.exists
-        for span, members in (
-            (
-                (stats.dirty, self.dirty),
-                (stats.reserved, self.reserved),
-            )
-            if stats
-            else ()
-        ):
+        for span, members in ((stats.dirty, self.dirty), (stats.reserved, self.reserved)) if stats else ():
             scores = sorted(members.values())
             assert span.size == len(scores)
-            assert [span.lowest, span.highest] == (
-                [scores[0], scores[-1]] if scores else [None] * 2
-            )
-        assert self.client.zrange(self.ours.keys.dirty, 0, -1, withscores=True) == ordered(
-            self.dirty
-        )
+            assert [span.lowest, span.highest] == ([scores[0], scores[-1]] if scores else [None] * 2)
+        assert self.client.zrange(self.ours.keys.dirty, 0, -1, withscores=True) == ordered(self.dirty)
 
-    def _exchange(
-        self, size: int, done: list[bytes], *, backwash: bool
-    ) -> tuple[int, list[tuple[bytes, float]]]:
+    def _exchange(self, size: int, done: list[bytes], *, backwash: bool) -> tuple[int, list[tuple[bytes, float]]]:
         committed = sum(self.reserved.pop(member, None) is not None for member in done)
         if backwash:
             move_lowest(self.reserved, self.dirty, len(self.dirty) + len(self.reserved) + 1)
@@ -140,9 +127,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(
-        Checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None)
-    )
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None))
 
 
 @pytest.mark.parametrize("examples", [30, pytest.param(120, marks=pytest.mark.slow)])

@@ -50,9 +50,7 @@ def test_on_a_missing_ick_every_operation_has_nothing_to_do(ick: DirtyList) -> N
     assert ick.exchange(0, []) == Exchanged(0, [])
 
 
-def test_add_reserve_and_exchange_create_the_ick_and_stats_does_not(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_add_reserve_and_exchange_create_the_ick_and_stats_does_not(ick: DirtyList, redis_client: redis.Redis) -> None:
     for operation in (lambda: ick.add({}), lambda: ick.reserve(5), lambda: ick.commit(["a"])):
         ick.stats()
         assert redis_client.dbsize() == 0
@@ -103,9 +101,7 @@ def test_adding_compares_with_the_dirty_set_only(ick: DirtyList) -> None:
     assert sizes(ick) == (1, 1, 2)
 
 
-def test_reserve_returns_the_lowest_and_returns_them_again_until_they_are_committed(
-    ick: DirtyList,
-) -> None:
+def test_reserve_returns_the_lowest_and_returns_them_again_until_they_are_committed(ick: DirtyList) -> None:
     ick.add({"c": 3, "a": 1, "b": 2})
 
     assert ick.reserve(1) == [(b"a", 1.0)]
@@ -131,9 +127,7 @@ def test_commit_leaves_members_that_are_only_dirty(ick: DirtyList) -> None:
     assert sizes(ick) == (1, 0, 1)
 
 
-def test_a_reserve_of_size_zero_returns_nothing_even_when_members_are_reserved(
-    ick: DirtyList,
-) -> None:
+def test_a_reserve_of_size_zero_returns_nothing_even_when_members_are_reserved(ick: DirtyList) -> None:
     ick.add({"a": 1, "b": 2})
     ick.reserve(2)
 
@@ -171,9 +165,7 @@ def test_a_full_reservation_takes_no_more_members_however_low_their_scores(ick: 
     assert sizes(ick) == (2, 2, 4)
 
 
-def test_a_member_in_both_sets_leaves_the_dirty_set_and_takes_no_extra_room(
-    ick: DirtyList,
-) -> None:
+def test_a_member_in_both_sets_leaves_the_dirty_set_and_takes_no_extra_room(ick: DirtyList) -> None:
     ick.add({"a": 5})
     ick.reserve(1)
     ick.add({"a": 3, "b": 4, "c": 6})
@@ -266,9 +258,7 @@ def test_stats_returns_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
     assert (drained.dirty, drained.reserved, drained.total) == (NOTHING, NOTHING, NOTHING)
 
 
-def test_add_and_reserve_take_and_return_values_like_zadd_and_zrange(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_add_and_reserve_take_and_return_values_like_zadd_and_zrange(ick: DirtyList, redis_client: redis.Redis) -> None:
     marks = {f"m{i * 7 % 100}": (i * 31 % 57) / 8 for i in range(100)}
     redis_client.zadd("plain", marks)
     ick.add(marks)
@@ -318,8 +308,7 @@ def test_any_finite_number_is_a_score(ick: DirtyList, score: Any, stored: float)
 
 
 @pytest.mark.parametrize(
-    "score",
-    [math.nan, math.inf, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal("Infinity")],
+    "score", [math.nan, math.inf, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal("Infinity")]
 )
 def test_nan_and_infinities_are_refused_before_anything_is_written(
     ick: DirtyList, redis_client: redis.Redis, score: Any
@@ -407,9 +396,7 @@ def test_a_call_takes_thousands_of_members(ick: DirtyList, count: int) -> None:
     assert ick.commit(member for member, _ in marks) == 0
 
 
-def test_no_script_call_carries_more_than_one_slice(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_no_script_call_carries_more_than_one_slice(ick: DirtyList, redis_client: redis.Redis) -> None:
     count = operations.SLICE * 3 + 1
     redis_client.config_resetstat()
 
@@ -420,18 +407,14 @@ def test_no_script_call_carries_more_than_one_slice(
 def test_marks_for_many_icks_go_in_one_round_trip(redis_client: redis.Redis) -> None:
     icks = [DirtyList(redis_client, f"index/{shard}") for shard in range(4)]
 
-    added = add_each(
-        redis_client, [(ick.keys, {"a": 1, "b": shard}) for shard, ick in enumerate(icks)]
-    )
+    added = add_each(redis_client, [(ick.keys, {"a": 1, "b": shard}) for shard, ick in enumerate(icks)])
 
     assert added == [Added(2, 0)] * 4
     assert [ick.reserve(1) for ick in icks[:2]] == [[(b"b", 0.0)], [(b"a", 1.0)]]
     assert add_each(redis_client, []) == []
 
 
-def test_a_script_that_the_server_has_forgotten_is_loaded_again(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_a_script_that_the_server_has_forgotten_is_loaded_again(ick: DirtyList, redis_client: redis.Redis) -> None:
     """Guarantee 19."""
     ick.add({"a": 1})
     redis_client.script_flush()
@@ -459,9 +442,7 @@ def test_a_server_without_memory_accepts_no_marks_and_writes_nothing_partially(
     assert redis_client.dbsize() == 0
 
 
-def test_a_server_without_memory_still_reserves(
-    ick: DirtyList, no_memory: Callable[[], object]
-) -> None:
+def test_a_server_without_memory_still_reserves(ick: DirtyList, no_memory: Callable[[], object]) -> None:
     """Guarantee 13: otherwise no consumer could ever empty the Ick."""
     ick.add({"a": 1, "b": 2, "c": 3})
     no_memory()
@@ -479,9 +460,7 @@ def test_an_unreachable_server_raises_server_unavailable() -> None:
         DirtyList(client, "ride-index").add({"a": 1})
 
 
-def test_what_is_reserved_stays_so_unless_backwash_is_asked_for(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_what_is_reserved_stays_so_unless_backwash_is_asked_for(ick: DirtyList, redis_client: redis.Redis) -> None:
     """Also for calls that are queued."""
     ick.add({"late": 5})
     ick.reserve(1)

@@ -29,9 +29,7 @@ def test_results_are_returned_in_order_among_the_applications_own(
         ick.delete()
         ick.delete(unlink=True)
 
-        nothing, added, mine, lowered, seven, reserved, exchanged, committed, stats, *deleted = (
-            pipeline.execute()
-        )
+        nothing, added, mine, lowered, seven, reserved, exchanged, committed, stats, *deleted = pipeline.execute()
 
     assert nothing is None
     assert added == Added(3, 0)
@@ -45,9 +43,7 @@ def test_results_are_returned_in_order_among_the_applications_own(
     assert deleted == [2, 0]
 
 
-def test_calls_in_a_pipeline_run_in_the_order_in_which_they_were_queued(
-    redis_client: redis.Redis,
-) -> None:
+def test_calls_in_a_pipeline_run_in_the_order_in_which_they_were_queued(redis_client: redis.Redis) -> None:
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
     ick.add({"foo": 10, "bar": 5})
@@ -65,9 +61,7 @@ def test_a_pipeline_works_when_the_server_has_no_script_loaded(redis_client: red
     assert pipeline.execute() == [Added(1, 0)]
 
 
-def test_a_pipeline_can_be_used_again_and_its_client_is_not_changed(
-    redis_client: redis.Redis,
-) -> None:
+def test_a_pipeline_can_be_used_again_and_its_client_is_not_changed(redis_client: redis.Redis) -> None:
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
     for expected in (1, 0):
@@ -77,9 +71,7 @@ def test_a_pipeline_can_be_used_again_and_its_client_is_not_changed(
     assert redis_client.eval("return {'added', 1, 2}", 0) == [b"added", 1, 2]
 
 
-def test_a_call_in_a_pipeline_is_one_script_call_whatever_its_size(
-    redis_client: redis.Redis,
-) -> None:
+def test_a_call_in_a_pipeline_is_one_script_call_whatever_its_size(redis_client: redis.Redis) -> None:
     marks = {str(i): i for i in range(9_000)}
     pipeline = redis_client.pipeline()
     ick = QueuedDirtyList(pipeline, "ride-index")
@@ -103,9 +95,7 @@ def test_an_invalid_call_is_refused_when_it_is_queued(redis_client: redis.Redis)
     assert pipeline.execute() == []
 
 
-def test_an_operation_in_a_discarded_transaction_has_no_effect(
-    redis_client: redis.Redis,
-) -> None:
+def test_an_operation_in_a_discarded_transaction_has_no_effect(redis_client: redis.Redis) -> None:
     pipeline: Any = redis_client.pipeline(transaction=True)
     pipeline.watch("other")
     redis_client.set("other", "1")

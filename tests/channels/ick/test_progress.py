@@ -5,13 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from penstock.batches import Columns
-from penstock.channels.ick import (
-    DirtyList,
-    Reservations,
-    coalesce,
-    mark_shards,
-    update_progress,
-)
+from penstock.channels.ick import DirtyList, Reservations, coalesce, mark_shards, update_progress
 from penstock.channels.ick.marking import MarkProgress
 from penstock.channels.log import Batch, FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
@@ -35,9 +29,7 @@ def record(offset: int, member: str, at_us: int) -> Record:
 
 
 def make_batch(records: Sequence[Record]) -> Batch:
-    columns = Columns.pack(
-        [(r.id, r.key, r.action, r.object, r.data_json, "", r.staged_us) for r in records]
-    )
+    columns = Columns.pack([(r.id, r.key, r.action, r.object, r.data_json, "", r.staged_us) for r in records])
     return Batch(SHARD, Epoch(1), records[0].offset, False, columns)
 
 
@@ -117,9 +109,7 @@ def test_a_batch_that_is_marked_writes_nothing(client: RedisClient) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "reply"), [("9" * 10, FencedOff), ("9" * 11, Unusable)])
-def test_an_epoch_has_ten_digits_at_most(
-    client: RedisClient, epoch: str, reply: type[Reply]
-) -> None:
+def test_an_epoch_has_ten_digits_at_most(client: RedisClient, epoch: str, reply: type[Reply]) -> None:
     client.set(ick_shard_keys("penstock", SHARD).log.epoch, epoch)
 
     assert isinstance(mark(client, record(1, "a", 1)), reply)

@@ -43,9 +43,7 @@ def held_by_server(client: redis.Redis) -> dict[bytes, float]:
     return dict(found)
 
 
-def test_a_reservation_holds_the_lowest_and_an_exchange_takes_the_next(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_a_reservation_holds_the_lowest_and_an_exchange_takes_the_next(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({f"m{i}": i for i in range(7)})
 
     first = reserved(consumer.reserve())
@@ -70,9 +68,7 @@ def test_scores_and_members_come_back_unchanged(ick: DirtyList, consumer: Reserv
     assert reserved(consumer.reserve()).marks == marks
 
 
-def test_members_that_are_not_done_stay_held_and_count_towards_the_size(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_members_that_are_not_done_stay_held_and_count_towards_the_size(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({f"m{i}": i for i in range(9)})
     first = reserved(consumer.reserve())
 
@@ -105,12 +101,7 @@ def test_a_commit_removes_only_held_members(ick: DirtyList, consumer: Reservatio
 
 @pytest.mark.parametrize("has_version", [True, False])
 def test_release_makes_the_rest_dirty_with_their_old_scores(
-    ick: DirtyList,
-    consumer: Reservations,
-    rival: Reservations,
-    redis_client: redis.Redis,
-    *,
-    has_version: bool,
+    ick: DirtyList, consumer: Reservations, rival: Reservations, redis_client: redis.Redis, *, has_version: bool
 ) -> None:
     """Without a version beside them, these members would be a damage."""
     ick.add({"a": 1, "b": 2, "c": 3})
@@ -125,9 +116,7 @@ def test_release_makes_the_rest_dirty_with_their_old_scores(
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
 
 
-def test_a_repeated_release_finds_no_current_reservation(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_a_repeated_release_finds_no_current_reservation(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({"a": 1})
     mine = reserved(consumer.reserve())
 
@@ -171,9 +160,7 @@ def test_a_consumer_that_waits_writes_nothing(
     assert reserved(consumer.exchange(mine)).members == [b"a"]
 
 
-def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(ick: DirtyList, consumer: Reservations) -> None:
     mine = reserved(consumer.reserve())
     ick.add({"a": 1})
     ick.reserve(1)
@@ -181,9 +168,7 @@ def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(
     assert reserved(consumer.exchange(mine)).members == [b"a"]
 
 
-def test_adopted_and_dirty_members_are_taken_by_their_scores(
-    ick: DirtyList, redis_client: redis.Redis
-) -> None:
+def test_adopted_and_dirty_members_are_taken_by_their_scores(ick: DirtyList, redis_client: redis.Redis) -> None:
     """As numbers: as texts, 10 comes before 9."""
     ick.add({"a": 10, "c": 11})
     ick.reserve(2)
@@ -222,9 +207,7 @@ def test_after_a_lost_request_or_reply_the_same_call_gives_the_same_reservation(
     assert ick.reserve(9) == [(b"a", 5.0)]
 
 
-def test_repeating_an_exchange_with_other_members_done_is_superseded(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_repeating_an_exchange_with_other_members_done_is_superseded(ick: DirtyList, consumer: Reservations) -> None:
     """Otherwise a newly reserved member could be taken for one that was left over."""
     ick.add({"a": 1, "b": 2})
     mine = reserved(consumer.reserve())
@@ -268,9 +251,7 @@ def test_takeover_merges_what_was_held_with_what_is_dirty(
     assert stats.total.size == 1
 
 
-def test_numbers_continue_above_the_one_the_destination_has_seen(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_numbers_continue_above_the_one_the_destination_has_seen(ick: DirtyList, consumer: Reservations) -> None:
     """Redis may have been emptied or restored; the destination still has the number."""
     first = reserved(consumer.reserve(above=41))
     assert first.number == 42
@@ -279,9 +260,7 @@ def test_numbers_continue_above_the_one_the_destination_has_seen(
     assert reserved(consumer.reserve(above=99)).number == 100
 
 
-def test_a_reused_number_does_not_revive_a_zombie(
-    ick: DirtyList, consumer: Reservations, rival: Reservations
-) -> None:
+def test_a_reused_number_does_not_revive_a_zombie(ick: DirtyList, consumer: Reservations, rival: Reservations) -> None:
     """After a failover to a lagging replica, or after a deletion, numbers start lower."""
     ick.add({"a": 1})
     zombies = reserved(consumer.reserve())
@@ -320,9 +299,7 @@ def test_a_holder_is_stale_when_it_has_sent_no_heartbeat_for_long_enough(
     assert is_stale()
 
 
-def test_stats_name_the_holder_and_count_what_is_held(
-    ick: DirtyList, consumer: Reservations
-) -> None:
+def test_stats_name_the_holder_and_count_what_is_held(ick: DirtyList, consumer: Reservations) -> None:
     ick.add({f"m{i}": i + 0.5 for i in range(5)})
     mine = reserved(consumer.reserve())
     stats = ick.stats()
@@ -348,9 +325,7 @@ def test_deleting_an_ick_deletes_its_held_members(
 
 
 @pytest.mark.parametrize("count", [3_499, 3_501, 12_000])
-def test_a_reservation_may_have_thousands_of_members(
-    ick: DirtyList, redis_client: redis.Redis, count: int
-) -> None:
+def test_a_reservation_may_have_thousands_of_members(ick: DirtyList, redis_client: redis.Redis, count: int) -> None:
     marks = tuple((f"{i:06d}".encode(), float(i)) for i in range(count))
     ick.add(marks)
     consumer = Reservations(redis_client, KEY, size=count)
@@ -382,9 +357,7 @@ def test_no_member_starves_however_often_it_becomes_dirty_again(
     for _ in range(rounds):
         while victim not in mine.members:
             # All members become dirty again, the victim more often than batches are reserved.
-            ick.add(
-                [(member, clock + i) for i, member in enumerate([*mine.members, victim, victim])]
-            )
+            ick.add([(member, clock + i) for i, member in enumerate([*mine.members, victim, victim])])
             clock += 100
             mine = reserved(consumer.exchange(mine))
             taken += 1

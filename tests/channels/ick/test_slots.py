@@ -14,18 +14,7 @@ from penstock.channels.routing import ick_keys, ick_shard_keys
 from penstock.errors import InvalidIckCall
 from penstock.records import Shard, ShardName
 
-PLAIN = [
-    "a",
-    "abc",
-    "ride-index",
-    "penstock:ride-index/3",
-    "a b",
-    "a:b",
-    "é",
-    "[abc]",
-    "(abc)",
-    "<abc>",
-]
+PLAIN = ["a", "abc", "ride-index", "penstock:ride-index/3", "a b", "a:b", "é", "[abc]", "(abc)", "<abc>"]
 TAGGED = ["", "{}abc", "abc{}", "{a}bc", "a{b}c", "ab{c}", "{abc}", "{a}{b}", "a{b", "a}b", "}a{", "{{a}}", "a{}b{c}"]  # fmt: skip
 ON_A_CLUSTER = {"{a}bc", "a{b}c", "ab{c}", "{abc}", "{a}{b}", "{{a}}"}
 
@@ -44,9 +33,7 @@ def make_keys(key: str, namespace: str = "") -> tuple[str, ...]:
 def agree(key: str) -> bool:
     """Returns whether both kinds of cluster keep the three original keys together."""
     three = make_keys(key)[:3]
-    return (
-        len({key_slot(k.encode()) for k in three}) == 1 and len({*map(enterprise_slot, three)}) == 1
-    )
+    return len({key_slot(k.encode()) for k in three}) == 1 and len({*map(enterprise_slot, three)}) == 1
 
 
 def test_a_plain_name_keeps_all_keys_in_one_slot_on_every_cluster() -> None:
@@ -66,9 +53,7 @@ def test_a_name_with_braces_is_not_kept_in_one_slot_by_every_kind_of_cluster() -
     assert [name for name in names if agree(name)] == []
 
 
-def test_logs_fit_every_kind_of_cluster_and_icks_of_a_pipeline_need_redis_clusters_hashing() -> (
-    None
-):
+def test_logs_fit_every_kind_of_cluster_and_icks_of_a_pipeline_need_redis_clusters_hashing() -> None:
     """As the page on Icks says: only the last of nested braces counts for Redis Enterprise's standard policy."""
     keys = ick_shard_keys("penstock", ShardName("ride-index", Shard(2)))
     ick = make_keys(keys.name)

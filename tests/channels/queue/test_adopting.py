@@ -56,9 +56,7 @@ def test_every_entry_that_was_not_done_moves(redis_client: RedisClient, queue: F
     assert payloads(queue) == {str(number).encode() for number in range(1, 250)}
 
 
-def test_a_stream_that_nobody_has_read_moves_whole(
-    redis_client: RedisClient, queue: FairQueue
-) -> None:
+def test_a_stream_that_nobody_has_read_moves_whole(redis_client: RedisClient, queue: FairQueue) -> None:
     fill(redis_client, 3)
 
     assert queue.adopt(plain()) == 0  # the group is made
@@ -66,9 +64,7 @@ def test_a_stream_that_nobody_has_read_moves_whole(
     assert queue.adopt(plain()) is None
 
 
-def test_what_an_old_reader_works_on_stays_its_own(
-    redis_client: RedisClient, queue: FairQueue
-) -> None:
+def test_what_an_old_reader_works_on_stays_its_own(redis_client: RedisClient, queue: FairQueue) -> None:
     fill(redis_client, 2)
     redis_client.xgroup_create(OLD, GROUP, id="0")
     [[_, [(first, _)]]] = redis_client.xreadgroup(GROUP, "old", {OLD: ">"}, count=1)
@@ -123,9 +119,7 @@ def test_an_entry_that_cannot_be_a_message_stays_and_stops_no_other(
     assert [id_ for id_, _ in redis_client.xrange(OLD)] == [bad]
 
 
-def test_a_reader_reads_both_until_the_old_one_is_empty(
-    redis_client: RedisClient, queue: FairQueue
-) -> None:
+def test_a_reader_reads_both_until_the_old_one_is_empty(redis_client: RedisClient, queue: FairQueue) -> None:
     fill(redis_client, 120)
     redis_client.xgroup_create(OLD, GROUP, id="0")
     queue.write("new", "new")

@@ -103,9 +103,7 @@ def test_values_at_the_limit_are_taken(queue: FairQueue) -> None:
         {"name": "x" * 64},
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(
-    shape: dict[str, Any], redis_client: redis.Redis
-) -> None:
+def test_a_shape_that_cannot_be_is_refused(shape: dict[str, Any], redis_client: redis.Redis) -> None:
     with pytest.raises(DeclarationError):
         FairQueue(redis_client, **({"name": "jobs"} | shape))
 
@@ -123,9 +121,7 @@ def test_a_shape_that_cannot_be_is_refused(
         {"preferred": 256},
     ],
 )
-def test_an_option_of_a_reader_that_cannot_be_is_refused(
-    options: dict[str, Any], queue: FairQueue
-) -> None:
+def test_an_option_of_a_reader_that_cannot_be_is_refused(options: dict[str, Any], queue: FairQueue) -> None:
     with pytest.raises(DeclarationError, match=next(iter(options))):
         queue.reader(**options)
 
@@ -252,9 +248,7 @@ def test_a_tenant_neither_deletes_nor_hides_another_ones_message(queue: FairQueu
     assert queue.delete("mine", ["same"]) == ["waiting"]
 
 
-def test_a_unique_name_of_several_shards_is_one_within_its_tenant(
-    redis_client: redis.Redis,
-) -> None:
+def test_a_unique_name_of_several_shards_is_one_within_its_tenant(redis_client: redis.Redis) -> None:
     """A shard knows only its own names: 40 tenants got 8 messages of one name into 8 shards."""
     queue = FairQueue(redis_client, "divided", shards=8)
     everywhere, within = Unique("n"), Unique("n", within="tenant")

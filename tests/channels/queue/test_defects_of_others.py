@@ -28,9 +28,7 @@ def read_one(reader: Reader, block_s: float = 0.0) -> Lease:
     return lease
 
 
-def test_01_a_job_that_keeps_its_thread_busy_keeps_its_lease_and_a_hung_one_does_not(
-    queue: FairQueue,
-) -> None:
+def test_01_a_job_that_keeps_its_thread_busy_keeps_its_lease_and_a_hung_one_does_not(queue: FairQueue) -> None:
     """BullMQ 3183: renewed on the loop that is busy.  Here by a thread, up to the job's time limit; ends are fenced."""
     queue.write("t", "busy")
     with queue.reader(lease_s=0.3, limit_s=1.2) as reader, queue.reader() as other:
@@ -98,9 +96,7 @@ def test_05_a_job_for_tomorrow_stays_on_the_server_and_runs_once(probe: Probe) -
     assert probe.drain() == ["one"]
 
 
-@pytest.mark.parametrize(
-    "cuts", [40, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
-)
+@pytest.mark.parametrize("cuts", [40, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_06_a_reader_survives_any_number_of_cut_connections(
     cuts: int, redis_proxy: Proxy, redis_url: str, queue: FairQueue
 ) -> None:
@@ -162,9 +158,7 @@ def test_08_a_killed_reader_loses_nothing(redis_url: str, queue: FairQueue) -> N
     assert len(queue) == 0
 
 
-def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(
-    queue: FairQueue,
-) -> None:
+def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(queue: FairQueue) -> None:
     """Sidekiq 4937: recovery waits for the next start.  Within the lease and one second, by any reader, though it is asleep."""
     queue.write("t", "one")
     crashed = queue.reader(lease_s=0.4)

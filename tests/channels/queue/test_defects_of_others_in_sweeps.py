@@ -48,9 +48,7 @@ def test_13_a_unique_name_is_held_as_long_as_it_says(probe: Probe) -> None:
     assert probe.write("t", "two", unique=window)[0].is_new
 
 
-def test_13_a_name_that_was_free_while_its_message_was_worked_on_stays_the_next_ones(
-    probe: Probe,
-) -> None:
+def test_13_a_name_that_was_free_while_its_message_was_worked_on_stays_the_next_ones(probe: Probe) -> None:
     queued = Unique("q", until="queued")
     probe.write("t", "one", unique=queued)
     taken = probe.take(1)
@@ -200,9 +198,7 @@ def test_19_a_long_job_is_not_rescued_while_its_heart_beats(probe: Probe) -> Non
 
 def test_20_a_hand_over_costs_the_same_with_a_long_backlog(probe: Probe) -> None:
     """PgQue 80, river 785: the queue slows with its backlog.  Counted in commands, since times vary; rows of a pipeline: test_retention."""
-    probe.is_frozen = (
-        True  # what is due by the clock is done by the next command, whichever that is
-    )
+    probe.is_frozen = True  # what is due by the clock is done by the next command, whichever that is
 
     def cost() -> int:
         probe.client.config_resetstat()

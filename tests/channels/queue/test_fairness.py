@@ -257,9 +257,7 @@ def test_equal_tenants_wait_equally_whatever_their_names(probe: Probe) -> None:
         if at >= 0:
             served = take_one(probe)
             waits[served] += at - since[served]
-    fifths = [
-        sum(waits[name] for name in sorted(names)[i : i + 60]) / 300 for i in range(0, 300, 60)
-    ]
+    fifths = [sum(waits[name] for name in sorted(names)[i : i + 60]) / 300 for i in range(0, 300, 60)]
 
     assert max(fifths) <= 1.25 * min(fifths)
     assert max(fifths) <= 33

@@ -43,9 +43,7 @@ def test_no_tenant_exceeds_it_after_a_key_was_lost_and_while_it_is_rebuilt(
     assert probe.is_whole()
 
 
-def test_no_tenant_exceeds_it_when_the_state_of_the_queue_is_lost(
-    probe: Probe, held: list[Given]
-) -> None:
+def test_no_tenant_exceeds_it_when_the_state_of_the_queue_is_lost(probe: Probe, held: list[Given]) -> None:
     probe.client.delete(probe.key("meta"))
     assert probe.rebuild_step(1) == "rebuilding"
     assert take_slow(probe) == []
@@ -55,9 +53,7 @@ def test_no_tenant_exceeds_it_when_the_state_of_the_queue_is_lost(
     assert len(take_slow(probe)) == 1
 
 
-def test_what_ends_meanwhile_makes_room_once_the_rebuild_is_over(
-    probe: Probe, held: list[Given]
-) -> None:
+def test_what_ends_meanwhile_makes_room_once_the_rebuild_is_over(probe: Probe, held: list[Given]) -> None:
     """Others are not held up meanwhile."""
     probe.client.delete(probe.key("accounts"))
     assert probe.rebuild_step(1) == "rebuilding"

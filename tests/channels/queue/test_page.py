@@ -25,9 +25,7 @@ def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) ->
     assert names["receipts"].limits["account-7"].weight == 3
 
 
-@pytest.mark.parametrize(
-    "row", re.findall(r"^\| (\d+) of (\d+) \| `(\w+)` \| ([\d, ]+) \|$", PAGE, re.MULTILINE)
-)
+@pytest.mark.parametrize("row", re.findall(r"^\| (\d+) of (\d+) \| `(\w+)` \| ([\d, ]+) \|$", PAGE, re.MULTILINE))
 def test_the_hands_are_those_of_the_page(row: tuple[str, str, str, str]) -> None:
     size, streams, tenant, hand = row
     assert choose_hand(tenant, int(streams), int(size)) == tuple(map(int, hand.split(", ")))
@@ -41,12 +39,9 @@ def number(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "row",
-    re.findall(r"^\| (\d+) of (\d+) \| ([^`|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE),
+    "row", re.findall(r"^\| (\d+) of (\d+) \| ([^`|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
 )
 def test_the_odds_are_those_of_the_page(row: tuple[str, ...]) -> None:
     size, streams, *odds = row
     for others, text in zip((1, 4, 16), odds, strict=True):
-        assert odds_of_sharing(int(streams), int(size), others) == pytest.approx(
-            number(text), rel=0.2
-        )
+        assert odds_of_sharing(int(streams), int(size), others) == pytest.approx(number(text), rel=0.2)

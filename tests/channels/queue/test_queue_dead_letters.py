@@ -37,9 +37,7 @@ def test_all_that_are_listed_can_be_brought_back(queue: FairQueue) -> None:
     assert (queue.stats().waiting, queue.stats().dead) == (130, 0)
 
 
-def test_the_bytes_of_a_message_that_is_brought_back_are_its_tenants_again(
-    queue: FairQueue,
-) -> None:
+def test_the_bytes_of_a_message_that_is_brought_back_are_its_tenants_again(queue: FairQueue) -> None:
     queue.limit("t", TenantLimits(bytes=10))
     queue.write("t", "12345678")
     with queue.reader() as reader:

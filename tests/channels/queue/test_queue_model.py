@@ -41,8 +41,7 @@ FIELDS: st.SearchStrategy[Fields] = st.tuples(
     st.sampled_from([None, None, None, -1.5, 15.5, 100.5]),
 )
 OUTCOMES = st.tuples(
-    st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]),
-    st.sampled_from([0.0, 5.5]),
+    st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]), st.sampled_from([0.0, 5.5])
 )
 LIMITS = st.sampled_from(
     [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
@@ -85,20 +84,9 @@ class Model(RuleBasedStateMachine):
         for each in fields:
             self._write(*each)
 
-    def _write(
-        self,
-        tenant: str,
-        key: str,
-        unique: Unique | None,
-        delay_s: float,
-        deadline_s: float | None,
-    ) -> None:
+    def _write(self, tenant: str, key: str, unique: Unique | None, delay_s: float, deadline_s: float | None) -> None:
         before = self._now()
-        deadline = (
-            None
-            if deadline_s is None
-            else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
-        )
+        deadline = None if deadline_s is None else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
         self.written += 1
         new = NewMessage(
             tenant,
@@ -147,11 +135,7 @@ class Model(RuleBasedStateMachine):
 
         assert (written.is_new, written.is_kept) == (False, True)
 
-    @rule(
-        worker=WORKERS,
-        count=st.sampled_from([1, 1, 2, 5]),
-        outcomes=st.lists(OUTCOMES, min_size=1, max_size=4),
-    )
+    @rule(worker=WORKERS, count=st.sampled_from([1, 1, 2, 5]), outcomes=st.lists(OUTCOMES, min_size=1, max_size=4))
     def work(self, worker: str, count: int, outcomes: list[tuple[str, float]]) -> None:
         """Takes messages, and settles some of them at once."""
         for given, (outcome, delay_s) in zip(self.take(worker, count), outcomes, strict=False):
@@ -355,9 +339,7 @@ class Model(RuleBasedStateMachine):
         for each in self.world.messages.values():
             unique = each.new.unique
             is_open = each.state in ("waiting", "leased", "delayed")
-            each.has_name = bool(
-                is_open and unique and names.get(unique.name.encode()) == each.new.id.encode()
-            )
+            each.has_name = bool(is_open and unique and names.get(unique.name.encode()) == each.new.id.encode())
         for name, (id_, until) in list(self.world.windows.items()):
             if until <= self._now() or names.get(name.encode()) != id_.encode():
                 del self.world.windows[name]
@@ -435,10 +417,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
     run_state_machine_as_test(
         Checked,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

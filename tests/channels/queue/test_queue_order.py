@@ -105,9 +105,7 @@ def write(probe: Probe, key: str, *payloads: object, ends: bool = False) -> list
 
 
 @pytest.mark.parametrize("key", ["", "a"])
-def test_what_is_removed_from_far_behind_delays_no_other_key(
-    key: str, remove: Remove, probe: Probe
-) -> None:
+def test_what_is_removed_from_far_behind_delays_no_other_key(key: str, remove: Remove, probe: Probe) -> None:
     write(probe, key, *range(20))
     remove(probe, write(probe, key, *range(20, 200), ends=True))
     write(probe, "b", "first of b", "second of b")
@@ -119,9 +117,7 @@ def test_what_is_removed_from_far_behind_delays_no_other_key(
 
 
 @pytest.mark.parametrize("key", ["", "a"])
-def test_a_new_message_follows_what_is_left_of_its_key(
-    key: str, remove: Remove, probe: Probe
-) -> None:
+def test_a_new_message_follows_what_is_left_of_its_key(key: str, remove: Remove, probe: Probe) -> None:
     """In both senses: not before it, and not behind what was there and is no more."""
     write(probe, "b", *(f"b{number}" for number in range(100)))
     write(probe, key, "0", "1")
@@ -134,9 +130,7 @@ def test_a_new_message_follows_what_is_left_of_its_key(
 
 
 @pytest.mark.parametrize("key", ["", "a"])
-def test_once_all_of_a_key_are_removed_it_begins_anew(
-    key: str, remove: Remove, probe: Probe
-) -> None:
+def test_once_all_of_a_key_are_removed_it_begins_anew(key: str, remove: Remove, probe: Probe) -> None:
     write(probe, "b", *(f"b{number}" for number in range(100)))
     remove(probe, write(probe, key, *range(50), ends=True))
     write(probe, key, "new")

@@ -134,9 +134,7 @@ COMMANDS = [
 @pytest.fixture
 def limited(probe: Probe) -> Iterator[Probe]:
     """The same queue for a user to whom commands can be denied."""
-    probe.client.acl_setuser(
-        "limited", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset=True
-    )
+    probe.client.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset=True)
     pool = probe.client.connection_pool
     with redis.Redis(
         connection_pool=redis.ConnectionPool(
@@ -149,9 +147,7 @@ def limited(probe: Probe) -> Iterator[Probe]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_message_is_lost_by_a_move_that_the_server_interrupts(
-    command: str, probe: Probe, limited: Probe
-) -> None:
+def test_no_message_is_lost_by_a_move_that_the_server_interrupts(command: str, probe: Probe, limited: Probe) -> None:
     """When the user may use the command again, everything is there, and nothing that is done comes again."""
     leased = fill(probe)
     done: set[str] = set()

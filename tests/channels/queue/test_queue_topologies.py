@@ -34,11 +34,7 @@ def finish(queue: FairQueue, messages: int) -> set[str]:
         while len(done) < messages and monotonic() < until:
             with suppress(ServerUnavailable):
                 leases = reader.read(10, block_s=1)
-                done |= {
-                    lease.message.id
-                    for lease, ok in zip(leases, reader.done(leases), strict=True)
-                    if ok
-                }
+                done |= {lease.message.id for lease, ok in zip(leases, reader.done(leases), strict=True) if ok}
     return done
 
 
@@ -61,9 +57,7 @@ def test_the_shards_of_a_queue_are_on_several_nodes_and_read_by_one_reader(
     queue.check()
 
 
-def test_a_reader_of_several_shards_waits_and_is_woken(
-    client: RedisClient, cluster: Cluster
-) -> None:
+def test_a_reader_of_several_shards_waits_and_is_woken(client: RedisClient, cluster: Cluster) -> None:
     queue = FairQueue(client, "jobs", shards=6)
     with queue.reader() as reader:
         began = monotonic()
@@ -79,9 +73,7 @@ def test_a_reader_of_several_shards_waits_and_is_woken(
             timer.join()
 
 
-def test_a_shard_that_moves_to_another_node_is_followed(
-    client: RedisClient, cluster: Cluster
-) -> None:
+def test_a_shard_that_moves_to_another_node_is_followed(client: RedisClient, cluster: Cluster) -> None:
     queue = FairQueue(client, "jobs", shards=2)
     written = write_to_all(queue)
     keys = client.keys("penstock:{jobs/0}:*", target_nodes=client.get_primaries())
@@ -108,10 +100,7 @@ def test_after_a_failover_readers_and_writers_go_on(watched: Watched) -> None:
                 sleep(0.01)
 
     def read() -> None:
-        with (
-            connect_redis(watched.url) as client,
-            FairQueue(client, "jobs").reader(lease_s=1) as reader,
-        ):
+        with connect_redis(watched.url) as client, FairQueue(client, "jobs").reader(lease_s=1) as reader:
             while not stop.is_set():
                 with suppress(PenstockError):
                     for lease in reader.read(5, block_s=0.5):

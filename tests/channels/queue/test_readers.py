@@ -43,9 +43,7 @@ def test_a_waiting_reader_can_be_stopped(queue: FairQueue) -> None:
         assert monotonic() - began < 20
 
 
-def test_messages_of_one_shard_come_though_another_one_fails(
-    redis_proxy: Proxy, redis_url: str
-) -> None:
+def test_messages_of_one_shard_come_though_another_one_fails(redis_proxy: Proxy, redis_url: str) -> None:
     """What was taken before the error is returned: its leases would be kept alive with nobody working."""
     with redis.Redis.from_url(redis_url) as direct:
         queue = FairQueue(direct, "jobs", shards=4)
@@ -80,9 +78,7 @@ def test_a_closed_reader_refuses_to_read(queue: FairQueue) -> None:
         reader.read()
 
 
-def test_a_lease_of_a_closed_reader_is_stale_without_asking(
-    queue: FairQueue, redis_client: redis.Redis
-) -> None:
+def test_a_lease_of_a_closed_reader_is_stale_without_asking(queue: FairQueue, redis_client: redis.Redis) -> None:
     queue.write("t", "x")
     with queue.reader() as reader:
         [lease] = reader.read()
@@ -92,9 +88,7 @@ def test_a_lease_of_a_closed_reader_is_stale_without_asking(
     assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
 
 
-def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(
-    queue: FairQueue,
-) -> None:
+def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queue: FairQueue) -> None:
     queue.write("t", "x")
     queue.reader(lease_s=0.3).read()
     gc.collect()
@@ -115,10 +109,7 @@ def test_a_message_wakes_one_of_the_readers_that_wait(
     stop = threading.Event()
 
     def read(name: str) -> None:
-        with (
-            connect_redis(redis_url) as client,
-            FairQueue(client, "jobs").reader(name) as reader,
-        ):
+        with connect_redis(redis_url) as client, FairQueue(client, "jobs").reader(name) as reader:
             while not stop.is_set():
                 for lease in reader.read(block_s=600):
                     lease.done()
@@ -153,9 +144,7 @@ def test_a_message_wakes_one_of_the_readers_that_wait(
     assert redis_client.hlen("penstock:{jobs/0}:q-takes") == 0
 
 
-def test_a_take_whose_reply_was_lost_gives_nothing_that_another_reader_has_now(
-    probe: Probe,
-) -> None:
+def test_a_take_whose_reply_was_lost_gives_nothing_that_another_reader_has_now(probe: Probe) -> None:
     probe.write("t", "1", "2")
     first, second = probe.take(2, "one", request="one/0", lease_s=1)
     assert probe.extend(second, 60)

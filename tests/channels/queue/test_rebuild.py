@@ -144,9 +144,7 @@ def test_only_delayed_messages_are_rebuilt_too(probe: Probe) -> None:
     assert probe.stats()["lost"] == 0
 
 
-def test_a_queue_that_had_grown_is_found_whole_by_one_who_knows_fewer_streams(
-    probe: Probe,
-) -> None:
+def test_a_queue_that_had_grown_is_found_whole_by_one_who_knows_fewer_streams(probe: Probe) -> None:
     probe.resize(32)
     for number in range(40):
         probe.write(f"t{number}", str(number))
@@ -265,14 +263,10 @@ def test_one_lost_message_is_said_by_the_reader_that_finds_it_missing(probe: Pro
     with capture_logs() as logs, probe.queue().reader() as reader:
         assert reader.read() == []
 
-    assert [(each["log_level"], each["count"]) for each in logs if "lost" in each["event"]] == [
-        ("error", 1)
-    ]
+    assert [(each["log_level"], each["count"]) for each in logs if "lost" in each["event"]] == [("error", 1)]
 
 
-def test_a_deleted_stream_costs_its_messages_which_are_counted_and_no_others(
-    probe: Probe,
-) -> None:
+def test_a_deleted_stream_costs_its_messages_which_are_counted_and_no_others(probe: Probe) -> None:
     for number in range(40):
         probe.write(f"t{number}", str(number))
     entries: Any = probe.client.xrange(probe.key("3"))
@@ -340,9 +334,7 @@ def test_entries_of_others_in_a_stream_are_removed(probe: Probe) -> None:
     assert probe.drain() == ["one"]
 
 
-def test_accounts_that_were_lost_are_noticed_though_the_sweep_makes_one_of_them_again(
-    probe: Probe,
-) -> None:
+def test_accounts_that_were_lost_are_noticed_though_the_sweep_makes_one_of_them_again(probe: Probe) -> None:
     """The sweep buries the tenant's only message, and so writes an account that knows nothing of before."""
     late = datetime.fromtimestamp(probe.now_ms() / 1000 + 5, UTC)
     probe.limit("t", in_flight=1)
@@ -359,9 +351,7 @@ def test_accounts_that_were_lost_are_noticed_though_the_sweep_makes_one_of_them_
     assert probe.drain() == ["next"]
 
 
-def test_a_message_that_was_leased_during_a_rebuild_comes_back_before_later_ones(
-    probe: Probe,
-) -> None:
+def test_a_message_that_was_leased_during_a_rebuild_comes_back_before_later_ones(probe: Probe) -> None:
     probe.write("t", "0", "1")
     probe.done(probe.take(1))
     [first] = probe.take(1)
@@ -373,9 +363,7 @@ def test_a_message_that_was_leased_during_a_rebuild_comes_back_before_later_ones
     assert probe.drain() == ["1", "2"]
 
 
-def test_a_clock_that_was_far_ahead_takes_the_queues_with_it_and_what_was_timed_by_it(
-    probe: Probe,
-) -> None:
+def test_a_clock_that_was_far_ahead_takes_the_queues_with_it_and_what_was_timed_by_it(probe: Probe) -> None:
     """It would stay ahead for another two hours, and all that follows would come an hour late."""
     hour = 3600.0
     probe.limit("slow", rate=1 / 20)

@@ -30,9 +30,7 @@ def run_all(works: list[Callable[[], object]]) -> None:
 
 
 @pytest.mark.parametrize("to", [1, 4, 7])
-def test_shrinking_strands_nothing_in_the_first_surplus_stream_nor_in_any_other(
-    to: int, probe: Probe
-) -> None:
+def test_shrinking_strands_nothing_in_the_first_surplus_stream_nor_in_any_other(to: int, probe: Probe) -> None:
     """There, 16 to 8 strands what is in s8."""
     for number in range(80):
         probe.write(f"t{number}", str(number))
@@ -133,10 +131,7 @@ def test_a_stale_notice_does_not_end_a_wait(queue: FairQueue) -> None:
 
 def test_a_notice_with_nothing_behind_it_does_not_shorten_a_wait(queue: FairQueue) -> None:
     """As when somebody else was faster: the reader goes on waiting, for the rest of its time."""
-    timers = [
-        threading.Timer(after, queue.limit, ("nobody", TenantLimits(weight=2)))
-        for after in (0.1, 0.2, 0.3)
-    ]
+    timers = [threading.Timer(after, queue.limit, ("nobody", TenantLimits(weight=2))) for after in (0.1, 0.2, 0.3)]
     with queue.reader() as reader:
         for timer in timers:
             timer.start()
@@ -157,9 +152,7 @@ class Slow(redis.Redis):
         return super().blpop(*args, **options)  # type: ignore[arg-type]
 
 
-def test_messages_written_between_a_round_and_its_wait_are_not_slept_through(
-    redis_url: str,
-) -> None:
+def test_messages_written_between_a_round_and_its_wait_are_not_slept_through(redis_url: str) -> None:
     """The lost wake-up: two readers find nothing, two messages come, and both readers wait."""
     with Slow.from_url(redis_url) as client, Slow.from_url(redis_url) as second:
         queue = FairQueue(client, "jobs")
@@ -244,10 +237,7 @@ def delays(redis_url: str, *, writers: int, readers: int, messages: int, seed: i
         queue = FairQueue(client, "jobs")
         all_readers = [queue.reader() for _ in range(readers)]
         run_all(
-            [
-                *(partial(write, number) for number in range(writers)),
-                *(partial(read, each) for each in all_readers),
-            ]
+            [*(partial(write, number) for number in range(writers)), *(partial(read, each) for each in all_readers)]
         )
         for each in all_readers:
             each.close()

@@ -14,13 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.queues import Probe
-from penstock.channels.queue import (
-    FairQueue,
-    NewMessage,
-    TenantLimits,
-    choose_hand,
-    odds_of_sharing,
-)
+from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, choose_hand, odds_of_sharing
 
 VECTORS = {
     ("elephant", 16, 2): (0, 6),
@@ -46,9 +40,7 @@ def test_hands_are_the_published_ones(tenant: str, streams: int, size: int) -> N
 
 
 @given(st.text(max_size=20), st.integers(1, 256), st.integers(1, 12))
-def test_a_hand_is_stable_in_range_and_has_no_stream_twice(
-    tenant: str, streams: int, size: int
-) -> None:
+def test_a_hand_is_stable_in_range_and_has_no_stream_twice(tenant: str, streams: int, size: int) -> None:
     try:
         tenant.encode()
     except UnicodeEncodeError:
@@ -78,15 +70,11 @@ def test_tenants_have_the_same_hand_as_rarely_as_chance_has_it(streams: int, siz
 
 
 @pytest.mark.parametrize(("streams", "size", "others"), [(8, 2, 1), (8, 2, 4), (16, 4, 4)])
-def test_hands_are_covered_as_often_as_the_published_odds_say(
-    streams: int, size: int, others: int
-) -> None:
+def test_hands_are_covered_as_often_as_the_published_odds_say(streams: int, size: int, others: int) -> None:
     chance, tries = random.Random(3), 4000
     covered = 0
     for _ in range(tries):
-        mine, *rest = (
-            set(choose_hand(f"t{chance.random()}", streams, size)) for _ in range(others + 1)
-        )
+        mine, *rest = (set(choose_hand(f"t{chance.random()}", streams, size)) for _ in range(others + 1))
         covered += mine <= set().union(*rest)
 
     assert covered / tries == pytest.approx(odds_of_sharing(streams, size, others), abs=0.02)
@@ -99,9 +87,7 @@ def test_each_stream_is_in_as_many_hands_as_any_other() -> None:
     assert min(uses.values()) > 0.8 * 1000
 
 
-def test_elephant_and_tuna_are_read_each_once_and_then_the_queue_is_empty(
-    queue: FairQueue,
-) -> None:
+def test_elephant_and_tuna_are_read_each_once_and_then_the_queue_is_empty(queue: FairQueue) -> None:
     """TestClientIntegration: 10 + 5 messages over 16 streams, 2 in a hand."""
     written = {queue.write("elephant", f"elephant {n}").id for n in range(10)}
     written |= {queue.write("tuna", f"tuna {n}").id for n in range(5)}
@@ -152,9 +138,7 @@ def test_a_tracked_message_is_deleted_once(probe: Probe) -> None:
     assert probe.is_whole()
 
 
-def test_a_blocking_read_has_a_message_within_milliseconds_of_its_writing(
-    queue: FairQueue,
-) -> None:
+def test_a_blocking_read_has_a_message_within_milliseconds_of_its_writing(queue: FairQueue) -> None:
     """TestClientBlockIntegration."""
     queue.write("t", "first")
     gaps = []
@@ -212,9 +196,7 @@ def run_all(works: list[Callable[[], object]]) -> None:
         thread.join()
 
 
-def test_the_oldest_age_counts_from_the_first_writing_and_not_what_is_not_due(
-    probe: Probe,
-) -> None:
+def test_the_oldest_age_counts_from_the_first_writing_and_not_what_is_not_due(probe: Probe) -> None:
     """SQS leaves out what was received three times, so that poison hides."""
     probe.write("t", "late", delay_s=1000)
     assert probe.queue().stats().oldest_s is None
@@ -243,13 +225,7 @@ def test_stats_count_every_state_and_every_end(queue: FairQueue) -> None:
         stats = queue.stats()
         assert (stats.waiting, stats.leased, stats.delayed, stats.dead) == (2, 3, 1, 1)
         assert (stats.ready_tenants, stats.over_tenants, stats.blocked_tenants) == (1, 0, 1)
-        assert (stats.written, stats.done, stats.died, stats.reclaimed, stats.lost) == (
-            8,
-            1,
-            1,
-            0,
-            0,
-        )
+        assert (stats.written, stats.done, stats.died, stats.reclaimed, stats.lost) == (8, 1, 1, 0, 0)
         assert (stats.length, stats.streams, stats.damaged) == (6, 16, 0)
 
 

@@ -36,9 +36,7 @@ class Face:
 
 
 @pytest.fixture(params=["sync", "async"])
-def face(
-    request: pytest.FixtureRequest, redis_client: redis.Redis, redis_url: str
-) -> Iterator[Face]:
+def face(request: pytest.FixtureRequest, redis_client: redis.Redis, redis_url: str) -> Iterator[Face]:
     with asyncio.Runner() as runner:
         if request.param == "sync":
             yield Face(runner, FairQueue(redis_client, "jobs", shards=SHARDS))
@@ -132,9 +130,7 @@ def test_leases_of_the_others_are_settled_and_given_back(
     other.close()
 
 
-def test_leases_of_the_others_are_kept_alive(
-    face: Face, written: set[str], redis_client: redis.Redis
-) -> None:
+def test_leases_of_the_others_are_kept_alive(face: Face, written: set[str], redis_client: redis.Redis) -> None:
     reader = face.reader(lease_s=1.0)
     leases = face.call(reader.read, 100)
     kept = [lease for lease in leases if lease.message.shard != BAD]

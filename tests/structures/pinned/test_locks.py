@@ -27,9 +27,7 @@ def test_one_holds_the_lock_at_a_time(pins: PinnedKeys) -> None:
     assert first is not None
     assert lock.try_acquire() is None
     assert pins.lock("other").try_acquire() is not None
-    with pytest.raises(
-        LockBusy, match=r"reports: somebody else holds the lock 'nightly'.* 0\.05 s"
-    ):
+    with pytest.raises(LockBusy, match=r"reports: somebody else holds the lock 'nightly'.* 0\.05 s"):
         lock.acquire(0.05)
     assert first.release()
     second = lock.acquire(0)
@@ -110,9 +108,7 @@ def test_a_counter_that_only_the_holders_change_loses_no_increment(url: str) -> 
     client.close()
 
 
-def test_no_number_is_given_twice_after_redis_lost_its_keys(
-    pins: PinnedKeys, plain: RedisClient
-) -> None:
+def test_no_number_is_given_twice_after_redis_lost_its_keys(pins: PinnedKeys, plain: RedisClient) -> None:
     """Flushed, evicted, failed over to a replica without them: the clock is higher than any number before."""
     numbers = []
     for n in range(60):
@@ -145,9 +141,7 @@ def test_numbers_go_up_while_the_clock_goes_back(plain: RedisClient) -> None:
     assert numbers == [at + n for n in range(50)]
 
 
-def test_above_makes_up_for_a_lost_counter_and_a_clock_that_was_set_back(
-    plain: RedisClient,
-) -> None:
+def test_above_makes_up_for_a_lost_counter_and_a_clock_that_was_set_back(plain: RedisClient) -> None:
     at = 1_900_000_000_000_000
     seen = int(lock_at(plain, at, "l:nightly", "t")[1])
     plain.flushall()
@@ -249,9 +243,7 @@ def test_a_task_that_is_cancelled_before_it_knows_of_its_lock_releases_it(
         await first.release()
         redis_proxy.delay(0.1)
         task = asyncio.create_task(lock.acquire(0))
-        await asyncio.to_thread(
-            eventually, lambda: redis_client.hexists(KEYS[0], "l:nightly"), "granted"
-        )
+        await asyncio.to_thread(eventually, lambda: redis_client.hexists(KEYS[0], "l:nightly"), "granted")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -332,6 +324,4 @@ class Locks(RuleBasedStateMachine):
 
 def test_locks_as_a_model_says(redis_client: RedisClient) -> None:
     Locks.plain = redis_client
-    run_state_machine_as_test(
-        Locks, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(Locks, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))

@@ -11,12 +11,7 @@ import pytest
 from fixtures.topologies import Cluster
 from penstock.channels.scripts import script
 from penstock.channels.server import RedisClient, connect_redis
-from penstock.errors import (
-    AppendRefused,
-    ForeignStructure,
-    InvalidStructureCall,
-    LockBusy,
-)
+from penstock.errors import AppendRefused, ForeignStructure, InvalidStructureCall, LockBusy
 from penstock.structures import AsyncPinnedKeys, PinnedKeys
 from penstock.testing import eventually
 
@@ -101,9 +96,7 @@ def test_no_key_has_a_time_to_live(pins: PinnedKeys, plain: RedisClient) -> None
     assert [plain.ttl(key) for key in KEYS] == [-1, -1, -1]
 
 
-def test_volatile_policies_do_not_evict_what_is_pinned(
-    pins: PinnedKeys, plain: RedisClient
-) -> None:
+def test_volatile_policies_do_not_evict_what_is_pinned(pins: PinnedKeys, plain: RedisClient) -> None:
     """A full server takes every key with a time to live, and no pin."""
     pins.put("ann", "x" * 1000, 60)
     grant = pins.lock("bob", lease_s=60).try_acquire()
@@ -122,9 +115,7 @@ def test_volatile_policies_do_not_evict_what_is_pinned(
         plain.config_set("maxmemory-policy", "noeviction")
 
 
-def test_without_its_index_a_pin_holds_and_is_reaped_all_the_same(
-    pins: PinnedKeys, plain: RedisClient
-) -> None:
+def test_without_its_index_a_pin_holds_and_is_reaped_all_the_same(pins: PinnedKeys, plain: RedisClient) -> None:
     pins.put("ann", "1", 0.3)
     plain.delete(KEYS[1])
 
@@ -155,9 +146,7 @@ EVERY: list[Callable[[PinnedKeys], object]] = [
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_another_type_is_refused_and_stays(
-    pins: PinnedKeys, plain: RedisClient, key: str
-) -> None:
+def test_a_key_of_another_type_is_refused_and_stays(pins: PinnedKeys, plain: RedisClient, key: str) -> None:
     pins.put("ann", "1", 60)
     pins.lock("bob").try_acquire()
     plain.delete(key)
@@ -170,23 +159,10 @@ def test_a_key_of_another_type_is_refused_and_stays(
     assert {name: plain.dump(name) for name in KEYS} == before
 
 
-WRITES = [
-    "hset",
-    "zadd",
-    "hdel",
-    "zrem",
-    "set",
-    "hget",
-    "get",
-    "zrangebyscore",
-    "hrandfield",
-    "zscore",
-]
+WRITES = ["hset", "zadd", "hdel", "zrem", "set", "hget", "get", "zrangebyscore", "hrandfield", "zscore"]
 
 
-def test_a_refused_command_leaves_the_pins_as_they_were(
-    pins: PinnedKeys, plain: RedisClient
-) -> None:
+def test_a_refused_command_leaves_the_pins_as_they_were(pins: PinnedKeys, plain: RedisClient) -> None:
     refused = set()
     for denied in WRITES:
         rights = ("reset", "on", "nopass", "~*", "+@all", f"-{denied}")
@@ -324,9 +300,7 @@ def test_an_error_is_raised_where_it_happened_and_the_next_computes(pins: Pinned
     assert pins.compute("monthly", lambda: "1", 60, wait_s=0) == b"1"
 
 
-def test_a_result_that_comes_after_its_lease_is_returned_and_not_pinned(
-    pins: PinnedKeys, url: str
-) -> None:
+def test_a_result_that_comes_after_its_lease_is_returned_and_not_pinned(pins: PinnedKeys, url: str) -> None:
     other = PinnedKeys.connect(url, "reports")
 
     def overtaken() -> str:

@@ -11,13 +11,7 @@ Ick holds.
 
 from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
 from penstock.channels.ick.inspection import ShardState, Waiting, inspect_shards, oldest
-from penstock.channels.ick.marking import (
-    MarkBatch,
-    MarkProgress,
-    coalesce,
-    mark_shards,
-    update_progress,
-)
+from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
 from penstock.channels.ick.marks import Member, Score
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
 from penstock.channels.ick.repair import Damage, repair

@@ -13,13 +13,7 @@ from redis.client import NEVER_DECODE
 
 from penstock.channels.ick import operations
 from penstock.channels.ick.marks import Marks, Member, encode_marks, encode_members
-from penstock.channels.ick.operations import (
-    Added,
-    Exchanged,
-    IckStats,
-    Mark,
-    check_reply,
-)
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, check_reply
 from penstock.channels.routing import IckKeys, ick_keys
 from penstock.channels.scripts import Call, Operation, script
 from penstock.channels.server import RedisClient, redis_errors
@@ -115,9 +109,7 @@ class DirtyList:
             DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer.
         """
-        return run_each(
-            self._client, [operations.stats(self.keys)], f"inspecting {self.keys.version}"
-        )[0]
+        return run_each(self._client, [operations.stats(self.keys)], f"inspecting {self.keys.version}")[0]
 
     def delete(self, *, unlink: bool = False) -> int:
         """Deletes the Ick and all its members; returns how many of the three keys of Redis::Ick existed.
@@ -168,9 +160,7 @@ class QueuedDirtyList:
             InvalidIckCall: The size is not a whole number from 0 on.
         """
         operation = operations.exchange(self.keys, size, (), backwash=backwash)
-        self._queue(
-            Operation(operation.script, operation.call, lambda reply: operation.read(reply).marks)
-        )
+        self._queue(Operation(operation.script, operation.call, lambda reply: operation.read(reply).marks))
 
     def commit(self, members: Iterable[Member]) -> None:
         """As ``DirtyList.commit``; its result is a number.
@@ -180,11 +170,7 @@ class QueuedDirtyList:
         """
         done = encode_members(self.keys.version, members)
         operation = operations.exchange(self.keys, 0, done, backwash=False)
-        self._queue(
-            Operation(
-                operation.script, operation.call, lambda reply: operation.read(reply).committed
-            )
-        )
+        self._queue(Operation(operation.script, operation.call, lambda reply: operation.read(reply).committed))
 
     def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> None:
         """As ``DirtyList.exchange``; its result is an ``Exchanged``.
@@ -271,9 +257,7 @@ def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list
             owners.append(owner)
             each.append(operations.add(keys, part))
     sums = [Added(0, 0)] * len(names)
-    for owner, added in zip(
-        owners, run_each(client, each, f"adding to {', '.join(names)}"), strict=True
-    ):
+    for owner, added in zip(owners, run_each(client, each, f"adding to {', '.join(names)}"), strict=True):
         sums[owner] = Added(sums[owner].new + added.new, sums[owner].lowered + added.lowered)
     return sums
 

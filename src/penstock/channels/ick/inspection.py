@@ -8,13 +8,7 @@ from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats, parse_damage
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import (
-    REDIS_ERRORS,
-    RedisClient,
-    RedisFailure,
-    redis_errors,
-    translate_error,
-)
+from penstock.channels.server import REDIS_ERRORS, RedisClient, RedisFailure, redis_errors, translate_error
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 
@@ -56,9 +50,7 @@ class Waiting:
     state: MemberState
 
 
-def inspect_shards(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, ShardState]:
+def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:
     """What each of several shards holds, in two round trips.
 
     Raises:
@@ -67,9 +59,7 @@ def inspect_shards(
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
     with redis_errors("inspecting Icks"):
-        replies = (
-            script("ick/stats").call_each(client, [each.call for each in asked]) if asked else []
-        )
+        replies = script("ick/stats").call_each(client, [each.call for each in asked]) if asked else []
         counts = client.pipeline(transaction=False)
         for each in keys.values():
             counts.hmget(each.progress, "records", "dirtied")
@@ -96,9 +86,7 @@ def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> 
     return ShardState(stats, records, dirtied)
 
 
-def oldest(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int
-) -> list[Waiting]:
+def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int) -> list[Waiting]:
     """The ``most`` members that have waited longest, over all of the shards, in one round trip.
 
     Raises:
@@ -125,10 +113,7 @@ def oldest(
     for (shard, state), reply in zip(sets, replies, strict=True):
         if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
-        found += [
-            Waiting(shard, operations.as_bytes(member), float(score), state)
-            for member, score in reply
-        ]
+        found += [Waiting(shard, operations.as_bytes(member), float(score), state) for member, score in reply]
     return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
 
 
@@ -141,9 +126,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     return translate_error(error, f"inspecting {shard}")
 
 
-def find_member(
-    client: RedisClient, namespace: str, shard: ShardName, member: bytes
-) -> list[Waiting]:
+def find_member(client: RedisClient, namespace: str, shard: ShardName, member: bytes) -> list[Waiting]:
     """Where a member is, in one round trip: in no set if it is done.
 
     Raises:

@@ -104,9 +104,7 @@ class MarkProgress:
     dirtied: int
 
 
-def update_progress(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, MarkProgress]:
+def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, MarkProgress]:
     """The progress of each of several shards, in one round trip.
 
     Each call may store a watermark, and a later one moves ``done_up_to`` there: call it from time to time.

@@ -19,12 +19,7 @@ Member = bytes | str
 Score = float | Decimal | Real
 """A finite number.  It is stored as a double: integers beyond 2**53 are rounded to the nearest double."""
 
-Marks = (
-    Mapping[bytes, Score]
-    | Mapping[str, Score]
-    | Mapping[Member, Score]
-    | Iterable[tuple[Member, Score]]
-)
+Marks = Mapping[bytes, Score] | Mapping[str, Score] | Mapping[Member, Score] | Iterable[tuple[Member, Score]]
 """Members with their scores: a mapping, or pairs, which are applied in order."""
 
 
@@ -78,9 +73,7 @@ def encode_members(key: str, members: Iterable[Member]) -> list[Argument]:
         InvalidIckCall: One is neither bytes nor text, or ``members`` itself is bytes or text.
     """
     if isinstance(members, (bytes, str)):
-        raise InvalidIckCall(
-            f"{key}: found {_shown(members)} where several members belong. Put it into a list"
-        )
+        raise InvalidIckCall(f"{key}: found {_shown(members)} where several members belong. Put it into a list")
     return [encode_member(key, member) for member in members]
 
 
@@ -110,9 +103,7 @@ def check_size(key: str, size: object, least: int) -> int:
         InvalidIckCall: It is not a whole number, or less than ``least``.
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < least:
-        raise InvalidIckCall(
-            f"{key}: the size {_shown(size)} of a batch is not a whole number from {least} on"
-        )
+        raise InvalidIckCall(f"{key}: the size {_shown(size)} of a batch is not a whole number from {least} on")
     return size
 
 

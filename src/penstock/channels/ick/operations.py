@@ -78,9 +78,7 @@ class IckStats:
         spans = (self.dirty, self.reserved, self.held)
         lowest = [span.lowest for span in spans if span.lowest is not None]
         highest = [span.highest for span in spans if span.highest is not None]
-        return Span(
-            sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None)
-        )
+        return Span(sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None))
 
 
 def plain_keys(keys: IckKeys) -> tuple[str, ...]:
@@ -104,9 +102,7 @@ def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
     return Operation("ick/add", Call(plain_keys(keys), arguments), _read_added)
 
 
-def exchange(
-    keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool
-) -> Operation[Exchanged]:
+def exchange(keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool) -> Operation[Exchanged]:
     """Commits ``done``, encoded by ``encode_members``, and reserves ``size``, in one call.
 
     Raises:
@@ -123,9 +119,7 @@ def stats(keys: IckKeys) -> Operation[IckStats | None]:
 
 def delete(keys: IckKeys, *, unlink: bool) -> Operation[int]:
     """Deletes all keys."""
-    return Operation(
-        "ick/delete", Call(all_keys(keys), (int(unlink),)), lambda reply: int(reply[1])
-    )
+    return Operation("ick/delete", Call(all_keys(keys), (int(unlink),)), lambda reply: int(reply[1]))
 
 
 def parse_damage(error: Exception) -> DamagedIck | None:
@@ -177,10 +171,7 @@ def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:
     if reply is None:
         return None
     dirty, reserved, held = (
-        Span(
-            int(reply[2 + i]),
-            *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]),
-        )
+        Span(int(reply[2 + i]), *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]))
         for i in range(3)
     )
     number, holder = int(reply[11]), as_text(reply[12])

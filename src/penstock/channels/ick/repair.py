@@ -32,9 +32,7 @@ class Damage:
     may_have_lost: bool
 
 
-def repair(
-    client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False
-) -> list[Damage]:
+def repair(client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False) -> list[Damage]:
     """Repairs an Ick; returns its defects, an empty list if there were none.
 
     Args:
@@ -75,9 +73,7 @@ def _read(reply: Any, keys: IckKeys, displaced: dict[str, str]) -> list[Damage]:
     damages = []
     for what, text in zip(found[::2], found[1::2], strict=True):
         if what == "unversioned":
-            damages.append(
-                Damage(keys.version, f"no version beside {text} members", None, may_have_lost=False)
-            )
+            damages.append(Damage(keys.version, f"no version beside {text} members", None, may_have_lost=False))
         else:
             lossy = what in {"dirty", "reserved", "held"}
             damages.append(Damage(getattr(keys, what), text, displaced[what], may_have_lost=lossy))

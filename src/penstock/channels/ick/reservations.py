@@ -32,11 +32,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.channels.ick.dirty_list import checked_keys, run_each
 from penstock.channels.ick.marks import Member, check_size, encode_members
-from penstock.channels.ick.operations import (
-    Mark,
-    all_keys,
-    read_marks,
-)
+from penstock.channels.ick.operations import Mark, all_keys, read_marks
 from penstock.channels.scripts import Argument, Call, Operation, as_text
 from penstock.channels.server import RedisClient
 
@@ -184,11 +180,7 @@ class Reservations:
         self._first_request = _request_id()
 
     def reserve(
-        self,
-        *,
-        in_place_of: CurrentReservation | Reservation | None = None,
-        above: int = 0,
-        request: str | None = None,
+        self, *, in_place_of: CurrentReservation | Reservation | None = None, above: int = 0, request: str | None = None
     ) -> Reservation | Busy:
         """Begins a reservation of the lowest members, unless another consumer holds one.
 
@@ -263,11 +255,7 @@ class Reservations:
             ServerUnavailable: Redis does not answer; repeat the call.
             AppendRefused: Redis does not take writes.
         """
-        arguments = (
-            reservation.number,
-            reservation.request,
-            *encode_members(self.keys.version, members),
-        )
+        arguments = (reservation.number, reservation.request, *encode_members(self.keys.version, members))
         return self._run("ick/fenced/commit", arguments, _read_commit)
 
     def release(self, reservation: Reservation, done: Done = ()) -> Released | Superseded:
@@ -321,9 +309,7 @@ class HolderWatch:
     """
 
     def __init__(
-        self,
-        takeover_after_s: float = DEFAULT_TAKEOVER_AFTER_S,
-        clock: Callable[[], float] = time.monotonic,
+        self, takeover_after_s: float = DEFAULT_TAKEOVER_AFTER_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._takeover_after_s = takeover_after_s
         self._clock = clock

@@ -75,12 +75,7 @@ class AsyncLogReader:
                 return await self._fill(found, source)
 
     async def read_back(
-        self,
-        shard: int = 0,
-        offset: int | None = None,
-        count: int = 100,
-        *,
-        source: Source = "auto",
+        self, shard: int = 0, offset: int | None = None, count: int = 100, *, source: Source = "auto"
     ) -> LogSlice:
         """As ``LogReader.read_back``."""
         return await self.read(shard, offset, count, backwards=True, source=source)
@@ -168,12 +163,7 @@ class AsyncLogWriter:
         await self._client.aclose()
 
     async def append(
-        self,
-        entries: Sequence[Any],
-        *,
-        shard: int = 0,
-        keep_at_least: int | None = None,
-        token: str | None = None,
+        self, entries: Sequence[Any], *, shard: int = 0, keep_at_least: int | None = None, token: str | None = None
     ) -> OffsetRange:
         """As ``LogWriter.append``.  A call that is cancelled may have appended its records: give it a token to repeat it."""
         operation = self._writing.append(entries, shard, keep_at_least, token)
@@ -185,12 +175,7 @@ class AsyncLogWriter:
             return await self._run(operation)
 
     async def evict(
-        self,
-        shard: int = 0,
-        *,
-        upto: int | None = None,
-        keep: int | None = None,
-        older_than_s: float | None = None,
+        self, shard: int = 0, *, upto: int | None = None, keep: int | None = None, older_than_s: float | None = None
     ) -> Evicted:
         """As ``LogWriter.evict``."""
         while True:

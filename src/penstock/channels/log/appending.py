@@ -14,14 +14,7 @@ from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import (
-    REDIS_ERRORS,
-    REFUSALS,
-    RedisClient,
-    RedisFailure,
-    redis_errors,
-    translate_error,
-)
+from penstock.channels.server import REDIS_ERRORS, REFUSALS, RedisClient, RedisFailure, redis_errors, translate_error
 from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
 from penstock.records import Epoch, Offset, ShardName
 
@@ -121,9 +114,7 @@ Reply = Appended | Behind | FencedOff | Foreign | Unusable
 """What became of a batch."""
 
 
-def append_together(
-    client: RedisClient, namespace: str, batches: Sequence[Batch]
-) -> list[tuple[Batch, Reply]]:
+def append_together(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[tuple[Batch, Reply]]:
     """Appends to several shards in one round trip; safe to repeat.
 
     A consumer that waits for several of these shards is woken once and finds all batches.  What a log has of a batch already
@@ -192,13 +183,7 @@ def append_ahead(
 
 def _call(namespace: str, batch: Batch) -> Call:
     keys = log_keys(namespace, batch.shard)
-    head: list[Argument] = [
-        batch.epoch,
-        batch.first,
-        batch.last,
-        int(batch.begins),
-        int(batch.plain),
-    ]
+    head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins), int(batch.plain)]
     values: Iterable[Argument]
     if batch.plain:
         values = chain.from_iterable(batch.columns.rows())
@@ -211,9 +196,7 @@ def _parse(answer: Any, batch: Batch) -> Reply:
     match answer:
         case [b"shared", int(tail), int(offset), bytes(entry_id), list(fields)]:
             try:
-                return _compare(
-                    batch, tail, offset, parse_entries(batch.shard, [(entry_id, fields)])
-                )
+                return _compare(batch, tail, offset, parse_entries(batch.shard, [(entry_id, fields)]))
             except ForeignLog as error:
                 return Unusable(error)
         case _:
@@ -274,10 +257,9 @@ def _is_about_one_call(answer: RedisFailure) -> bool:
     """
     if isinstance(answer, redis.exceptions.NoPermissionError):
         return " key" in str(answer)
-    return type(answer) in {
-        redis.ResponseError,
-        redis.exceptions.ClusterCrossSlotError,
-    } and not any(f"{word} " in str(answer) for word in _SERVER_REFUSALS)
+    return type(answer) in {redis.ResponseError, redis.exceptions.ClusterCrossSlotError} and not any(
+        f"{word} " in str(answer) for word in _SERVER_REFUSALS
+    )
 
 
 def make_foreign(what: str, answer: Any) -> ForeignLog:

@@ -38,9 +38,7 @@ def check_source(source: str, *, has_journal: bool) -> None:
     if source not in get_args(Source):
         raise InvalidLogCall("source", f"is {source!r}; it takes {', '.join(get_args(Source))}")
     if source == "journal" and not has_journal:
-        raise InvalidLogCall(
-            "source", "is 'journal', and this reader has none: give it older=JournalRecords(…)"
-        )
+        raise InvalidLogCall("source", "is 'journal', and this reader has none: give it older=JournalRecords(…)")
 
 
 def check_choice(field: str, chosen: object, choices: tuple[str | None, ...]) -> None:
@@ -70,10 +68,6 @@ def check_seconds(field: str, seconds: object, least: float = 0.0, most: float =
     Raises:
         InvalidLogCall: They are not.
     """
-    if (
-        not isinstance(seconds, int | float)
-        or isinstance(seconds, bool)
-        or not least <= seconds <= most
-    ):
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not least <= seconds <= most:
         raise InvalidLogCall(field, f"is {seconds!r}; it takes {least:g} to {most:,.0f} seconds")
     return seconds

@@ -104,9 +104,7 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     return Records.of(*found)
 
 
-def _parse_each(
-    shard: ShardName, entries: Iterable[tuple[bytes, Fields]]
-) -> Iterator[Entry | Record]:
+def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Iterator[Entry | Record]:
     before = BEGINNING
     for entry_id, fields in entries:
         if is_batch(fields):
@@ -133,9 +131,7 @@ def is_batch(fields: Fields) -> bool:
     return (fields[::2] if isinstance(fields, list) else [*fields]) == FIELDS
 
 
-def parse_batch(
-    shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING
-) -> Entry:
+def parse_batch(shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING) -> Entry:
     """The batch in an entry.
 
     Args:
@@ -162,9 +158,7 @@ def _batch_values(fields: Fields) -> Sequence[bytes]:
     return [*fields.values()] if isinstance(fields, Mapping) else fields[1::2]
 
 
-def make_damaged(
-    shard: ShardName, entry_id: bytes, why: object, first: Offset | None = None
-) -> DamagedEntry:
+def make_damaged(shard: ShardName, entry_id: bytes, why: object, first: Offset | None = None) -> DamagedEntry:
     """The error of an entry that has our form, and cannot be read."""
     last = parse_offset(entry_id, shard)
     begin = last if first is None else first
@@ -201,9 +195,7 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:
     """The values in the order of ``NAMES``; the fields may have any order, and others are ignored."""
-    by_name = (
-        fields if isinstance(fields, Mapping) else dict(zip(fields[::2], fields[1::2], strict=True))
-    )
+    by_name = fields if isinstance(fields, Mapping) else dict(zip(fields[::2], fields[1::2], strict=True))
     try:
         return [by_name[name] for name in NAMES]
     except KeyError as error:

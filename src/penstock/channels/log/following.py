@@ -34,12 +34,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        client: RedisClient,
-        namespace: str,
-        *,
-        count: int,
-        on_unusable: OnUnusable | None = None,
+        self, client: RedisClient, namespace: str, *, count: int, on_unusable: OnUnusable | None = None
     ) -> None:
         """Sets up; it connects on first use.
 
@@ -93,10 +88,7 @@ class Follower:
         may take fewer.
         """
         self._kept |= found
-        limited = {
-            shard: records.after(positions[shard])[: self._count]
-            for shard, records in found.items()
-        }
+        limited = {shard: records.after(positions[shard])[: self._count] for shard, records in found.items()}
         return {shard: records for shard, records in limited.items() if records}
 
     def _read(self, positions: Positions, block_ms: int | None) -> ReadRecords:
@@ -113,9 +105,7 @@ class Follower:
         found: ReadRecords = {}
         for shard, after in positions.items():
             with isolated(shard, self._on_unusable):
-                if records := read_leading(
-                    self._client, self._namespace, shard, after, self._count
-                ):
+                if records := read_leading(self._client, self._namespace, shard, after, self._count):
                     found[shard] = records
         return found
 

@@ -20,15 +20,10 @@ are spread over all of it."""
 
 def next_shards(log: str, shards: int) -> list[ShardName]:
     """The first shards that a log with so many would get."""
-    return [
-        ShardName(log, Shard(number))
-        for number in range(shards, min(shards + LOOKED_UP, MAX_SHARDS))
-    ]
+    return [ShardName(log, Shard(number)) for number in range(shards, min(shards + LOOKED_UP, MAX_SHARDS))]
 
 
-def find_written(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> list[ShardName]:
+def find_written(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> list[ShardName]:
     """Those of the shards that were ever written, in one round trip.
 
     Raises:
@@ -40,9 +35,7 @@ def find_written(
     return [shard for shard, epoch in zip(shards, epochs, strict=True) if epoch is not None]
 
 
-async def find_written_async(
-    client: Any, namespace: str, shards: Sequence[ShardName]
-) -> list[ShardName]:
+async def find_written_async(client: Any, namespace: str, shards: Sequence[ShardName]) -> list[ShardName]:
     """As ``find_written``, on a client of ``redis.asyncio``."""
     with redis_errors("looking for further shards"):
         epochs = await cancellable(_ask(client, namespace, shards).execute())

@@ -13,14 +13,7 @@ import redis
 
 from penstock.batches import Records
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.entries import (
-    Fields,
-    parse_entries,
-    parse_first,
-    parse_last,
-    parse_leading,
-    parse_offset,
-)
+from penstock.channels.log.entries import Fields, parse_entries, parse_first, parse_last, parse_leading, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
 from penstock.records import BEGINNING, LastRecord, Offset, ShardName
@@ -54,9 +47,7 @@ class Extent:
         return max(0, self.last - self.first + 1)
 
 
-def extents(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, Extent]:
+def extents(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Extent]:
     """What the streams of ``shards`` hold, in one round trip.
 
     Raises:
@@ -69,9 +60,7 @@ def extents(
     }
 
 
-def shards_with_more(
-    client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset]
-) -> list[ShardName]:
+def shards_with_more(client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset]) -> list[ShardName]:
     """The shards whose stream has an entry after their position, or cannot be read, in one round trip.
 
     Costs Redis next to nothing while nothing comes.  ``extents`` costs 0.3 ms of both processes a shard if entries hold
@@ -93,9 +82,7 @@ def ask_for_more(client: Any, namespace: str, positions: Mapping[ShardName, Offs
     return pipeline
 
 
-def last_offsets(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, Offset]:
+def last_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
     """The last offset ever assigned in each shard, even by another writer or to an entry that is not a record.
 
     Raises:
@@ -103,16 +90,12 @@ def last_offsets(
         ForeignLog: A key holds another type.
     """
     return {
-        shard: BEGINNING
-        if found is None
-        else Offset(int(found["last-generated-id"].partition(b"-")[0]))
+        shard: BEGINNING if found is None else Offset(int(found["last-generated-id"].partition(b"-")[0]))
         for shard, found in _streams(client, namespace, shards)
     }
 
 
-def _streams(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> Iterator[tuple[ShardName, Any]]:
+def _streams(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> Iterator[tuple[ShardName, Any]]:
     """``XINFO STREAM`` of each shard; None for a stream that does not exist."""
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
@@ -137,9 +120,7 @@ def _extent(found: Any, shard: ShardName) -> Extent:
     return Extent(parse_first(shard, *oldest), tail, found["length"], last)
 
 
-def read(
-    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
-) -> Records:
+def read(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
     """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
     Raises:
@@ -149,9 +130,7 @@ def read(
     return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_entries)
 
 
-def read_kept(
-    client: RedisClient, stream: str, shard: ShardName, after: Offset, count: int
-) -> Records:
+def read_kept(client: RedisClient, stream: str, shard: ShardName, after: Offset, count: int) -> Records:
     """As ``read``, from entries of the shard that are kept under another key; none if there is no such key.
 
     Raises:
@@ -161,9 +140,7 @@ def read_kept(
     return _read(client, stream, shard, after, count, parse_entries)
 
 
-def read_leading(
-    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int
-) -> Records:
+def read_leading(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
     """As ``read``, up to the first entry that Penstock did not write.
 
     Raises:
@@ -217,10 +194,7 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
 
 
 def last_records(
-    client: RedisClient,
-    namespace: str,
-    shards: Sequence[ShardName],
-    on_unusable: OnUnusable | None = None,
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], on_unusable: OnUnusable | None = None
 ) -> dict[ShardName, LastRecord]:
     """What the last record of each stream is known by, where there is one, in one round trip.
 
@@ -257,7 +231,5 @@ def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset)
         AppendRefused: Redis does not take writes.
     """
     with redis_errors(f"evicting from {shard}"):
-        removed: int = client.xtrim(
-            log_keys(namespace, shard).stream, minid=f"{before}-0", approximate=False
-        )
+        removed: int = client.xtrim(log_keys(namespace, shard).stream, minid=f"{before}-0", approximate=False)
     return removed

@@ -40,9 +40,7 @@ class MemoryTaken:
     evicted: int
 
 
-def make_room(
-    client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
-) -> dict[ShardName, MemoryTaken]:
+def make_room(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
     """Evicts the oldest entries of logs, in one round trip, or a few if there is much to evict.
 
     The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which record.
@@ -59,15 +57,11 @@ def make_room(
         for shard, each in found.items():
             evicted = each.evicted + (taken[shard].evicted if shard in taken else 0)
             taken[shard] = MemoryTaken(each.bytes, evicted)
-        left = {
-            s: left[s] for s, each in found.items() if each.evicted and each.bytes > left[s].most
-        }
+        left = {s: left[s] for s, each in found.items() if each.evicted and each.bytes > left[s].most}
     return taken
 
 
-def memory_used(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, int]:
+def memory_used(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, int]:
     """Bytes that logs take in Redis, by its own count, in one round trip.
 
     Raises:
@@ -77,9 +71,7 @@ def memory_used(
     return {shard: each.bytes for shard, each in _call(client, namespace, unlimited).items()}
 
 
-def _call(
-    client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
-) -> dict[ShardName, MemoryTaken]:
+def _call(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
     calls = [
         Call(
             (log_keys(namespace, shard).stream,),

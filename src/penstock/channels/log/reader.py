@@ -118,12 +118,7 @@ class LogReader:
                 return self._fill(found, source)
 
     def read_back(
-        self,
-        shard: int = 0,
-        offset: int | None = None,
-        count: int = 100,
-        *,
-        source: Source = "auto",
+        self, shard: int = 0, offset: int | None = None, count: int = 100, *, source: Source = "auto"
     ) -> LogSlice:
         """Reads ``count`` offsets backwards: the last ones, or those from ``offset`` down.  Raises as ``read``."""
         return self.read(shard, offset, count, backwards=True, source=source)
@@ -132,9 +127,7 @@ class LogReader:
         """What a shard holds.  Raises as ``read``."""
         return self.read(shard, count=0).info
 
-    def read_any(
-        self, offsets: Mapping[int, int], count: int = 100, *, block_s: float = 0.0
-    ) -> dict[int, LogSlice]:
+    def read_any(self, offsets: Mapping[int, int], count: int = 100, *, block_s: float = 0.0) -> dict[int, LogSlice]:
         """Reads several shards, each from its offset on, in one round trip; waits until one of them has something.
 
         Args:

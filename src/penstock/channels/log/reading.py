@@ -18,14 +18,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Call, Operation, as_text
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
 from penstock.kinds import MAX_SHARDS, Log, checked_channel
-from penstock.records import (
-    BEGINNING,
-    Offset,
-    Record,
-    Shard,
-    ShardName,
-    checked_schema,
-)
+from penstock.records import BEGINNING, Offset, Record, Shard, ShardName, checked_schema
 
 MAX_COUNT = 10_000
 """Most offsets of one read."""
@@ -65,9 +58,7 @@ class LogReading:
         unchecked: Further shards, which must not exist, and have not been looked for yet.
     """
 
-    def __init__(
-        self, log: Log | str, *, shards: int | None = None, namespace: str = "penstock"
-    ) -> None:
+    def __init__(self, log: Log | str, *, shards: int | None = None, namespace: str = "penstock") -> None:
         """Checks the arguments: a channel of a pipeline, or the name of a log and the number of its shards.
 
         Raises:
@@ -103,13 +94,7 @@ class LogReading:
         return self.shards[number]
 
     def read(
-        self,
-        shard: ShardName,
-        offset: int | None,
-        count: int,
-        *,
-        backwards: bool = False,
-        most_bytes: int = MAX_BYTES,
+        self, shard: ShardName, offset: int | None, count: int, *, backwards: bool = False, most_bytes: int = MAX_BYTES
     ) -> Operation[LogSlice]:
         """Reads ``count`` offsets from ``offset`` on, or back from it; None is the first, or, backwards, the last.
 
@@ -135,10 +120,7 @@ class LogReading:
             InvalidLogCall: An argument is out of range.
         """
         most_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
-        return [
-            self.read(self.shard(number), at, count, most_bytes=most_bytes)
-            for number, at in offsets.items()
-        ]
+        return [self.read(self.shard(number), at, count, most_bytes=most_bytes) for number, at in offsets.items()]
 
     def seek(self, shard: ShardName, at: datetime, slack_s: float) -> Operation[Offset]:
         """Finds the offset from which on to read what was staged at a time or later: see ``LogReader.offset_at``.
@@ -176,10 +158,7 @@ class LogReading:
 
     def streams(self, slices: Sequence[LogSlice]) -> dict[str, str]:
         """What a blocking read waits for: the stream of each slice that is empty, and the id after which to wait."""
-        return {
-            log_keys(self.namespace, shard).stream: f"{after}-0"
-            for shard, after in self.positions(slices).items()
-        }
+        return {log_keys(self.namespace, shard).stream: f"{after}-0" for shard, after in self.positions(slices).items()}
 
     def _keys(self, shard: ShardName) -> tuple[str, str, str]:
         keys = log_keys(self.namespace, shard)
@@ -228,9 +207,7 @@ class LogReading:
         info = LogInfo(Offset(available), Offset(tail), first, number, epoch)
         return LogSlice(shard, info, records, is_backwards=is_backwards)
 
-    def _check_identity(
-        self, shard: ShardName, held: Records, epoch: str, first: int, tail: int
-    ) -> None:
+    def _check_identity(self, shard: ShardName, held: Records, epoch: str, first: int, tail: int) -> None:
         """Compares the record that was read last, if the entries of a reply hold it, with what it was."""
         seen = self._last(shard)
         place = bisect_left(held.offsets, seen.offset)

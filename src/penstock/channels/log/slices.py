@@ -40,13 +40,7 @@ class LogSlice(Sequence[Record | None]):
     """
 
     def __init__(
-        self,
-        shard: ShardName,
-        info: LogInfo,
-        records: Records,
-        *,
-        is_backwards: bool = False,
-        from_journal: int = 0,
+        self, shard: ShardName, info: LogInfo, records: Records, *, is_backwards: bool = False, from_journal: int = 0
     ) -> None:
         """Made by a reader."""
         self.shard, self.info, self.records, self.is_backwards = shard, info, records, is_backwards
@@ -56,9 +50,7 @@ class LogSlice(Sequence[Record | None]):
     def offsets(self) -> range:
         """The offset of each item."""
         first, number = self.info.first, self.info.number
-        return (
-            range(first, first - number, -1) if self.is_backwards else range(first, first + number)
-        )
+        return range(first, first - number, -1) if self.is_backwards else range(first, first + number)
 
     @property
     def next(self) -> Offset:

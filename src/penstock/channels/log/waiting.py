@@ -12,9 +12,7 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.records import Offset, ShardName
 
 
-def wait_for_more(
-    client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset], seconds: float
-) -> None:
+def wait_for_more(client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset], seconds: float) -> None:
     """Waits until ``shards_with_more`` finds some, or the time is over.
 
     Raises:

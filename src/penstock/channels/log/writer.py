@@ -56,12 +56,7 @@ class LogWriter:
         self._client.close()
 
     def append(
-        self,
-        entries: Sequence[Any],
-        *,
-        shard: int = 0,
-        keep_at_least: int | None = None,
-        token: str | None = None,
+        self, entries: Sequence[Any], *, shard: int = 0, keep_at_least: int | None = None, token: str | None = None
     ) -> OffsetRange:
         """Appends records, all of them or none, and evicts the oldest if a number to keep is given.
 
@@ -95,12 +90,7 @@ class LogWriter:
             return self._run(operation)
 
     def evict(
-        self,
-        shard: int = 0,
-        *,
-        upto: int | None = None,
-        keep: int | None = None,
-        older_than_s: float | None = None,
+        self, shard: int = 0, *, upto: int | None = None, keep: int | None = None, older_than_s: float | None = None
     ) -> Evicted:
         """Evicts the oldest records; an entry goes when all of its records may, so some may stay that could go.
 

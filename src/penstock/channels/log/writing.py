@@ -114,9 +114,7 @@ class LogWriting:
         name = self._shard(shard)
         keep = -1 if keep_at_least is None else check_number("keep_at_least", keep_at_least)
         check_number("the number of entries", len(entries), 1, MAX_RECORDS)
-        rows = [
-            (each if isinstance(each, NewRecord) else NewRecord(each)).texts() for each in entries
-        ]
+        rows = [(each if isinstance(each, NewRecord) else NewRecord(each)).texts() for each in entries]
         size = sum(len(text.encode()) for text in chain.from_iterable(rows))
         check_number("the size of entries", size, 0, MAX_APPEND_BYTES)
         named = secrets.token_hex(16) if token is None else checked_text("token", token)
@@ -137,9 +135,7 @@ class LogWriting:
         call = Call(self._keys(name), [*head, int(self._is_plain), *values])
         return Operation("log/write", call, parse)
 
-    def evict(
-        self, shard: int, upto: int | None, keep: int | None, older_than_s: float | None
-    ) -> Operation[Evicted]:
+    def evict(self, shard: int, upto: int | None, keep: int | None, older_than_s: float | None) -> Operation[Evicted]:
         """Evicts the oldest entries: see ``LogWriter.evict``.
 
         Raises:

@@ -49,15 +49,11 @@ class PlainStream:
         Raises:
             InvalidMessage: ``tenant`` or ``payload`` returned what a queue cannot take.
         """
-        return NewMessage(
-            self.tenant(fields), self.payload(fields), id=f"{self.key[-200:]}/{as_text(id_)}"
-        )
+        return NewMessage(self.tenant(fields), self.payload(fields), id=f"{self.key[-200:]}/{as_text(id_)}")
 
 
 def adopt(
-    client: RedisClient,
-    plain: PlainStream,
-    write: Callable[[Sequence[NewMessage]], Sequence[Written]],
+    client: RedisClient, plain: PlainStream, write: Callable[[Sequence[NewMessage]], Sequence[Written]]
 ) -> int | None:
     """Moves up to ``ADOPTED`` entries.
 

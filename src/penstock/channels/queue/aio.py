@@ -15,23 +15,13 @@ import structlog
 
 from penstock.channels.cancelling import cancellable
 from penstock.channels.queue.leases import Heartbeat, Held, LeaseBook, stale
-from penstock.channels.queue.messages import (
-    DeadMessage,
-    NewMessage,
-    Written,
-    checked_count,
-)
+from penstock.channels.queue.messages import DeadMessage, NewMessage, Written, checked_count
 from penstock.channels.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds, Settled
 from penstock.channels.queue.running import run, run_async
 from penstock.channels.queue.shape import QueueShape, in_order, worker_name
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
-from penstock.channels.server import (
-    RedisClient,
-    connect_redis,
-    connect_redis_async,
-    redis_errors,
-)
+from penstock.channels.server import RedisClient, connect_redis, connect_redis_async, redis_errors
 from penstock.errors import ForeignLog
 from penstock.messages import TenantLimits, checked_text
 
@@ -91,9 +81,7 @@ class AsyncFairQueue:
 
     def reader(self, name: str = "", **options: Any) -> "AsyncReader":
         """As ``FairQueue.reader``."""
-        return AsyncReader(
-            self._client, self._heartbeat, self._shape, worker=worker_name(name), **options
-        )
+        return AsyncReader(self._client, self._heartbeat, self._shape, worker=worker_name(name), **options)
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> list[str]:
         """As ``FairQueue.delete``."""
@@ -127,9 +115,7 @@ class AsyncFairQueue:
 
     async def stats(self) -> QueueStats:
         """As ``FairQueue.stats``."""
-        return sum_stats(
-            [await self._run(shard, shard.stats(), "inspecting") for shard in self._shape.shards]
-        )
+        return sum_stats([await self._run(shard, shard.stats(), "inspecting") for shard in self._shape.shards])
 
     async def explain(self, tenant: str, id_: str) -> Explanation | None:
         """As ``FairQueue.explain``."""
@@ -223,9 +209,7 @@ class AsyncReader:
         self.options = ReaderOptions(**options)
         self._book = LeaseBook(self.options.limit_s)
         is_cluster = isinstance(client, redis.asyncio.RedisCluster)
-        self._rounds = Rounds(
-            shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster
-        )
+        self._rounds = Rounds(shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster)
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[AsyncLease] = []
@@ -282,9 +266,7 @@ class AsyncReader:
         """As ``Reader.done``."""
         return await self.settle([(lease, lease.held.settlement("done")) for lease in leases])
 
-    async def _settle_held(
-        self, held: Sequence[Held], settlements: Sequence[Settlement]
-    ) -> list[bool]:
+    async def _settle_held(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> list[bool]:
         settled = Settled(held)
         for shard, some in self._rounds.by_shard(held, settlements):
             with settled.noting_error():

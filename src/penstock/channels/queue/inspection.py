@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.channels.queue.stats import (
-    Explanation,
-    QueueStats,
-    explanation,
-    parse_stats,
-    sum_stats,
-)
+from penstock.channels.queue.stats import Explanation, QueueStats, explanation, parse_stats, sum_stats
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
@@ -51,9 +45,7 @@ class FoundMessage:
     since: datetime
 
 
-def inspect_queues(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, InspectedShard]:
+def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, InspectedShard]:
     """What each of the shards holds, in one round trip.
 
     Raises:
@@ -84,9 +76,7 @@ class CheckedShard:
     ahead_s: float = 0.0
 
 
-def check_queues(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName]
-) -> dict[ShardName, CheckedShard]:
+def check_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, CheckedShard]:
     """Whether the parts of each shard agree, by their sizes and a sample, in one round trip.
 
     A shard whose keys hold other types has no check: see ``find_foreign_keys``.
@@ -121,9 +111,7 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
         error = translate_error(reply, f"inspecting {shard}")
         if not isinstance(error, (ForeignLog, ForeignQueue)):
             raise error from reply
-        return InspectedShard(
-            None, "a key of the queue holds another type: penstock doctor names it"
-        )
+        return InspectedShard(None, "a key of the queue holds another type: penstock doctor names it")
     match reply[0]:
         case b"stats":
             try:
@@ -131,19 +119,14 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
             except ForeignQueue as error:
                 return InspectedShard(None, str(error))
         case b"lost":
-            return InspectedShard(
-                None, "the state of the queue is gone from Redis; the streamer rebuilds it"
-            )
+            return InspectedShard(None, "the state of the queue is gone from Redis; the streamer rebuilds it")
         case _:
             return InspectedShard(
-                None,
-                f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones",
+                None, f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones"
             )
 
 
-def oldest_messages(
-    client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int
-) -> list[FoundMessage]:
+def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[FoundMessage]:
     """The messages that are not done for the longest time, the oldest first.
 
     Raises:
@@ -169,9 +152,7 @@ def _to_time(shard: ShardName, seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise ForeignQueue(
-            f"{shard}: a score of the queue is no time: Penstock did not write it"
-        ) from error
+        raise ForeignQueue(f"{shard}: a score of the queue is no time: Penstock did not write it") from error
 
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
@@ -205,16 +186,11 @@ def find_foreign_keys(client: RedisClient, keys: QueueKeys, streams: int) -> dic
     with redis_errors("inspecting queues"):
         kinds = [as_text(kind) for kind in pipeline.execute()]
     return {
-        key: found
-        for (key, kind), found in zip(expected.items(), kinds, strict=True)
-        if found not in (kind, "none")
+        key: found for (key, kind), found in zip(expected.items(), kinds, strict=True) if found not in (kind, "none")
     }
 
 
 def keys_to_delete(namespace: str, shard: ShardName) -> list[str]:
     """What is deleted when a queue is to be written again: everything but the limits of tenants, and the position."""
     keys = queue_keys(namespace, shard)
-    return [
-        log_keys(namespace, shard).stream,
-        *(key for key in keys.all(MAX_STREAMS) if not key.endswith(":q-limits")),
-    ]
+    return [log_keys(namespace, shard).stream, *(key for key in keys.all(MAX_STREAMS) if not key.endswith(":q-limits"))]

@@ -57,17 +57,13 @@ class Held:
         if isnan(worked):
             raise InvalidMessage("seconds", "is not a number; it takes the time that the work took")
         text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
-        return Settlement(
-            self.message.id, self.token, outcome, checked_delay(delay_s), worked, text
-        )
+        return Settlement(self.message.id, self.token, outcome, checked_delay(delay_s), worked, text)
 
     def failed(self, reason: str, attempts: int, delay_s: float | None = None) -> Settlement:
         """The settlement after a failure: another attempt after a random pause, or none if this was the last."""
         if self.message.attempts >= attempts:
             return self.settlement("dead", reason=reason)
-        return self.settlement(
-            "retry", delay_s=pause_s(self.message.attempts) if delay_s is None else delay_s
-        )
+        return self.settlement("retry", delay_s=pause_s(self.message.attempts) if delay_s is None else delay_s)
 
 
 def pause_s(attempts: int, first_s: float = FIRST_PAUSE_S) -> float:
@@ -131,10 +127,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self,
-        book: LeaseBook,
-        lease_s: float,
-        extend: Callable[[int, list[tuple[str, str]]], list[bool]],
+        self, book: LeaseBook, lease_s: float, extend: Callable[[int, list[tuple[str, str]]], list[bool]]
     ) -> None:
         """Sets up.
 

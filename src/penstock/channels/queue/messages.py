@@ -61,10 +61,7 @@ class NewMessage:
     @staticmethod
     def _check_size(name: str, value: object, types: tuple[type, ...]) -> None:
         if not isinstance(value, types):
-            raise InvalidMessage(
-                name,
-                f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}",
-            )
+            raise InvalidMessage(name, f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}")
         size = len(value if isinstance(value, bytes) else utf8(name, str(value)))
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidMessage(

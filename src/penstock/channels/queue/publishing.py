@@ -122,9 +122,7 @@ def make_shard(namespace: str, shard: ShardName, streams: int, hand: int) -> Que
 class QueueWriter:
     """Writes to one shard of a queue, for a pipeline."""
 
-    def __init__(
-        self, client: RedisClient, namespace: str, shard: ShardName, streams: int, hand: int
-    ) -> None:
+    def __init__(self, client: RedisClient, namespace: str, shard: ShardName, streams: int, hand: int) -> None:
         self._client, self._shard = client, shard
         self._streams, self._hand = streams, hand
         self._own = make_shard(namespace, shard, streams, hand)
@@ -157,19 +155,13 @@ class QueueWriter:
             first = Offset(last + 1)
         return BatchWritten(reply, results, is_new)
 
-    def _write(
-        self, batch: QueueBatch, first: Offset, last: Offset, some: Sequence[QueuedRecord]
-    ) -> Steps[list[Any]]:
+    def _write(self, batch: QueueBatch, first: Offset, last: Offset, some: Sequence[QueuedRecord]) -> Steps[list[Any]]:
         id_, at = batch.places[last - batch.first] if last else (0, 0)
         begins = int(batch.begins and first == batch.first)
         arguments: list[Argument] = [batch.epoch, first, last, begins, id_, at, self._streams]
         for record in some:
             arguments += self._encode(record)
-        return (
-            yield from self._own.call(
-                "queue/pipeline/write", arguments, (self._log.stream, self._log.epoch)
-            )
-        )
+        return (yield from self._own.call("queue/pipeline/write", arguments, (self._log.stream, self._log.epoch)))
 
     def _encode(self, record: QueuedRecord) -> tuple[Argument, ...]:
         hand = choose_hand(record.tenant, self._streams, self._hand)

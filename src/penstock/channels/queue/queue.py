@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from penstock.channels.queue.adopting import PlainStream, adopt
-from penstock.channels.queue.messages import (
-    DeadMessage,
-    NewMessage,
-    Written,
-)
+from penstock.channels.queue.messages import DeadMessage, NewMessage, Written
 from penstock.channels.queue.reading import Reader
 from penstock.channels.queue.running import run, write_messages
 from penstock.channels.queue.shape import QueueShape, worker_name
@@ -53,9 +49,7 @@ class FairQueue:
             DeclarationError: The name or a number is out of range.
         """
         self._client = client
-        self._shape = QueueShape(
-            name, streams=streams, hand=hand, shards=shards, namespace=namespace
-        )
+        self._shape = QueueShape(name, streams=streams, hand=hand, shards=shards, namespace=namespace)
         self.name = name
 
     def write(self, tenant: str, payload: bytes | str, **fields: Any) -> Written:
@@ -140,9 +134,7 @@ class FairQueue:
 
     def stats(self) -> QueueStats:
         """What the queue holds; each shard's numbers are of one moment."""
-        return sum_stats(
-            [self._run(shard, shard.stats(), "inspecting") for shard in self._shape.shards]
-        )
+        return sum_stats([self._run(shard, shard.stats(), "inspecting") for shard in self._shape.shards])
 
     def __len__(self) -> int:
         """Messages that wait, are leased or are delayed."""

@@ -22,12 +22,7 @@ from penstock.channels.queue.running import run, write_messages
 from penstock.channels.queue.shape import QueueShape
 from penstock.channels.queue.shard import QueueShard, Settlement, Steps
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.errors import (
-    ForeignLog,
-    InvalidMessage,
-    ServerUnavailable,
-    TenantFull,
-)
+from penstock.errors import ForeignLog, InvalidMessage, ServerUnavailable, TenantFull
 
 log = structlog.get_logger("penstock.queue")
 
@@ -103,9 +98,7 @@ class Lease:
         self.begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.done()
         elif isinstance(error, Exception):
@@ -147,9 +140,7 @@ class Reader:
         self.options = ReaderOptions(**options)
         self._book = LeaseBook(self.options.limit_s)
         is_cluster = isinstance(client, redis.RedisCluster)
-        self._rounds = Rounds(
-            shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster
-        )
+        self._rounds = Rounds(shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster)
         self._heartbeat = Heartbeat(self._book, self.options.lease_s, self._extend)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[Lease] = []
@@ -188,9 +179,7 @@ class Reader:
     def _adopt(self, plain: PlainStream) -> None:
         """Moves the next entries of the plain stream; after one that cannot be moved, or if there was none, pauses."""
         try:
-            moved = adopt(
-                self._client, plain, partial(write_messages, self._client, self._rounds.shape)
-            )
+            moved = adopt(self._client, plain, partial(write_messages, self._client, self._rounds.shape))
         except (InvalidMessage, TenantFull) as error:
             log.warning("entry not adopted", stream=plain.key, reason=str(error))
             moved = 0
@@ -309,9 +298,7 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
     def _extend(self, shard: int, leases: list[tuple[str, str]]) -> list[bool]:

@@ -62,9 +62,7 @@ class ReaderOptions:
             DeclarationError: One of them is out of range.
         """
         if not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
-            raise DeclarationError(
-                f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds"
-            )
+            raise DeclarationError(f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
         if not self.limit_s > 0 or self.attempts < 1:
             raise DeclarationError("limit_s and attempts take more than 0")
         if self.preferred is not None and not 0 <= self.preferred < MAX_STREAMS:
@@ -147,15 +145,9 @@ class Rounds:
 
     def take(self, shard: QueueShard, count: int) -> Steps[Taken]:
         """The operation that takes messages of a shard."""
-        request = self.requests.setdefault(
-            shard.number, f"{self.worker}/{shard.number}/{next(self._numbers)}"
-        )
+        request = self.requests.setdefault(shard.number, f"{self.worker}/{shard.number}/{next(self._numbers)}")
         return shard.take(
-            request,
-            self.worker,
-            lease_s=self.options.lease_s,
-            count=count,
-            preferred=self.options.preferred,
+            request, self.worker, lease_s=self.options.lease_s, count=count, preferred=self.options.preferred
         )
 
     def taken(self, shard: QueueShard, taken: Taken) -> tuple[list[Held], list[Held]]:
@@ -215,9 +207,7 @@ class Rounds:
 
     def wakes(self) -> list[str]:
         """The lists on which to wait."""
-        return [
-            self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)
-        ]
+        return [self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)]
 
     def pause_s(self, seconds: float) -> float | None:
         """How long to pause instead of waiting to be woken; None if there is a list to wait on."""

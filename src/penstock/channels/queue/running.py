@@ -44,9 +44,7 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
     return drive(steps, do)
 
 
-def write_messages(
-    client: RedisClient, shape: QueueShape, messages: Sequence[NewMessage]
-) -> list[Written]:
+def write_messages(client: RedisClient, shape: QueueShape, messages: Sequence[NewMessage]) -> list[Written]:
     """Writes messages to their shards; the results come in the order of the messages.  Raises as ``run``."""
     results: dict[int, Written] = {}
     for shard, places, some in shape.by_shard(messages):

@@ -21,13 +21,7 @@ class QueueShape:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        streams: int = 16,
-        hand: int | None = None,
-        shards: int = 1,
-        namespace: str = "penstock",
+        self, name: str, *, streams: int = 16, hand: int | None = None, shards: int = 1, namespace: str = "penstock"
     ) -> None:
         """Sets up.
 
@@ -52,9 +46,7 @@ class QueueShape:
         """The shard of a tenant."""
         return self.shards[shard_for_key(tenant, len(self.shards))]
 
-    def by_shard(
-        self, messages: Sequence[NewMessage]
-    ) -> list[tuple[QueueShard, list[int], list[NewMessage]]]:
+    def by_shard(self, messages: Sequence[NewMessage]) -> list[tuple[QueueShard, list[int], list[NewMessage]]]:
         """The messages of each shard, with their places among all.
 
         Raises:

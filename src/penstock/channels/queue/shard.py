@@ -11,12 +11,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from penstock.channels.queue.hands import choose_hand
-from penstock.channels.queue.messages import (
-    DeadMessage,
-    Message,
-    NewMessage,
-    Written,
-)
+from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written
 from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
@@ -96,9 +91,7 @@ class QueueShard:
         self._declared = streams
         self._hand = hand
 
-    def call(
-        self, script: str, arguments: Sequence[Argument], before: Sequence[str] = ()
-    ) -> Steps[list[Any]]:
+    def call(self, script: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
         """Calls a script until its reply is about what was asked.
 
         Args:
@@ -185,14 +178,7 @@ class QueueShard:
         """Takes messages, each under a lease; repeated with the same ``request``, it returns the same."""
         reply = yield from self.call(
             "queue/take",
-            (
-                request,
-                worker,
-                int(lease_s * 1000),
-                min(count, ITEMS),
-                BYTES,
-                -1 if preferred is None else preferred,
-            ),
+            (request, worker, int(lease_s * 1000), min(count, ITEMS), BYTES, -1 if preferred is None else preferred),
         )
         self.streams = max(self._declared, int(reply[1]))
         wait_ms = int(reply[2])
@@ -263,9 +249,7 @@ class QueueShard:
             wanted = min(ITEMS, count - first)
             reply = yield from self.call("queue/browse", (first, wanted))
             found += [
-                DeadMessage(
-                    self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6])
-                )
+                DeadMessage(self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6]))
                 for values in reply[1:]
             ]
             if len(reply) <= wanted:

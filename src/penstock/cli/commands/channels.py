@@ -7,13 +7,7 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, seconds, show, show_json, show_table
-from penstock.operating.channels import (
-    ListedChannel,
-    Retirement,
-    adopt_channel,
-    list_channels,
-    retire_channel,
-)
+from penstock.operating.channels import ListedChannel, Retirement, adopt_channel, list_channels, retire_channel
 from penstock.operating.resharding import ReshardPlan, reshard
 from penstock.settings import Settings
 
@@ -58,20 +52,13 @@ def _entries(channel: ListedChannel) -> str:
 def retire_(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the channel.")],
-    discard: Annotated[
-        bool, typer.Option("--discard", help="Also lose the records that were not read.")
-    ] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Also lose the records that were not read.")] = False,
     apply: Apply = False,
 ) -> None:
     """Remove a channel with all it holds. Nothing can be staged for it afterwards."""
     with open_connections(settings, "channels") as servers:
         plan = retire_channel(
-            servers.connection,
-            servers.client,
-            name,
-            discard=discard,
-            apply=apply,
-            scope=servers.scope,
+            servers.connection, servers.client, name, discard=discard, apply=apply, scope=servers.scope
         )
         declared = servers.pipeline is not None and name in servers.pipeline.channels
     _show_retirement(plan)
@@ -82,19 +69,13 @@ def retire_(
 
 
 def _show_retirement(plan: Retirement) -> None:
-    what = (
-        plan.channel
-        if plan.kind is None
-        else f"{plan.channel}, {plan.kind} of {plan.shards} shards"
-    )
+    what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {plan.shards} shards"
     show(
         f"{'retired' if plan.applied else 'would retire'} {what}: {plan.records:,} records in the journal, "
         f"{plan.staged:,} staged and not sequenced"
     )
     for each in plan.readers:
-        show(
-            f"    {each.consumer}: {each.unread:,} records not passed, {each.dead_letters:,} dead letters removed"
-        )
+        show(f"    {each.consumer}: {each.unread:,} records not passed, {each.dead_letters:,} dead letters removed")
     if plan.unread and not plan.applied:
         show(f"    {plan.unread:,} records were not read, and would be lost: only with --discard")
 
@@ -102,9 +83,7 @@ def _show_retirement(plan: Retirement) -> None:
 @channels.command("adopt")
 @command()
 def adopt_(
-    settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of a retired channel.")],
-    apply: Apply = False,
+    settings: Settings, name: Annotated[str, typer.Argument(help="Name of a retired channel.")], apply: Apply = False
 ) -> None:
     """Let the name of a retired channel be used again, for a new one."""
     with open_connections(settings, "channels") as servers:
@@ -131,9 +110,7 @@ def reshard_(
     else:
         _show_plan(plan)
     if plan.applied:
-        say(
-            f"Now deploy applications and workers with shards={plan.after}, in any order: docs/how-to/reshard.md"
-        )
+        say(f"Now deploy applications and workers with shards={plan.after}, in any order: docs/how-to/reshard.md")
     elif plan.changes:
         say(NOTHING_CHANGED)
 

@@ -4,12 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import (
-    command,
-    read_sources,
-    require_pipeline,
-    spared_from_garbage_collection,
-)
+from penstock.cli.command import command, read_sources, require_pipeline, spared_from_garbage_collection
 from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
 from penstock.cli.loops import raise_if_halted, run_loop
@@ -28,9 +23,7 @@ from penstock.settings import Settings
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    drain: Annotated[
-        bool, typer.Option("--drain", help="Exit when the log has no more records.")
-    ] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when the log has no more records.")] = False,
     shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
     begin: Annotated[
         str | None,
@@ -78,9 +71,7 @@ def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
             say(f"{name} has begun already; it continues from its checkpoints")
             return
         with open_comparer(settings, servers, [spec, *others]) as comparer:
-            done = reconcile(
-                servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
-            )
+            done = reconcile(servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others)
     say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
 
 
@@ -90,7 +81,5 @@ def _parse_shards(text: str, shards: int) -> list[int]:
     except ValueError:
         numbers = [-1]
     if not numbers or numbers[0] < 0 or numbers[-1] >= shards:
-        raise InvalidSetting(
-            f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated"
-        )
+        raise InvalidSetting(f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated")
     return numbers

@@ -11,8 +11,7 @@ from penstock.operating.consumers import RegisteredConsumer, list_consumers, ren
 from penstock.settings import Settings
 
 consumers = typer.Typer(
-    no_args_is_help=True,
-    help="List, rename or retire registered consumers: retention waits for them.",
+    no_args_is_help=True, help="List, rename or retire registered consumers: retention waits for them."
 )
 
 
@@ -28,15 +27,7 @@ def list_(settings: Settings, json: Json = False) -> None:
     show_table(
         ("consumer", "reads", "#shards", "#passed", "#lag", "#dead letters", "moved at"),
         (
-            (
-                each.consumer,
-                each.channel,
-                each.shards,
-                each.passed,
-                each.lag,
-                each.dead_letters,
-                each.moved_at,
-            )
+            (each.consumer, each.channel, each.shards, each.passed, each.lag, each.dead_letters, each.moved_at)
             for each in found
         ),
     )
@@ -45,9 +36,7 @@ def list_(settings: Settings, json: Json = False) -> None:
 @consumers.command("retire")
 @command()
 def retire_(
-    settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    apply: Apply = False,
+    settings: Settings, name: Annotated[str, typer.Argument(help="Name of the consumer.")], apply: Apply = False
 ) -> None:
     """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
     with open_connections(settings, "consumers") as servers:
@@ -56,9 +45,7 @@ def retire_(
     for each in found:
         show(f"{'retired' if apply else 'would retire'} {name}: {_progress(each)} removed")
     if not found:
-        show(
-            f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed"
-        )
+        show(f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed")
     if any(each.lag is None for each in found):
         say(f"The sources still wait for {name}: retire it in the database of each, too.")
     if declared:

@@ -28,9 +28,7 @@ PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the
 @command()
 def list_(
     settings: Settings,
-    consumer: Annotated[
-        str | None, typer.Argument(help="Name of the consumer; by default all.")
-    ] = None,
+    consumer: Annotated[str | None, typer.Argument(help="Name of the consumer; by default all.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     json: Json = False,
 ) -> None:
@@ -46,18 +44,7 @@ def list_(
         say("no dead letters")
         return
     show_table(
-        (
-            "consumer",
-            "place",
-            "action",
-            "object",
-            "key",
-            "#attempts",
-            "parked",
-            "superseded by",
-            "failed at",
-            "reason",
-        ),
+        ("consumer", "place", "action", "object", "key", "#attempts", "parked", "superseded by", "failed at", "reason"),
         (
             (
                 each.consumer,
@@ -78,9 +65,7 @@ def list_(
 
 @dead_letters.command("show")
 @command()
-def show_(
-    settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False
-) -> None:
+def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False) -> None:
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
         _check_known(servers, consumer)
@@ -119,10 +104,7 @@ def retry(  # noqa: PLR0917  options
     all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
     parked: Annotated[
         bool,
-        typer.Option(
-            "--parked",
-            help="With a place: also the records parked behind it. Alone: all parked records.",
-        ),
+        typer.Option("--parked", help="With a place: also the records parked behind it. Alone: all parked records."),
     ] = False,
     superseded: Annotated[
         bool,
@@ -137,9 +119,7 @@ def retry(  # noqa: PLR0917  options
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(
-            servers, consumer, place or [], all_=all_, parked=parked, superseded=superseded
-        )
+        chosen = _choose(servers, consumer, place or [], all_=all_, parked=parked, superseded=superseded)
         with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
             done = retry_letters(
                 pipeline,
@@ -174,20 +154,15 @@ def drop(
     place: PlacesArgument = None,
     all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
     superseded: Annotated[
-        bool,
-        typer.Option("--superseded", help="All of whose key a later record was applied."),
+        bool, typer.Option("--superseded", help="All of whose key a later record was applied.")
     ] = False,
     apply: Apply = False,
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(
-            servers, consumer, place or [], all_=all_, parked=False, superseded=superseded
-        )
+        chosen = _choose(servers, consumer, place or [], all_=all_, parked=False, superseded=superseded)
         for letter in chosen:
-            show(
-                f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}"
-            )
+            show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
         if apply:
             letters.drop(servers.connection, chosen, scope=servers.scope)
     if not apply and chosen:
@@ -195,13 +170,7 @@ def drop(
 
 
 def _choose(
-    servers: Connections,
-    consumer: str,
-    places: list[str],
-    *,
-    all_: bool,
-    parked: bool,
-    superseded: bool,
+    servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool, superseded: bool
 ) -> list[DeadLetter]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
     _check_known(servers, consumer)

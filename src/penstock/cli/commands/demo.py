@@ -31,10 +31,7 @@ SAY_EVERY_S = 2.0
 def demo(
     settings: Settings,
     seconds: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="N", help="Shortest time that clients make traffic, in seconds."
-        ),
+        float, typer.Option(min=1, metavar="N", help="Shortest time that clients make traffic, in seconds.")
     ] = 30,
     reconcile: Annotated[
         bool,
@@ -64,14 +61,7 @@ def demo(
                 "health checks until everything is settled."
             )
         run = Demo(
-            engine,
-            seconds,
-            urls.database_url,
-            urls.redis_url,
-            stop,
-            screen.show,
-            screen.wait,
-            reconcile=reconcile,
+            engine, seconds, urls.database_url, urls.redis_url, stop, screen.show, screen.wait, reconcile=reconcile
         )
         try:
             progress = run.run()
@@ -221,11 +211,7 @@ def _to_json(progress: "DemoProgress") -> dict[str, Any]:
         "resent": now.resent,
         "skipped": sum(consumer["skipped"] for consumer in now.consumers.values()),
         "consumers": {
-            name: {
-                "applied": c["applied"],
-                "skipped": c["skipped"],
-                "total": _format_money(c["total_cents"]),
-            }
+            name: {"applied": c["applied"], "skipped": c["skipped"], "total": _format_money(c["total_cents"])}
             for name, c in now.consumers.items()
         },
         "index": {

@@ -37,9 +37,7 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
         connect_redis(urls.redis_url) as client,
     ):
         try:
-            connection = connect_postgres(
-                urls.database_url, application="doctor", prepare=settings.prepare
-            )
+            connection = connect_postgres(urls.database_url, application="doctor", prepare=settings.prepare)
         except ServerUnavailable as error:
             fix = "see --database-url"
             return [CheckResult("postgres", "error", str(error), fix, unreachable=True)]

@@ -21,11 +21,7 @@ def explain(
     is_key: IsKey = False,
     channel: OfChannel = None,
     query: Annotated[
-        bool,
-        typer.Option(
-            "--query",
-            help="Show the last statements of open transactions, which may contain payloads.",
-        ),
+        bool, typer.Option("--query", help="Show the last statements of open transactions, which may contain payloads.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -33,12 +29,7 @@ def explain(
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "explain") as servers:
         found = find_cause(
-            servers.connection,
-            servers.client,
-            wanted,
-            channel=channel,
-            with_query=query,
-            scope=servers.scope,
+            servers.connection, servers.client, wanted, channel=channel, with_query=query, scope=servers.scope
         )
     if json:
         show_json(found)

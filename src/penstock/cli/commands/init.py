@@ -27,9 +27,7 @@ def init(  # noqa: PLR0917  its options
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL; change nothing.")] = False,
     schema: Annotated[
         str | None,
-        typer.Option(
-            help=f"The schema of the tables; by default the pipeline's, or {DEFAULT_SCOPE.schema}."
-        ),
+        typer.Option(help=f"The schema of the tables; by default the pipeline's, or {DEFAULT_SCOPE.schema}."),
     ] = None,
     roles: Annotated[
         bool,
@@ -47,20 +45,15 @@ def init(  # noqa: PLR0917  its options
         ),
     ] = None,
     role_prefix: Annotated[
-        str | None,
-        typer.Option(help="First part of the roles' names; by default the name of the schema."),
+        str | None, typer.Option(help="First part of the roles' names; by default the name of the schema.")
     ] = None,
     apply: Apply = False,
 ) -> None:
     """Create or upgrade Penstock's tables and declared triggers, or its roles."""
     if not roles and (acl is not None or role_prefix is not None or apply):
-        raise InvalidSetting(
-            "--acl, --role-prefix and --apply belong to --roles: penstock init --roles"
-        )
+        raise InvalidSetting("--acl, --role-prefix and --apply belong to --roles: penstock init --roles")
     if acl is not None and (sql or apply):
-        raise InvalidSetting(
-            "--acl is about the users of Redis and nothing else; leave out --sql and --apply"
-        )
+        raise InvalidSetting("--acl is about the users of Redis and nothing else; leave out --sql and --apply")
     if acl == "save":
         _save_users(settings)
         return
@@ -70,9 +63,7 @@ def init(  # noqa: PLR0917  its options
     if acl is not None:
         show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
         if acl == "setuser":
-            say(
-                f"Redis keeps them in memory. Set passwords, log in as the administrator, then: {SAVE}"
-            )
+            say(f"Redis keeps them in memory. Set passwords, log in as the administrator, then: {SAVE}")
     elif not roles:
         _init_tables(settings, scope.schema, pipeline, sql=sql)
     elif sql:
@@ -137,10 +128,7 @@ def _save_users(settings: Settings) -> None:
 
 def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -> None:
     carry_out = make_roles if apply else plan_roles
-    with (
-        reporting_waits(database_url, say),
-        connect_postgres(database_url, application="init") as connection,
-    ):
+    with reporting_waits(database_url, say), connect_postgres(database_url, application="init") as connection:
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
         show_text(f"{statement};")

@@ -14,13 +14,7 @@ from penstock.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline
-from penstock.reconciling import (
-    Difference,
-    Intent,
-    Reconciled,
-    StateComparison,
-    find_reconciliations,
-)
+from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
 from penstock.reconciling import reconcile as run
 from penstock.settings import Settings
 
@@ -37,23 +31,15 @@ SHOWN_AS_JSON = 1000
 @command("engine", "master", "conf")
 def reconcile(  # noqa: PLR0917  options
     settings: Settings,
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Names of reconciliations; all by default.")
-    ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Repair what differs; without it, nothing changes.")
-    ] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of reconciliations; all by default.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Repair what differs; without it, nothing changes.")] = False,
     whole: Annotated[
-        bool,
-        typer.Option(
-            "--whole", help="With --apply: replace the consumer's whole state, and its position."
-        ),
+        bool, typer.Option("--whole", help="With --apply: replace the consumer's whole state, and its position.")
     ] = False,
     report: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR",
-            help="Write every differing key: CSV if it ends with .csv, otherwise Parquet, on Spark.",
+            metavar="DIR", help="Write every differing key: CSV if it ends with .csv, otherwise Parquet, on Spark."
         ),
     ] = None,
     values: Annotated[
@@ -71,10 +57,7 @@ def reconcile(  # noqa: PLR0917  options
         ),
     ] = False,
     wait: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="S", help="How long to wait for a consumer to reach the cut, in seconds."
-        ),
+        float, typer.Option(min=0, metavar="S", help="How long to wait for a consumer to reach the cut, in seconds.")
     ] = 60.0,
     json: Json = False,
 ) -> None:
@@ -99,14 +82,7 @@ def reconcile(  # noqa: PLR0917  options
         examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
             found = run(
-                servers.connect,
-                servers.scope,
-                spec,
-                comparer,
-                intent=intent,
-                wait_s=wait,
-                others=others,
-                resume=resume,
+                servers.connect, servers.scope, spec, comparer, intent=intent, wait_s=wait, others=others, resume=resume
             )
             done.append(found)
             if not json:
@@ -117,9 +93,7 @@ def reconcile(  # noqa: PLR0917  options
         raise typer.Exit(DIFFERENCES)
 
 
-def _group_by_consumer(
-    pipeline: Pipeline, specs: Sequence[ReconciliationSpec]
-) -> list[list[ReconciliationSpec]]:
+def _group_by_consumer(pipeline: Pipeline, specs: Sequence[ReconciliationSpec]) -> list[list[ReconciliationSpec]]:
     """All tables of each consumer together: they share its position."""
     consumers = dict.fromkeys(spec.consumer.name for spec in specs)
     return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
@@ -128,15 +102,11 @@ def _group_by_consumer(
 def _show(found: Reconciled, *, values: bool) -> None:
     comparison = found.comparison
     if comparison is None:
-        say(
-            f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows"
-        )
+        say(f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows")
         return
     _show_differences(comparison, values=values)
     if found.resumed is not None:
-        say(
-            f"{found.name}: went on with the repairs of run {found.resumed}; nothing else was compared"
-        )
+        say(f"{found.name}: went on with the repairs of run {found.resumed}; nothing else was compared")
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in comparison.counts.items())
     verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"
     repaired = f", {found.repaired:,} repaired" if found.repaired else ""
@@ -152,12 +122,7 @@ def _show_differences(comparison: StateComparison, *, values: bool) -> None:
     show_table(
         ("kind", "key", "columns", *(("expected", "found") if values else ())),
         [
-            (
-                d.kind,
-                d.key,
-                ", ".join(d.columns) or None,
-                *((d.expected, d.found) if values else ()),
-            )
+            (d.kind, d.key, ", ".join(d.columns) or None, *((d.expected, d.found) if values else ()))
             for d in comparison.differences[:SHOWN]
         ],
     )
@@ -179,10 +144,7 @@ def _to_json(found: Reconciled) -> dict[str, Any]:
         "equal": comparison.equal if comparison else None,
         "differences": {str(k): n for k, n in comparison.counts.items()} if comparison else {},
         "columns": dict(comparison.by_column) if comparison else {},
-        "keys": [
-            _difference_to_json(d)
-            for d in (comparison.differences[:SHOWN_AS_JSON] if comparison else ())
-        ],
+        "keys": [_difference_to_json(d) for d in (comparison.differences[:SHOWN_AS_JSON] if comparison else ())],
         "resumed": found.resumed,
         "repaired": found.repaired,
         "clean": found.clean,

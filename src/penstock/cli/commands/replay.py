@@ -48,9 +48,7 @@ def replay(  # noqa: PLR0917  options
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Even if the same replay was carried out already.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Even if the same replay was carried out already.")] = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
@@ -58,12 +56,7 @@ def replay(  # noqa: PLR0917  options
     request = ReplayRequest(channel, target, _parse(start), _parse(until), key, shard)
     with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:
         done = carry_out(
-            servers.connection,
-            request,
-            apply=apply,
-            again=again,
-            scope=servers.scope,
-            on_batch=progress.add,
+            servers.connection, request, apply=apply, again=again, scope=servers.scope, on_batch=progress.add
         )
     if json:
         show_json(done)
@@ -80,10 +73,7 @@ def _parse(text: str | None) -> Offset | Place | Moment | None:
 def _show(done: Replay, *, is_plan: bool) -> None:
     show_table(
         ("shard", "#from", "#to", "#done up to"),
-        (
-            (f"{done.channel}/{each.shard}", each.first, each.last, max(0, each.done))
-            for each in done.shards
-        ),
+        ((f"{done.channel}/{each.shard}", each.first, each.last, max(0, each.done)) for each in done.shards),
     )
     if done.ended_at is not None:
         was = " was carried out already" if is_plan else ""

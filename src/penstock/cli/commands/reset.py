@@ -5,15 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import (
-    NOTHING_CHANGED,
-    Apply,
-    Json,
-    command,
-    means_position,
-    parse_point,
-    read_sources,
-)
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, means_position, parse_point, read_sources
 from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.database.connections import connect_postgres
@@ -33,9 +25,7 @@ from penstock.operating.reset import (
 from penstock.records import parse_place
 from penstock.settings import Settings
 
-reset = typer.Typer(
-    no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick."
-)
+reset = typer.Typer(no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick.")
 
 
 @reset.command("checkpoint")
@@ -58,9 +48,7 @@ def checkpoint(  # noqa: PLR0917  options
 ) -> None:
     """Move a consumer's checkpoint, or resume its halted shards."""
     if to is None and not resume:
-        raise InvalidSetting(
-            "reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume"
-        )
+        raise InvalidSetting("reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume")
     with open_connections(settings, "reset") as servers:
         moves = reset_checkpoint(
             servers.connection,
@@ -117,16 +105,7 @@ def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
         "resumes",
     )
     rows = (
-        (
-            m.consumer,
-            f"{m.channel}/{m.shard}",
-            m.before,
-            m.after,
-            m.again,
-            m.passed_over,
-            m.dead_letters,
-            m.resumes,
-        )
+        (m.consumer, f"{m.channel}/{m.shard}", m.before, m.after, m.again, m.passed_over, m.dead_letters, m.resumes)
         for m in moves
     )
     show_table(columns, rows)
@@ -175,14 +154,7 @@ def source(
         connect_postgres(urls[name], application="reset", prepare=settings.prepare) as elsewhere,
     ):
         shards = reset_source(
-            servers.connection,
-            elsewhere,
-            servers.client,
-            consumer,
-            name,
-            to=place,
-            apply=apply,
-            scope=servers.scope,
+            servers.connection, elsewhere, servers.client, consumer, name, to=place, apply=apply, scope=servers.scope
         )
     if json:
         show_json(shards)
@@ -233,9 +205,7 @@ def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
     if known > twice:
         say(f"{known - twice:,} others are lost there." if twice else f"{known:,} are lost there.")
     if in_doubt > known:
-        say(
-            f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows."
-        )
+        say(f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows.")
 
 
 @reset.command("ick")
@@ -248,13 +218,7 @@ def ick(
 ) -> None:
     """Repair a damaged Ick: move foreign content aside, and mark again the members that may be lost."""
     with open_connections(settings, "reset") as servers:
-        repairs = reset_ick(
-            servers.connection,
-            servers.client,
-            channel,
-            servers.pipeline,
-            apply=apply,
-        )
+        repairs = reset_ick(servers.connection, servers.client, channel, servers.pipeline, apply=apply)
     if json:
         show_json(repairs)
     else:

@@ -26,22 +26,11 @@ from penstock.settings import Settings
 from penstock.streaming.share import Share
 
 
-@command(
-    "engine",
-    "master",
-    "conf",
-    "epoch_seconds",
-    "idle",
-    "resend_chance",
-    "share",
-    "concurrency",
-    "sources",
-)
+@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "share", "concurrency", "sources")
 def run(
     settings: Settings,
     consumer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this consumer; may be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this consumer; may be repeated.")
     ] = None,
     streamer: Annotated[bool, typer.Option(help="Whether this process streams, too.")] = True,
 ) -> None:
@@ -51,10 +40,7 @@ def run(
     names = consumer or list(pipeline.consumers)
     for name in names:
         pipeline.get_consumer(name)
-    with (
-        servers(settings, schema=pipeline.scope.schema) as urls,
-        ProgressLine("published and applied") as progress,
-    ):
+    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published and applied") as progress:
         engine = choose_engine(settings, map(pipeline.get_consumer, names))
         if engine == "spark" and not share.is_whole:
             raise InvalidSetting(

@@ -10,13 +10,7 @@ from penstock.cli.connections import Connections, open_connections
 from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_table
 from penstock.cli.signals import Stop
 from penstock.errors import ServerUnavailable
-from penstock.operating.status import (
-    ChannelStatus,
-    ConsumerStatus,
-    IckStatus,
-    ShardStatus,
-    Status,
-)
+from penstock.operating.status import ChannelStatus, ConsumerStatus, IckStatus, ShardStatus, Status
 from penstock.operating.status import status as read_status
 from penstock.reconciling.history import LastRun
 from penstock.settings import Settings
@@ -71,14 +65,10 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
     _show_channels(found, by_shard=by_shard)
     if rows := _ick_rows(found, by_shard=by_shard):
         show("")
-        show_table(
-            ("ick", "#dirty", "#held", "#reserved", "#oldest", "#coalesced", "held by"), rows
-        )
+        show_table(("ick", "#dirty", "#held", "#reserved", "#oldest", "#coalesced", "held by"), rows)
     if rows := _queue_rows(found, by_shard=by_shard):
         show("")
-        show_table(
-            ("queue", "#waiting", "#leased", "#delayed", "#in postgres", "#dead", "#oldest"), rows
-        )
+        show_table(("queue", "#waiting", "#leased", "#delayed", "#in postgres", "#dead", "#oldest"), rows)
     if found.consumers:
         show("")
         _show_consumers(found, by_shard=by_shard)
@@ -109,9 +99,7 @@ def _format_troubles(found: Status) -> Iterator[str]:
 def _format_faults(faults: Faults) -> list[str]:
     """Records without an offset and shards that are not published."""
     isolated = faults.isolated
-    lines = [
-        f"isolated: record {each.id} of {each.shard}: {each.reason}" for each in isolated.first
-    ]
+    lines = [f"isolated: record {each.id} of {each.shard}: {each.reason}" for each in isolated.first]
     if isolated.count > len(isolated.first):
         lines.append(f"isolated: {isolated.count - len(isolated.first):,} more records")
     lines += [
@@ -132,17 +120,7 @@ def _format_head(found: Status) -> str:
 
 
 def _show_channels(found: Status, *, by_shard: bool) -> None:
-    columns = (
-        "channel",
-        "kind",
-        "#shards",
-        "keep",
-        "#staged",
-        "#sequenced",
-        "#published",
-        "#in the log",
-        "memory",
-    )
+    columns = ("channel", "kind", "#shards", "keep", "#staged", "#sequenced", "#published", "#in the log", "memory")
     rows: list[Row] = []
     for channel in found.channels:
         rows += _shard_rows(channel) if by_shard else [_channel_row(channel)]
@@ -304,15 +282,7 @@ def _consumer_row(consumer: ConsumerStatus) -> Row:
 
 
 def _show_reconciliations(found: Status) -> None:
-    columns = (
-        "reconciliation",
-        "#ago",
-        "last run",
-        "#compared",
-        "#differed",
-        "#repaired",
-        "outcome",
-    )
+    columns = ("reconciliation", "#ago", "last run", "#compared", "#differed", "#repaired", "outcome")
     show_table(
         columns,
         [

@@ -19,9 +19,7 @@ from penstock.streaming import Streamer
 @command("idle", "resend_chance", "share")
 def stream(
     settings: Settings,
-    drain: Annotated[
-        bool, typer.Option("--drain", help="Exit when every staged record is published.")
-    ] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
 ) -> None:
     """Sequence and publish staged records; several of these may run at once."""
     stop = Stop()
@@ -29,10 +27,7 @@ def stream(
     share = choose_share(settings)
     if drain and not share.is_whole:
         raise InvalidSetting("--drain publishes everything: leave out the share")
-    with (
-        servers(settings, schema=pipeline.scope.schema) as urls,
-        ProgressLine("published") as progress,
-    ):
+    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published") as progress:
         streamer = Streamer(
             pipeline,
             urls.database_url,

@@ -61,9 +61,7 @@ def tail(  # noqa: PLR0917  options
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for new records until interrupted.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new records until interrupted.")] = False,
     count: Annotated[
         int | None,
         typer.Option(
@@ -78,9 +76,7 @@ def tail(  # noqa: PLR0917  options
     position = None if start is None else parse_position(start)
     if isinstance(position, Place):
         if position.shard.channel != channel or shard not in {None, position.shard.shard}:
-            raise InvalidSetting(
-                f"--from {position}: that is not in {channel}, or in another shard"
-            )
+            raise InvalidSetting(f"--from {position}: that is not in {channel}, or in another shard")
         shard, position = position.shard.shard, position.offset
     if since is not None and position is not None:
         raise InvalidSetting("--since and --from exclude each other")
@@ -124,24 +120,16 @@ class _Wanted:
     def select(self, records: Iterable[Record]) -> Iterator[Record]:
         since_us = None if self.since is None else self.since.timestamp() * 1_000_000
         for record in records:
-            if self.key in {None, record.key} and (
-                since_us is None or record.staged_us >= since_us
-            ):
+            if self.key in {None, record.key} and (since_us is None or record.staged_us >= since_us):
                 yield record
 
 
 def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
-    known = known_shards(
-        servers.connection,
-        servers.scope,
-        servers.pipeline.shard_names if servers.pipeline else (),
-    )
+    known = known_shards(servers.connection, servers.scope, servers.pipeline.shard_names if servers.pipeline else ())
     found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
     if not found and shard is not None:
         # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command reads them.
-        written = shards_to_compare(
-            servers.connection, servers.client, servers.scope, on_unusable=lambda *_: None
-        )
+        written = shards_to_compare(servers.connection, servers.client, servers.scope, on_unusable=lambda *_: None)
         found = [each for each in written if each == ShardName(channel, Shard(shard))]
     if not found:
         if any(each.channel == channel for each in known):
@@ -167,9 +155,7 @@ def _kind(servers: Connections, channel: str) -> str | None:
     return None if known is None else known.kind
 
 
-def _print_messages(
-    servers: Connections, shards: list[ShardName], most: int, *, json: bool
-) -> None:
+def _print_messages(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
     for found in oldest_messages(servers.client, servers.scope.namespace, shards, most):
         facts = explain_message(servers.client, servers.scope.namespace, found)
         if facts is not None:
@@ -265,12 +251,7 @@ def _print_newest(
 
 
 def _print_from(
-    servers: Connections,
-    starts: Mapping[ShardName, Offset],
-    count: int | None,
-    wanted: _Wanted,
-    *,
-    json: bool,
+    servers: Connections, starts: Mapping[ShardName, Offset], count: int | None, wanted: _Wanted, *, json: bool
 ) -> tuple[int, Positions]:
     """Prints each shard after an offset; returns how many records, and the end of each shard."""
     ends = _find_ends(servers, list(starts))
@@ -287,13 +268,7 @@ def _print_from(
 
 
 def _read_pages(
-    servers: Connections,
-    shard: ShardName,
-    first: Offset,
-    last: Offset,
-    count: int,
-    *,
-    backwards: bool = False,
+    servers: Connections, shard: ShardName, first: Offset, last: Offset, count: int, *, backwards: bool = False
 ) -> Iterator[Record]:
     """The records of a range of offsets, read ``count`` at a time; what Redis has evicted comes from the journal."""
     reading = LogReading(shard.channel, namespace=servers.scope.namespace)
@@ -312,13 +287,7 @@ def _read_pages(
 
 
 def _follow(
-    servers: Connections,
-    positions: Positions,
-    stop: Stop,
-    left: int | None,
-    wanted: _Wanted,
-    *,
-    json: bool,
+    servers: Connections, positions: Positions, stop: Stop, left: int | None, wanted: _Wanted, *, json: bool
 ) -> None:
     follower = Follower(servers.client, servers.scope.namespace, count=BATCH)
     while not stop() and (left is None or left > 0):
@@ -335,10 +304,7 @@ def _format_record(record: Record, *, json: bool) -> str:
     staged = _to_time(record.staged_us / 1_000_000)
     if not json:
         shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
-        return (
-            f"{record.place}  {shown}  "
-            f"{record.action} {record.object} {record.key}  {record.data_json}"
-        )
+        return f"{record.place}  {shown}  {record.action} {record.object} {record.key}  {record.data_json}"
     known = {
         "channel": record.channel,
         "shard": record.shard,

@@ -19,21 +19,14 @@ def trace(
     what: Wanted,
     is_key: IsKey = False,
     channel: OfChannel = None,
-    count: Annotated[
-        int, typer.Option(min=1, help="Maximum number of records of a key.")
-    ] = MOST_OF_KEY,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MOST_OF_KEY,
     json: Json = False,
 ) -> None:
     """Show what became of a record: staged, sequenced, published, applied by whom and when."""
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "trace") as servers:
         stories = read_stories(
-            servers.connection,
-            servers.client,
-            wanted,
-            channel=channel,
-            most=count,
-            scope=servers.scope,
+            servers.connection, servers.client, wanted, channel=channel, most=count, scope=servers.scope
         )
     if json:
         show_json(stories)

@@ -37,10 +37,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
-    with (
-        open_connections(settings, "verify") as servers,
-        open_examiner(settings, servers) as examiner,
-    ):
+    with open_connections(settings, "verify") as servers, open_examiner(settings, servers) as examiner:
         done = run(
             servers.connection,
             servers.client,
@@ -67,14 +64,7 @@ def _show(done: Verified) -> None:
         show_table(
             ("kind", "where", "shard", "#offset", "#offsets", "what"),
             [
-                (
-                    each.kind,
-                    each.where,
-                    f"{each.channel}/{each.shard}",
-                    each.offset or None,
-                    each.count,
-                    each.text,
-                )
+                (each.kind, each.where, f"{each.channel}/{each.shard}", each.offset or None, each.count, each.text)
                 for each in done.findings[:SHOWN]
             ],
         )

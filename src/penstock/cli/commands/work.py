@@ -38,8 +38,7 @@ def _count(done: Consumed) -> Counter[str]:
 def work(
     settings: Settings,
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all."),
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all.")
     ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="Exit when the queues are empty; jobs due later stay.")
@@ -100,26 +99,15 @@ def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:
             f"penstock consume {others[0]}"
         )
     if not chosen:
-        raise DeclarationError(
-            "the pipeline declares no worker of a queue: @pipeline.worker(reads=…)"
-        )
+        raise DeclarationError("the pipeline declares no worker of a queue: @pipeline.worker(reads=…)")
     return [spec for spec in chosen if isinstance(spec, WorkerSpec)]
 
 
 def _drain(
-    settings: Settings,
-    pipeline: Pipeline,
-    urls: Servers,
-    spec: WorkerSpec,
-    report: Callable[[Consumed], None],
+    settings: Settings, pipeline: Pipeline, urls: Servers, spec: WorkerSpec, report: Callable[[Consumed], None]
 ) -> None:
     worker = make_worker(
-        pipeline,
-        spec,
-        urls.database_url,
-        urls.redis_url,
-        prepare=settings.prepare,
-        concurrency=settings.concurrency,
+        pipeline, spec, urls.database_url, urls.redis_url, prepare=settings.prepare, concurrency=settings.concurrency
     )
     try:
         worker.drain(report)

@@ -119,11 +119,7 @@ class JobBook:
         if ended.what in {"applied", "cancelled", "repeated"}:
             self._uncounted[shard, "skipped" if ended.what == "repeated" else "applied"] += 1
         is_coming_back = ended.what in {"retried", "put_back"} and ended.halted is None
-        if (
-            is_coming_back
-            and ended.settlement is not None
-            and ended.settlement.outcome != "release"
-        ):
+        if is_coming_back and ended.settlement is not None and ended.settlement.outcome != "release":
             self._due[ended.lease.message.id] = monotonic() + ended.settlement.delay_s
 
     def collect(self) -> Consumed:

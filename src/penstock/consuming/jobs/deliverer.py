@@ -42,16 +42,7 @@ log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
 
-What = Literal[
-    "applied",
-    "repeated",
-    "cancelled",
-    "dead",
-    "retried",
-    "snoozed",
-    "stale",
-    "put_back",
-]
+What = Literal["applied", "repeated", "cancelled", "dead", "retried", "snoozed", "stale", "put_back"]
 """What has become of a job.  ``repeated``: its effect had happened before.  ``put_back``: nothing, for no fault of its own."""
 
 MAX_REMEMBERED = 10_000
@@ -226,9 +217,7 @@ class JobDeliverer:
             return Ended(lease, "stale", None)
         return _ended(lease, "cancelled" if ending is Ending.APPLIED else "repeated", "done")
 
-    def _after(
-        self, lease: Lease, job: Job[Any], trouble: Trouble, failed: NotApplied
-    ) -> Ended | Trouble:
+    def _after(self, lease: Lease, job: Job[Any], trouble: Trouble, failed: NotApplied) -> Ended | Trouble:
         """What is done after a failure; gives the trouble so far if there is to be another attempt at once."""
         shard = _shard(job)
         self._failures.show(shard, failed)
@@ -238,9 +227,7 @@ class JobDeliverer:
                 delay_s = pause_s(job.attempts, self._worker.backoff_s)
                 return _ended(lease, "retried", "retry", delay_s=delay_s)
             case Retry(after_s, known) if (
-                after_s > MAX_PAUSE_S
-                or known.pauses > MAX_PAUSES
-                or isinstance(outcome, AskedToWait)
+                after_s > MAX_PAUSE_S or known.pauses > MAX_PAUSES or isinstance(outcome, AskedToWait)
             ):
                 return self._put_back(lease, known, failed, after_s)
             case Retry(after_s, known):
@@ -253,9 +240,7 @@ class JobDeliverer:
             case _:
                 return self._give_up(lease, job, failed.reason, job.attempts)
 
-    def _put_back(
-        self, lease: Lease, trouble: Trouble, failed: NotApplied, after_s: float
-    ) -> Ended:
+    def _put_back(self, lease: Lease, trouble: Trouble, failed: NotApplied, after_s: float) -> Ended:
         """Puts a job back until a server or a service may be there again; the attempt does not count."""
         self._troubles.remember(lease, trouble)
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
@@ -265,9 +250,7 @@ class JobDeliverer:
         """Dead-letters a job; if even that is impossible, its shard halts."""
         log.warning("dead-lettering", consumer=self._worker.name, item=job.place)
         shard = _shard(job)
-        plan = self._letters.dead_letter(
-            shard, job.id, job.staged_us, why, attempts, lambda: self._is_ours(lease)
-        )
+        plan = self._letters.dead_letter(shard, job.id, job.staged_us, why, attempts, lambda: self._is_ours(lease))
         try:
             buried = self._write(shard, plan)
         except NotApplied as failed:

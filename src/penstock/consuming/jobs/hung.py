@@ -27,12 +27,7 @@ class HungLanes:
 
     def abandon(self, running: Running) -> None:
         """Nobody waits for this lane any more; its handler has no effect."""
-        log.error(
-            "handler hangs",
-            consumer=self._spec.name,
-            job=running.lease.message.id,
-            limit_s=self._spec.limit_s,
-        )
+        log.error("handler hangs", consumer=self._spec.name, job=running.lease.message.id, limit_s=self._spec.limit_s)
         running.lane.is_abandoned = True
         running.lease.held.is_stale = True
         self._lanes.append(running.lane)

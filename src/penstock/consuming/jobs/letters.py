@@ -74,8 +74,7 @@ class JobLetters:
             last = f"the last is {shard} record {record_id}: {reason}"
             halted = brake(self._worker, self._checkpoints, executor, shard, last)
             return Plan(
-                Buried(is_written=True, halted=halted),
-                advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
+                Buried(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
             )
 
         return planner
@@ -110,12 +109,7 @@ class JobLetters:
         shard = checkpoint.shard
         [(found,)] = executor.execute(
             self._sql["done_up_to"],
-            {
-                "channel": shard.channel,
-                "shard": shard.shard,
-                "after": checkpoint.offset,
-                "records": MAX_FOLLOWED,
-            },
+            {"channel": shard.channel, "shard": shard.shard, "after": checkpoint.offset, "records": MAX_FOLLOWED},
         )
         return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))
 

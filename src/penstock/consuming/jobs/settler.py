@@ -23,10 +23,7 @@ class Settler:
     """Tells the queue how leases have ended; a queue that does not answer is asked again."""
 
     def __init__(
-        self,
-        reader: Reader,
-        settled: Callable[[Sequence[Ended]], None],
-        fail: Callable[[BaseException], None],
+        self, reader: Reader, settled: Callable[[Sequence[Ended]], None], fail: Callable[[BaseException], None]
     ) -> None:
         """Sets up.
 

@@ -104,10 +104,7 @@ class JobTransaction(HandlerTransaction):
         return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
 
     def _transact(
-        self,
-        job: Job[Any],
-        is_ours: Callable[[], bool],
-        handle: Callable[[EngineConnection], None],
+        self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None]
     ) -> Ending | JobOutcome:
         with self._connected() as connection:
             transaction = connection.begin()  # nothing is sent before the first statement
@@ -157,8 +154,7 @@ class JobTransaction(HandlerTransaction):
             raise _Repeated
         try:
             [(xid, finished, started_us)] = executor.execute(
-                self._sql["finish_record"],
-                {"channel": job.channel, "id": job.id, "staged_us": job.staged_us},
+                self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
             )
             check_same_server(started_us, self._server_start_us)
         except Exception as error:
@@ -205,9 +201,7 @@ class JobTransaction(HandlerTransaction):
             raise NotApplied(find_outcome(self._error), self._error) from self._error
 
     @override
-    def _raise_failure(
-        self, connection: EngineConnection, index: int | None, error: BaseException
-    ) -> NoReturn:
+    def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
         self._raise_if_not_ours()
         if isinstance(error, JobOutcome | _Repeated):
             raise error

@@ -43,9 +43,7 @@ class Upkeep:
         counts = self._book.uncounted()
         try:
             for shard in self._shards:
-                plan = self._letters.count(
-                    shard, counts[shard, "applied"], counts[shard, "skipped"]
-                )
+                plan = self._letters.count(shard, counts[shard, "applied"], counts[shard, "skipped"])
                 with suppress(NotApplied):
                     if self._transaction.apply([shard], plan):
                         del counts[shard, "applied"], counts[shard, "skipped"]
@@ -69,13 +67,7 @@ class Upkeep:
             message = dead.message
             if (identity := read_identity(message.id, message.headers)) is None:
                 continue
-            plan = self._letters.dead_letter(
-                name,
-                *identity,
-                dead.reason,
-                message.attempts,
-                lambda: True,
-            )
+            plan = self._letters.dead_letter(name, *identity, dead.reason, message.attempts, lambda: True)
             with suppress(NotApplied):  # it is tried again
                 self._transaction.apply([name], plan)
                 buried.append(message.id)

@@ -32,13 +32,7 @@ from penstock.consuming.jobs.upkeep import Upkeep
 from penstock.consuming.worker import LONGEST_BACKOFF_S, Worker, WorkerOptions
 from penstock.database.connections import Connection, Database
 from penstock.declarations import ConsumerSpec, Queue, WorkerSpec
-from penstock.errors import (
-    DeclarationError,
-    HandlerExited,
-    PenstockError,
-    ServerReplaced,
-    ServerUnavailable,
-)
+from penstock.errors import DeclarationError, HandlerExited, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.jobs import Job
 from penstock.pipeline import Pipeline
 from penstock.records import Shard, ShardName
@@ -87,9 +81,7 @@ class QueueWorker(Worker[Job[Any]]):
             DeclarationError: The consumer does not read a queue.
         """
         if not isinstance(consumer, WorkerSpec) or not isinstance(consumer.channel, Queue):
-            raise DeclarationError(
-                f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker"
-            )
+            raise DeclarationError(f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker")
         if (concurrency := options.get("concurrency")) is not None:
             consumer = replace(consumer, concurrency=concurrency)
         super().__init__(pipeline, consumer, database, redis_url, **options)
@@ -131,20 +123,12 @@ class QueueWorker(Worker[Job[Any]]):
             on_error=self._leave_out_number,
         )
         assert self._transaction is not None
-        self._upkeep = Upkeep(
-            self._transaction, self._client, self._shape, self._shards, self._letters, self._book
-        )
+        self._upkeep = Upkeep(self._transaction, self._client, self._shape, self._shards, self._letters, self._book)
         self._leave_out_shards()
         book = self._book
         self._settler = Settler(self._reader, book.settled, book.fail)
         self._lanes: Lanes = make_lanes(
-            Work(
-                self._spec,
-                self._make_deliverer,
-                self._deliver_in,
-                book.fail,
-                lambda: book.is_stopping,
-            )
+            Work(self._spec, self._make_deliverer, self._deliver_in, book.fail, lambda: book.is_stopping)
         )
         for _ in range(self._spec.concurrency):
             self._lanes.start()
@@ -164,14 +148,7 @@ class QueueWorker(Worker[Job[Any]]):
             server_start_us=self._server_start_us,
             timeouts=self._timeouts,
         )
-        return JobDeliverer(
-            self._spec,
-            self._pipeline.scope,
-            transaction,
-            surroundings,
-            self._troubles,
-            self._failures,
-        )
+        return JobDeliverer(self._spec, self._pipeline.scope, transaction, surroundings, self._troubles, self._failures)
 
     def _deliver_in(self, lane: Lane, lease: Lease) -> None:
         """Delivers a job in a lane."""
@@ -233,9 +210,7 @@ class QueueWorker(Worker[Job[Any]]):
         for shard in consumed.halted:
             self._leave_out_shards()
             # Not the reason: it may hold what the handler said of a payload.
-            log.error(
-                "shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard)
-            )
+            log.error("shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard))
         return consumed
 
     @override

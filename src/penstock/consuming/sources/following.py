@@ -19,16 +19,12 @@ class ConfirmedFollower(JournalFollower[Record]):
     What was read ahead is dropped when something is held back: it may be of a stream that is gone.
     """
 
-    def __init__(
-        self, make: Callable[[], Follower], evicted: Evicted[Record], confirm: Confirm
-    ) -> None:
+    def __init__(self, make: Callable[[], Follower], evicted: Evicted[Record], confirm: Confirm) -> None:
         super().__init__(make(), evicted)
         self._make, self._confirm = make, confirm
 
     @override
-    def wait(
-        self, positions: Mapping[ShardName, Offset], block_ms: int | None
-    ) -> Mapping[ShardName, Sequence[Record]]:
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Sequence[Record]]:
         found = super().wait(positions, block_ms)
         confirmed = self._confirm(found) if found else found
         if len(confirmed) < len(found):

@@ -21,13 +21,7 @@ from penstock.database.revisions import check_revision
 from penstock.database.roles import check_privileges
 from penstock.database.statements import statements
 from penstock.declarations import ConsumerSpec
-from penstock.errors import (
-    DamagedJournal,
-    DeclarationError,
-    ForeignLog,
-    HistoryDiverged,
-    ServerUnavailable,
-)
+from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
 from penstock.journal import check_tails, journal_bounds
 from penstock.journal.reading import JournaledRecord, records_at
 from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
@@ -47,9 +41,7 @@ WAY_OUT = (
 
 def read_database(executor: Executor, scope: Scope) -> str:
     """What identifies the database of a connection, and the Penstock schema in it."""
-    [(found,)] = executor.execute(
-        statements("penstock.consuming.sources", scope.schema)["database"]
-    ).fetchall()
+    [(found,)] = executor.execute(statements("penstock.consuming.sources", scope.schema)["database"]).fetchall()
     return f"{found}/{scope.schema}"
 
 
@@ -60,9 +52,7 @@ class SourceLink:
         source: Its name.
     """
 
-    def __init__(
-        self, source: str, url: str, consumer: ConsumerSpec, scope: Scope, *, prepare: bool = True
-    ) -> None:
+    def __init__(self, source: str, url: str, consumer: ConsumerSpec, scope: Scope, *, prepare: bool = True) -> None:
         """Sets up; ``register`` connects.
 
         Args:
@@ -93,9 +83,7 @@ class SourceLink:
         if connection is not None:
             connection.close()
 
-    def register(
-        self, database: str, positions: Mapping[ShardName, SourcePosition]
-    ) -> dict[ShardName, SourcePosition]:
+    def register(self, database: str, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, SourcePosition]:
         """Connects, and registers the consumer, so that the source's retention waits for it; gives where it may begin.
 
         Args:
@@ -138,9 +126,7 @@ class SourceLink:
         with connection.transaction():
             shards = self._registered_shards(connection)
             # Retention takes the same lock, so it does not remove what is begun with.
-            connection.execute(
-                statements("penstock.database", self._scope.schema)["lock_channel"], self._where
-            )
+            connection.execute(statements("penstock.database", self._scope.schema)["lock_channel"], self._where)
             known = [positions.get(shard) for shard in shards]
             connection.execute(
                 self._sql["register"],
@@ -154,10 +140,7 @@ class SourceLink:
             )
             offsets = {shard: at for shard, (at, _) in self._reported(connection).items()}
         records = records_at(connection, self._scope, offsets)
-        return {
-            shard: SourcePosition(shard, offset, Epoch(0), records.get(shard))
-            for shard, offset in offsets.items()
-        }
+        return {shard: SourcePosition(shard, offset, Epoch(0), records.get(shard)) for shard, offset in offsets.items()}
 
     def _registered_shards(self, connection: Connection) -> list[ShardName]:
         row = connection.execute(self._sql["registered_log"], self._where).fetchone()
@@ -188,13 +171,10 @@ class SourceLink:
                 f"was moved: penstock reset source {self._consumer.name} {self.source}"
             )
         return {
-            ShardName(self._channel, Shard(shard)): (Offset(offset), Epoch(epoch))
-            for shard, offset, epoch, _ in rows
+            ShardName(self._channel, Shard(shard)): (Offset(offset), Epoch(epoch)) for shard, offset, epoch, _ in rows
         }
 
-    def report(
-        self, client: RedisClient, positions: Mapping[ShardName, SourcePosition]
-    ) -> dict[ShardName, str]:
+    def report(self, client: RedisClient, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, str]:
         """Compares the histories, and reports how far the consumer is; gives the shards whose history has diverged, and how.
 
         Raises:
@@ -227,9 +207,7 @@ class SourceLink:
         positions: Mapping[ShardName, SourcePosition],
         reported: Mapping[ShardName, tuple[Offset, Epoch]],
     ) -> None:
-        moved = [
-            s for s, (at, _) in reported.items() if s in positions and positions[s].offset > at
-        ]
+        moved = [s for s, (at, _) in reported.items() if s in positions and positions[s].offset > at]
         if moved:
             connection.execute(
                 self._sql["report"],
@@ -256,11 +234,7 @@ class SourceLink:
             if len(shards) > 1:  # which of them?
                 each = (self._compare_tails(connection, client, [shard]) for shard in shards)
                 return {shard: reason for some in each for shard, reason in some.items()}
-            return {
-                shards[0]: self._diverged(
-                    f"{shards[0]}: the log has records that the source has lost"
-                )
-            }
+            return {shards[0]: self._diverged(f"{shards[0]}: the log has records that the source has lost")}
         return {}
 
     def confirm(self, position: SourcePosition, last: Record | None = None) -> bool:
@@ -294,24 +268,14 @@ class SourceLink:
         self.confirm(position)
         with self._connected() as connection:
             return backfill(
-                connection,
-                self._scope,
-                position.shard,
-                position.offset,
-                before,
-                most.records,
-                most_bytes=most.bytes,
+                connection, self._scope, position.shard, position.offset, before, most.records, most_bytes=most.bytes
             )
 
-    def _explain(
-        self, position: SourcePosition, tail: Offset, found: JournaledRecord | None
-    ) -> str | None:
+    def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
         """How the source's history has diverged from what was applied; None if it has not."""
         place = f"{position.shard} offset {position.offset}"
         if position.offset > tail:
-            return self._diverged(
-                f"{place} is applied, and the journal of source {self.source} ends at {tail}"
-            )
+            return self._diverged(f"{place} is applied, and the journal of source {self.source} ends at {tail}")
         applied = position.record
         if applied is None or found is None or found.is_same_as(applied):
             return None

@@ -39,27 +39,18 @@ class SourceRecords(LogSource):
         return self._guarded(shard, (), super().plan_refill(shard, damaged))
 
     @override
-    def plan_dead_letter(
-        self, shard: ShardName, item: Record, reason: str, attempts: int
-    ) -> Planner[Delivered]:
+    def plan_dead_letter(self, shard: ShardName, item: Record, reason: str, attempts: int) -> Planner[Delivered]:
         planner = super().plan_dead_letter(shard, item, reason, attempts)
         return self._guarded(shard, [item], planner)
 
     @override
-    def plan_together(
-        self, found: Mapping[ShardName, Sequence[Record]]
-    ) -> Planner[dict[ShardName, Delivered]]:
+    def plan_together(self, found: Mapping[ShardName, Sequence[Record]]) -> Planner[dict[ShardName, Delivered]]:
         planner = super().plan_together(found)
         return lambda executor, locked: self._noting(planner(executor, locked), found)
 
     @override
     def find_missing(
-        self,
-        executor: Executor,
-        shard: ShardName,
-        after: Offset,
-        before: Offset,
-        most: Most | None = None,
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
     ) -> list[Record]:
         position = self._source_positions.all(executor)[shard]
         if position.offset != after:  # another process has gone on
@@ -82,9 +73,7 @@ class SourceRecords(LogSource):
     def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
         return how_to_go_past(self._consumer.name, shard, last, in_source=True)
 
-    def _guarded(
-        self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]
-    ) -> Planner[Delivered]:
+    def _guarded(self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]) -> Planner[Delivered]:
         """A source that is away lets this shard alone wait; a source whose history has diverged halts it."""
 
         def guarded(executor: Executor, locked: Locked) -> Plan[Delivered]:
@@ -99,9 +88,7 @@ class SourceRecords(LogSource):
 
         return guarded
 
-    def _noting(
-        self, plan: Plan[Result], found: Mapping[ShardName, Sequence[Record]]
-    ) -> Plan[Result]:
+    def _noting(self, plan: Plan[Result], found: Mapping[ShardName, Sequence[Record]]) -> Plan[Result]:
         """The plan, which also writes the record that each checkpoint moves to."""
         reached = {
             advance.locked.shard: _record_at(found[advance.locked.shard], advance.to)

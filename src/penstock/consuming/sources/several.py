@@ -94,11 +94,7 @@ class SourcesWorker(Worker[Record]):
         return sum(worker.drain(report) for worker in self._workers.values())
 
     @override
-    def run(
-        self,
-        stop: Callable[[], bool],
-        report: Callable[[Consumed], None] = lambda _: None,
-    ) -> None:
+    def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
         """Runs all until ``stop()`` is true; see ``Worker.run``.
 
         The handler is called for several sources at the same time, as it is by several processes.
@@ -108,7 +104,5 @@ class SourcesWorker(Worker[Record]):
         run_together(loops, stop)
 
 
-def _make_loop(
-    worker: SourceWorker, report: Callable[[Consumed], None]
-) -> Callable[[Callable[[], bool]], None]:
+def _make_loop(worker: SourceWorker, report: Callable[[Consumed], None]) -> Callable[[Callable[[], bool]], None]:
     return lambda stop: worker.run(stop, report)

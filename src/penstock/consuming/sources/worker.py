@@ -78,9 +78,7 @@ class SourceWorker(LogWorker[Record]):
         return ConfirmedFollower(self._follow_log, self._evicted, self._confirm)
 
     @override
-    def _read_journal(
-        self, shard: ShardName, after: Offset, before: Offset, most: Most
-    ) -> Sequence[Record]:
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Record]:
         """From the source, behind the checkpoint.  Nothing if that cannot be: a delivery finds out why, and notes it."""
         transaction, _ = self._opened()
         position = transaction.read(self._source_positions.all)[shard]
@@ -170,17 +168,13 @@ class SourceWorker(LogWorker[Record]):
         for shard, reason in diverged.items():
             self._halt(shard, reason)
 
-    def _confirm(
-        self, found: Mapping[ShardName, Sequence[Record]]
-    ) -> dict[ShardName, Sequence[Record]]:
+    def _confirm(self, found: Mapping[ShardName, Sequence[Record]]) -> dict[ShardName, Sequence[Record]]:
         """What may be applied: records of the epoch that is accepted, or that continue what was applied.
 
         The epoch is read after the records.  A new one is written to Redis before any record of another history.  Then what is
         held of the journal is read again: only the records found now are compared.
         """
-        epochs = ask_each(
-            partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out
-        )
+        epochs = ask_each(partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out)
         return {
             shard: records
             for shard, records in found.items()
@@ -249,9 +243,7 @@ class SourceWorker(LogWorker[Record]):
         self._rest(shard, HALTED_PAUSE_S)
 
     @override
-    def _backfill(
-        self, lost: Mapping[ShardName, Offset], executor: Executor
-    ) -> dict[ShardName, Sequence[Record]]:
+    def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Record]]:
         """As ``LogWorker._backfill``; a shard whose source cannot give its records is left out, and met again."""
         found: dict[ShardName, Sequence[Record]] = {}
         for shard, before in lost.items():
@@ -262,9 +254,4 @@ class SourceWorker(LogWorker[Record]):
         return found
 
     def _warn_away(self, error: Exception) -> None:
-        log.warning(
-            "source is away",
-            consumer=self.consumer.name,
-            source=self._link.source,
-            reason=describe(error),
-        )
+        log.warning("source is away", consumer=self.consumer.name, source=self._link.source, reason=describe(error))

@@ -97,9 +97,7 @@ def finishing(done: str, command: str) -> Iterator[None]:
     try:
         yield
     except ServerUnavailable as error:
-        raise type(error)(
-            f"{done} in Postgres, but not in Redis: {error}. Then repeat it: {command}"
-        ) from error
+        raise type(error)(f"{done} in Postgres, but not in Redis: {error}. Then repeat it: {command}") from error
 
 
 def read_contents(connection: Connection, channel: str, scope: Scope) -> Contents:

@@ -52,9 +52,7 @@ def list_channels(
     """
     schema = scope.schema if pipeline is None else pipeline.scope.schema
     with postgres_errors("reading the channels"):
-        rows = connection.execute(
-            statements("penstock.operating.channels", schema)["list_channels"]
-        ).fetchall()
+        rows = connection.execute(statements("penstock.operating.channels", schema)["list_channels"]).fetchall()
     declared = None if pipeline is None else pipeline.channels.keys()
     return [
         ListedChannel(

@@ -20,13 +20,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.kinds import MAX_SHARDS
-from penstock.operating.channels.changing import (
-    SETTLE_S,
-    LeftReader,
-    changing,
-    finishing,
-    read_contents,
-)
+from penstock.operating.channels.changing import SETTLE_S, LeftReader, changing, finishing, read_contents
 from penstock.operating.channels.keys import count_keys, delete_keys
 from penstock.operating.channels.listing import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -145,12 +139,7 @@ def retire_channel(  # noqa: PLR0913  how it is done
 
 
 def adopt_channel(
-    connection: Connection,
-    client: RedisClient,
-    channel: str,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, client: RedisClient, channel: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> Adoption:
     """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out.
 
@@ -189,9 +178,7 @@ def _plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
         [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
     # How many shards a retired channel had is not known any more.
     shards = max(MAX_SHARDS, held.shards) if held.kind is None else held.shards
-    return Retirement(
-        channel, held.kind, shards, held.records, held.staged, outstanding, held.readers
-    )
+    return Retirement(channel, held.kind, shards, held.records, held.staged, outstanding, held.readers)
 
 
 def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:
@@ -199,9 +186,7 @@ def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with postgres_errors(f"removing the records of {channel}"):
         while True:
-            [(entries, _)] = connection.execute(
-                sql["remove_journal"], {**key, "entries": ENTRIES_A_TIME}
-            ).fetchall()
+            [(entries, _)] = connection.execute(sql["remove_journal"], {**key, "entries": ENTRIES_A_TIME}).fetchall()
             if not entries:
                 break
         connection.execute(sql["remove_waiting"], key)

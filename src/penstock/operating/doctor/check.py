@@ -73,12 +73,7 @@ class CheckContext:
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
         """
-        return status(
-            self.connection,
-            self.client,
-            self.pipeline,
-            scope=self.scope,
-        )
+        return status(self.connection, self.client, self.pipeline, scope=self.scope)
 
 
 class Check(Protocol):

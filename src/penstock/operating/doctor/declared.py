@@ -41,21 +41,15 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
     sql = statements(__package__, context.scope.schema)["retired_channels"]
     registry = _Registry(
-        registered_channels(context.connection, context.scope),
-        {name for (name,) in context.connection.execute(sql)},
+        registered_channels(context.connection, context.scope), {name for (name,) in context.connection.execute(sql)}
     )
     for each in context.status.faults.unknown:
         yield _report_unknown(each, registry)
     yield from _check_compression(registry)
     if context.pipeline is None:
-        yield CheckResult.ok(
-            "channels", "not compared with a pipeline: --app names one to compare with"
-        )
+        yield CheckResult.ok("channels", "not compared with a pipeline: --app names one to compare with")
         return
-    found = [
-        *_check_channels(context.pipeline, registry),
-        *_check_undeclared(context.pipeline, registry),
-    ]
+    found = [*_check_channels(context.pipeline, registry), *_check_undeclared(context.pipeline, registry)]
     yield from found
     if not found:
         yield CheckResult.ok("channels", f"{len(registry.channels)} registered as declared")
@@ -64,9 +58,7 @@ def declared(context: CheckContext) -> Iterator[CheckResult]:
 def _report_unknown(unknown: UnknownShard, registry: _Registry) -> CheckResult:
     """Records that no channel has; a trigger goes on to stage for a channel that was retired."""
     name = unknown.shard.channel
-    what = (
-        f"{unknown.records:,} records (the first is {unknown.first}) are for {str(unknown.shard)!r}"
-    )
+    what = f"{unknown.records:,} records (the first is {unknown.first}) are for {str(unknown.shard)!r}"
     if name in registry.retired:
         return CheckResult.error(
             "channels",

@@ -5,13 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from penstock.consuming.brake import how_to_resume
 from penstock.database.quoting import quote
-from penstock.database.revisions import (
-    find_revision,
-    how_to_upgrade,
-    is_newer,
-    newest_shipped,
-    why_unusable,
-)
+from penstock.database.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.database.statements import statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -49,15 +43,11 @@ def schema(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult.ok("schema", message)
     elif is_newer(found.revision):
         yield CheckResult.warning(
-            "schema",
-            f"{message}; this release ships {shipped} and works with it",
-            "pip install --upgrade penstock",
+            "schema", f"{message}; this release ships {shipped} and works with it", "pip install --upgrade penstock"
         )
     else:
         yield CheckResult.warning(
-            "schema",
-            f"{message}; this release ships {shipped}, and works with both",
-            how_to_upgrade(found, name),
+            "schema", f"{message}; this release ships {shipped}, and works with both", how_to_upgrade(found, name)
         )
 
 
@@ -75,9 +65,7 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
             "move to new channels before they reach it",
         )
     else:
-        yield CheckResult.ok(
-            "identity", f"record ids are drawn one at a time; the last was {highest:,}"
-        )
+        yield CheckResult.ok("identity", f"record ids are drawn one at a time; the last was {highest:,}")
 
 
 def missed(context: CheckContext) -> Iterator[CheckResult]:
@@ -125,9 +113,7 @@ def journal(context: CheckContext) -> Iterator[CheckResult]:
             f"{channel}/{shard}: {count} holes, the first before offset {first}: rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
-    [(missing, first)] = context.connection.execute(
-        sql["missing_records"], {"entries": SAMPLE}
-    ).fetchall()
+    [(missing, first)] = context.connection.execute(sql["missing_records"], {"entries": SAMPLE}).fetchall()
     if missing:
         yield CheckResult.error(
             "journal",
@@ -153,9 +139,7 @@ def consumers(context: CheckContext) -> Iterator[CheckResult]:
     ]
     yield from findings
     if not findings:
-        yield CheckResult.ok(
-            "consumers", f"{len(current.consumers)} registered; none halted, none late"
-        )
+        yield CheckResult.ok("consumers", f"{len(current.consumers)} registered; none halted, none late")
 
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:
@@ -247,9 +231,7 @@ def _check_eviction(current: Status) -> Iterator[CheckResult]:
         yield CheckResult.warning(
             "consumers",
             message,
-            consumer.how_to_go_on(
-                ", in more processes if one does not keep up, or a larger redis_memory"
-            )
+            consumer.how_to_go_on(", in more processes if one does not keep up, or a larger redis_memory")
             + consumer.how_to_end,
         )
 

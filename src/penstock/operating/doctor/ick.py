@@ -21,8 +21,7 @@ def icks(context: CheckContext) -> Iterator[CheckResult]:
     if channels and not results:
         members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
         yield CheckResult.ok(
-            "icks",
-            f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s",
+            "icks", f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s"
         )
 
 

@@ -31,9 +31,7 @@ def redis(context: CheckContext) -> Iterator[CheckResult]:
     version = str(found.get("valkey_version") or found.get("redis_version", "0"))
     compatible = str(found.get("redis_version", version))
     if tuple(int(part) for part in compatible.split(".")[:2]) < OLDEST_REDIS:
-        yield CheckResult.error(
-            "redis", f"{name} {version} is too old", "upgrade to Redis 6.2, Valkey 7.2, or newer"
-        )
+        yield CheckResult.error("redis", f"{name} {version} is too old", "upgrade to Redis 6.2, Valkey 7.2, or newer")
     elif replication.get("role") != "master":
         yield CheckResult.error(
             "redis",
@@ -67,8 +65,7 @@ def memory(context: CheckContext) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult.ok(
-            "memory",
-            f"{used / 2**20:.0f} MiB used; maxmemory is {f'{most / 2**20:.0f} MiB' if most else 'not set'}",
+            "memory", f"{used / 2**20:.0f} MiB used; maxmemory is {f'{most / 2**20:.0f} MiB' if most else 'not set'}"
         )
 
 
@@ -83,9 +80,7 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
     ]
     if failing:
         yield CheckResult.error(
-            "persistence",
-            f"{', '.join(failing)}: Redis cannot write to its disk",
-            "see its log; is the disk full?",
+            "persistence", f"{', '.join(failing)}: Redis cannot write to its disk", "see its log; is the disk full?"
         )
     elif not int(found.get("aof_enabled", 0)) and _saves(context.client) is None:
         yield CheckResult.warning(
@@ -101,9 +96,7 @@ def persistence(context: CheckContext) -> Iterator[CheckResult]:
             "CONFIG SET appendonly yes",
         )
     else:
-        yield CheckResult.ok(
-            "persistence", "appendonly" if int(found.get("aof_enabled", 0)) else "snapshots"
-        )
+        yield CheckResult.ok("persistence", "appendonly" if int(found.get("aof_enabled", 0)) else "snapshots")
 
 
 def users(context: CheckContext) -> Iterator[CheckResult]:
@@ -148,16 +141,10 @@ def lineage(context: CheckContext) -> Iterator[CheckResult]:
     unusable: list[CheckResult] = []
 
     def report(shard: ShardName, error: ShardError) -> None:
-        unusable.append(
-            CheckResult.error("lineage", str(error), f"{shard}: see docs: {error.page}")
-        )
+        unusable.append(CheckResult.error("lineage", str(error), f"{shard}: see docs: {error.page}"))
 
     found = examine_lineage(
-        context.connection,
-        context.client,
-        context.scope,
-        declared=context.shards,
-        on_unusable=report,
+        context.connection, context.client, context.scope, declared=context.shards, on_unusable=report
     )
     yield from unusable
     if found.has_moved:
@@ -174,9 +161,7 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
     """The keys of all shards are Penstock's and do not expire."""
     queues = {channel.channel for channel in context.status.channels if channel.kind == "queue"}
     names = [
-        name
-        for shard in context.shards
-        for name in _all_keys(context.scope, shard, is_queue=shard.channel in queues)
+        name for shard in context.shards for name in _all_keys(context.scope, shard, is_queue=shard.channel in queues)
     ]
     pipeline = context.client.pipeline(transaction=False)
     for name in names:
@@ -185,15 +170,11 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
         lives = pipeline.execute()
     expiring = [name for name, life in zip(names, lives, strict=True) if life >= 0]
     for name in expiring:
-        yield CheckResult.error(
-            "keys", f"{name} has a time to live and will expire", f"PERSIST {name}"
-        )
+        yield CheckResult.error("keys", f"{name} has a time to live and will expire", f"PERSIST {name}")
     foreign = [result for shard in context.shards for result in _check_foreign(context, shard)]
     yield from foreign
     if not expiring and not foreign:
-        yield CheckResult.ok(
-            "keys", f"{len(context.shards)} shards: all keys are Penstock's and do not expire"
-        )
+        yield CheckResult.ok("keys", f"{len(context.shards)} shards: all keys are Penstock's and do not expire")
 
 
 def _all_keys(scope: Scope, shard: ShardName, *, is_queue: bool) -> tuple[str, ...]:
@@ -213,9 +194,7 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
     except ForeignLog as error:
         key = log_keys(context.scope.namespace, shard).stream
         yield CheckResult.error(
-            "keys",
-            str(error),
-            f"find out what writes to {key}, then DEL it: the streamer replays it from the journal",
+            "keys", str(error), f"find out what writes to {key}, then DEL it: the streamer replays it from the journal"
         )
 
 

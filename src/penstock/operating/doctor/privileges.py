@@ -3,24 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from penstock.database.quoting import quote
-from penstock.database.roles import (
-    Right,
-    RoleName,
-    describe,
-    grant_sql,
-    lacking,
-    rights,
-    working_rights,
-)
+from penstock.database.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 from penstock.database.statements import statements
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult
 
-_WORK: Mapping[RoleName, str] = {
-    "producer": "stage",
-    "streamer": "stream",
-    "consumer": "consume",
-    "viewer": "view",
-}
+_WORK: Mapping[RoleName, str] = {"producer": "stage", "streamer": "stream", "consumer": "consume", "viewer": "view"}
 
 _SET_BY_POSTGRES = ("created_at", "xid")
 _SEE_ROLES = "penstock init --roles shows what to revoke"
@@ -31,9 +18,7 @@ Missing = dict[RoleName, list[Right]]
 def privileges(context: CheckContext) -> Iterator[CheckResult]:
     """This login has all privileges of each work that it has some of."""
     login = context.connection.info.user
-    missing: Missing = {
-        role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK
-    }
+    missing: Missing = {role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK}
     complete = [role for role in _WORK if not missing[role]]
     partial = _find_partial(missing, complete)
     if not complete and not partial:

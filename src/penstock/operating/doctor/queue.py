@@ -28,17 +28,14 @@ def queues(context: CheckContext) -> Iterator[CheckResult]:
         held = [s.queue for c in channels for s in c.shards if s.queue is not None]
         count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
         yield CheckResult.ok(
-            "queues",
-            f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s",
+            "queues", f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s"
         )
 
 
 def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
     shards = [ShardName(channel.channel, Shard(each.shard)) for each in channel.shards]
     checked = check_queues(context.client, context.scope.namespace, shards)
-    [(now_s,)] = context.connection.execute(
-        "SELECT extract(epoch FROM clock_timestamp())::float8"
-    ).fetchall()
+    [(now_s,)] = context.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
     yield from check_clocks(context.scope.namespace, checked, now_s)
     for shard, each in zip(shards, channel.shards, strict=True):
         keys = queue_keys(context.scope.namespace, shard)
@@ -53,9 +50,7 @@ def _check_channel(context: CheckContext, channel: ChannelStatus) -> Iterator[Ch
     yield from _check_waiting(channel)
 
 
-def check_clocks(
-    namespace: str, checked: Mapping[ShardName, CheckedShard], postgres_s: float
-) -> Iterator[CheckResult]:
+def check_clocks(namespace: str, checked: Mapping[ShardName, CheckedShard], postgres_s: float) -> Iterator[CheckResult]:
     """Warns of a server's clock that is wrong, and of a queue's that has remained ahead since one was."""
     for shard, each in checked.items():
         apart_s = 0.0 if each.server_s is None else each.server_s - postgres_s
@@ -83,9 +78,7 @@ def _make_foreign(shard: ShardName, key: str, found: str) -> CheckResult:
     )
 
 
-def _check_parts(
-    shard: ShardName, queue: QueueStatus | None, checked: CheckedShard
-) -> Iterator[CheckResult]:
+def _check_parts(shard: ShardName, queue: QueueStatus | None, checked: CheckedShard) -> Iterator[CheckResult]:
     """Warns of a shard that is incomplete; the next sweep rebuilds it from the bodies of its messages."""
     if queue is not None and queue.damage is not None:
         yield CheckResult.warning("queues", f"{shard}: {queue.damage}", _REPAIR)

@@ -24,9 +24,7 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
     version = context.connection.info.server_version
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < OLDEST_POSTGRES:
-        yield CheckResult.error(
-            "postgres", f"{shown} is too old", "upgrade to Postgres 14 or newer"
-        )
+        yield CheckResult.error("postgres", f"{shown} is too old", "upgrade to Postgres 14 or newer")
         return
     try:
         identity = server_identity(context.connection, context.scope)
@@ -34,8 +32,7 @@ def postgres(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult.error("postgres", str(error), "point database_url at the primary")
         return
     yield CheckResult.ok(
-        "postgres",
-        f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}",
+        "postgres", f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}"
     )
 
 
@@ -65,15 +62,11 @@ def examine_encryption(host: str, mode: str, *, encrypted: bool) -> CheckResult:
         mode: libpq's ``sslmode``; its default verifies nothing.
         encrypted: Whether TLS is in use.
     """
-    fix = (
-        "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
-    )
+    fix = "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
     if _is_local(host):
         return CheckResult.ok("encryption", "Postgres is on this machine")
     if not encrypted:
-        return CheckResult.warning(
-            "encryption", f"the connection to {host} is not encrypted: others may read it", fix
-        )
+        return CheckResult.warning("encryption", f"the connection to {host} is not encrypted: others may read it", fix)
     if mode not in {"verify-full", "verify-ca"}:
         return CheckResult.warning(
             "encryption",
@@ -95,9 +88,7 @@ def _is_local(host: str) -> bool:
 def durability(context: CheckContext) -> Iterator[CheckResult]:
     """A commit survives a crash."""
     names = ["fsync", "full_page_writes", "synchronous_commit"]
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["settings"], {"names": names}
-    )
+    rows = context.connection.execute(statements(__package__, context.scope.schema)["settings"], {"names": names})
     found: dict[str, str] = dict(rows.fetchall())
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
@@ -114,16 +105,12 @@ def durability(context: CheckContext) -> Iterator[CheckResult]:
             "ALTER SYSTEM SET synchronous_commit = on",
         )
     else:
-        yield CheckResult.ok(
-            "durability", f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
-        )
+        yield CheckResult.ok("durability", f"fsync on, synchronous_commit {found.get('synchronous_commit')}")
 
 
 def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
     """Postgres is far from refusing writes for lack of transaction ids."""
-    [(used,)] = context.connection.execute(
-        statements(__package__, context.scope.schema)["transaction_ids"]
-    ).fetchall()
+    [(used,)] = context.connection.execute(statements(__package__, context.scope.schema)["transaction_ids"]).fetchall()
     if used < WRAPAROUND_WARNING:
         yield CheckResult.ok("transaction ids", f"{used:,} since the oldest unfrozen one")
         return

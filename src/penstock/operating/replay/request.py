@@ -33,9 +33,7 @@ class ReplayRequest:
         """What is chosen, by which an interrupted replay is found again, with the channels."""
         parts = {name: getattr(self, name) for name in ("start", "end", "key", "shard")}
         given = {
-            name: part if isinstance(part, int | str) else str(part)
-            for name, part in parts.items()
-            if part is not None
+            name: part if isinstance(part, int | str) else str(part) for name, part in parts.items() if part is not None
         }
         return json.dumps(given, sort_keys=True)
 

@@ -72,11 +72,7 @@ class _Run:
     def __init__(self, connection: Connection, request: ReplayRequest, scope: Scope) -> None:
         self._connection, self._request, self._scope = connection, request, scope
         self._sql = statements(__package__, scope.schema)
-        self._names = {
-            "channel": request.channel,
-            "target": request.target,
-            "request": request.text,
-        }
+        self._names = {"channel": request.channel, "target": request.target, "request": request.text}
         channels = registered_channels(connection, scope)
         for name in (request.channel, request.target):
             if name not in channels:
@@ -93,15 +89,7 @@ class _Run:
                 return None  # its checkpoints were retired: it is over
             ranges = tuple(map(ReplayedShard, shards, firsts, lasts, done))
             return Replay(
-                number,
-                self._request.channel,
-                self._request.target,
-                ranges,
-                0,
-                staged,
-                since,
-                until,
-                ended_at,
+                number, self._request.channel, self._request.target, ranges, 0, staged, since, until, ended_at
             )
         return None
 
@@ -117,9 +105,7 @@ class _Run:
             return {}
         return offsets_since(self._connection, self._scope, self._source.shard_names, given)
 
-    def _plan_ranges(
-        self, starts: Mapping[ShardName, Since], ends: Mapping[ShardName, Since]
-    ) -> Replay:
+    def _plan_ranges(self, starts: Mapping[ShardName, Since], ends: Mapping[ShardName, Since]) -> Replay:
         shards = list(self._source.shard_names)
         only = self._request.only_shard
         if only is not None:
@@ -141,9 +127,7 @@ class _Run:
             until=next((each.at for each in ends.values()), None),
         )
 
-    def _plan_shard(
-        self, starts: Mapping[ShardName, Since], name: ShardName, kept: int, newest: int
-    ) -> ReplayedShard:
+    def _plan_shard(self, starts: Mapping[ShardName, Since], name: ShardName, kept: int, newest: int) -> ReplayedShard:
         first, last = kept, newest
         if name in starts:
             first = max(kept, starts[name].before + 1)
@@ -169,18 +153,12 @@ class _Run:
             int(count)
             for shard, first, last in left
             for (count,) in self._rows(
-                "count_to_replay",
-                {**self._get_filter(planned), "shard": shard, "first": first, "last": last},
+                "count_to_replay", {**self._get_filter(planned), "shard": shard, "first": first, "last": last}
             )
         )
 
     def _get_filter(self, planned: Replay) -> dict[str, Any]:
-        return {
-            "channel": planned.channel,
-            "key": self._request.key,
-            "since": planned.since,
-            "until": planned.until,
-        }
+        return {"channel": planned.channel, "key": self._request.key, "since": planned.since, "until": planned.until}
 
     def begin(self) -> Replay:
         """Writes down what is replayed, and registers its checkpoints."""
@@ -222,11 +200,7 @@ class _Run:
         """Stages what is left, shard by shard, and ends the replay."""
         assert begun.replay is not None
         log.warning(
-            "replay begun",
-            replay=begun.replay,
-            channel=begun.channel,
-            target=begun.target,
-            records=begun.records,
+            "replay begun", replay=begun.replay, channel=begun.channel, target=begun.target, records=begun.records
         )
         staged = begun.staged
         for each in begun.shards:
@@ -235,11 +209,7 @@ class _Run:
                 done, copies = self._stage_batch(begun, each)
                 staged += copies
                 on_batch(copies)
-        names = {
-            "replay": begun.replay,
-            "consumer": _name(begun.replay),
-            "channel": begun.channel,
-        }
+        names = {"replay": begun.replay, "consumer": _name(begun.replay), "channel": begun.channel}
         with postgres_errors("ending a replay"):
             self._connection.execute(self._sql["end_replay"], names)
         log.warning("replay ended", replay=begun.replay, target=begun.target, staged=staged)
@@ -320,12 +290,8 @@ def _get_offset(given: object) -> int | None:
 
 def _check_kinds(source: RegisteredChannel, target: RegisteredChannel) -> None:
     if source.kind != "log":
-        keeps = (
-            "members, not records" if source.kind == "ick" else "messages only until they are done"
-        )
-        raise NotReplayable(
-            f"{source.name} is a {source.kind}, which keeps {keeps}: only a log is replayed"
-        )
+        keeps = "members, not records" if source.kind == "ick" else "messages only until they are done"
+        raise NotReplayable(f"{source.name} is a {source.kind}, which keeps {keeps}: only a log is replayed")
     if source.name == target.name:
         raise NotReplayable(
             f"{source.name} cannot be replayed into itself: all its consumers would apply the records again. To have one of them do so: "

@@ -132,9 +132,7 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     return moves
 
 
-def _make_request(
-    consumer: str, to: CheckpointTarget, shard: int | None, *, resume: bool
-) -> _Request:
+def _make_request(consumer: str, to: CheckpointTarget, shard: int | None, *, resume: bool) -> _Request:
     if not isinstance(to, Place):
         return _Request(consumer, to, shard, resume)
     if shard not in {None, to.shard.shard}:
@@ -142,9 +140,7 @@ def _make_request(
     return _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
 
 
-def _find_time(
-    connection: Connection, consumer: str, moment: Moment, scope: Scope
-) -> dict[ShardName, Since]:
+def _find_time(connection: Connection, consumer: str, moment: Moment, scope: Scope) -> dict[ShardName, Since]:
     sql = statements("penstock.operating", scope.schema)["checkpoint_bounds"]
     with postgres_errors(f"moving checkpoints of {consumer}"):
         rows = connection.execute(sql, {"consumer": consumer}).fetchall()
@@ -171,18 +167,14 @@ def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMov
         raise Unknown(f"consumer {consumer} reads {rows[0][0]}, not {request.channel}")
     chosen = [row for row in rows if shard is None or row[1] == shard]
     if not chosen:
-        raise Unknown(
-            f"consumer {consumer} has no checkpoint in shard {shard}; it has shards 0 to {len(rows) - 1}"
-        )
+        raise Unknown(f"consumer {consumer} has no checkpoint in shard {shard}; it has shards 0 to {len(rows) - 1}")
     if isinstance(request.to, int) and len(chosen) > 1:
         raise Refused(
             f"consumer {consumer} has {len(chosen)} shards, each with its own offsets: name one with --shard, "
             "or give 'earliest' or 'latest'"
         )
     return tuple(
-        _plan_move(row, request)
-        for row in chosen
-        if request.to is not None or (request.resume and row[3] is not None)
+        _plan_move(row, request) for row in chosen if request.to is not None or (request.resume and row[3] is not None)
     )
 
 
@@ -192,9 +184,7 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
         name, (base, _, source) = ShardName(channel, Shard(shard)), channel.partition("@")
         why = _IMMOVABLE[kind].format(consumer=request.consumer, channel=base, source=source)
         raise Refused(f"{name}: {why}. Halted shards resume without --to")
-    after, removed = _find_target(
-        request, ShardName(channel, Shard(shard)), before, earliest, latest
-    )
+    after, removed = _find_target(request, ShardName(channel, Shard(shard)), before, earliest, latest)
     if not earliest <= after <= latest and after != before:
         raise Refused(
             f"{ShardName(channel, Shard(shard))}: a checkpoint can be at {earliest} (before the oldest record that is kept) "
@@ -214,9 +204,7 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
     )
 
 
-def _find_target(
-    request: _Request, shard: ShardName, before: int, earliest: int, latest: int
-) -> tuple[int, int]:
+def _find_target(request: _Request, shard: ShardName, before: int, earliest: int, latest: int) -> tuple[int, int]:
     """Where a checkpoint goes, and how many records are missing there."""
     match request.to:
         case None:

@@ -119,10 +119,7 @@ def find_doubt(  # noqa: PLR0913, PLR0917  the two servers, and what is known of
         kept_key(scope, shard, new_epoch) if is_log and extent.last > after else None,
         tuple(
             ConsumerInDoubt(
-                consumer,
-                offset,
-                max(0, min(offset, extent.tail) - after),
-                find_kind(consumer, is_reported=is_reported),
+                consumer, offset, max(0, min(offset, extent.tail) - after), find_kind(consumer, is_reported=is_reported)
             )
             for consumer, offset, is_reported in readers
         ),
@@ -135,12 +132,7 @@ def kept_key(scope: Scope, shard: ShardName, new_epoch: Epoch) -> str:
 
 
 def count_each(
-    connection: Connection,
-    client: RedisClient,
-    scope: Scope,
-    doubts: Sequence[OffsetsInDoubt],
-    *,
-    applied: bool,
+    connection: Connection, client: RedisClient, scope: Scope, doubts: Sequence[OffsetsInDoubt], *, applied: bool
 ) -> tuple[OffsetsInDoubt, ...]:
     """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards.
 
@@ -148,20 +140,13 @@ def count_each(
         ServerUnavailable: Postgres or Redis does not answer.
     """
     return tuple(
-        replace(
-            each, still_there=_count_still_there(connection, client, scope, each, is_kept=applied)
-        )
+        replace(each, still_there=_count_still_there(connection, client, scope, each, is_kept=applied))
         for each in doubts
     )
 
 
 def _count_still_there(
-    connection: Connection,
-    client: RedisClient,
-    scope: Scope,
-    each: OffsetsInDoubt,
-    *,
-    is_kept: bool,
+    connection: Connection, client: RedisClient, scope: Scope, each: OffsetsInDoubt, *, is_kept: bool
 ) -> int:
     if each.kept_as is None:
         return 0
@@ -222,12 +207,7 @@ def count_still_there(
 
 
 def _last_in_common(
-    connection: Connection,
-    client: RedisClient,
-    scope: Scope,
-    shard: ShardName,
-    low: Offset,
-    high: Offset,
+    connection: Connection, client: RedisClient, scope: Scope, shard: ShardName, low: Offset, high: Offset
 ) -> Offset:
     """The last offset of ``low + 1`` to ``high`` at which both have the same record; ``low`` if there is none."""
     while low < high:
@@ -239,22 +219,13 @@ def _last_in_common(
     return low
 
 
-def _is_same(
-    connection: Connection, client: RedisClient, scope: Scope, shard: ShardName, offset: Offset
-) -> bool:
+def _is_same(connection: Connection, client: RedisClient, scope: Scope, shard: ShardName, offset: Offset) -> bool:
     journaled = records_at(connection, scope, {shard: offset}).get(shard)
     found = _read_one(client, scope, shard, offset)
-    return (
-        journaled is not None
-        and bool(found)
-        and found[0].offset == offset
-        and journaled.is_same_as(found[0])
-    )
+    return journaled is not None and bool(found) and found[0].offset == offset and journaled.is_same_as(found[0])
 
 
-def _read_one(
-    client: RedisClient, scope: Scope, shard: ShardName, offset: Offset
-) -> Sequence[Record]:
+def _read_one(client: RedisClient, scope: Scope, shard: ShardName, offset: Offset) -> Sequence[Record]:
     """The record at an offset, or the next one; nothing if its entry cannot be read."""
     try:
         return read(client, scope.namespace, shard, Offset(offset - 1), 1)

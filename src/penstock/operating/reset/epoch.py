@@ -192,9 +192,7 @@ def _log_opened(plan: EpochPlan) -> None:
         reason=plan.reason,
         foreign=plan.foreign,
         sequenced=sum((plan.unsequenced or {}).values()),
-        rewound=[
-            f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound
-        ],
+        rewound=[f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound],
         deleted=[each.shard for each in plan.deleted],
         in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
     )
@@ -233,9 +231,7 @@ def _read_redis(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) 
     return _RedisState(extents(client, scope.namespace, shards), ends, epoch)
 
 
-def _plan(
-    connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisState, reason: str | None
-) -> EpochPlan:
+def _plan(connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisState, reason: str | None) -> EpochPlan:
     sql = statements("penstock.operating", scope.schema)
     [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
     if reason is None:
@@ -266,15 +262,11 @@ def _plan(
     )
 
 
-def _find_disagreeing(
-    connection: Connection, scope: Scope, in_redis: _RedisState
-) -> tuple[DeletedStream, ...]:
+def _find_disagreeing(connection: Connection, scope: Scope, in_redis: _RedisState) -> tuple[DeletedStream, ...]:
     """The streams that end beyond the journal, or whose last record differs from the journal's."""
     journal = journal_bounds(connection, scope, in_redis.extents)
     lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
-    journaled = records_at(
-        connection, scope, {shard: record.offset for shard, record in lasts.items()}
-    )
+    journaled = records_at(connection, scope, {shard: record.offset for shard, record in lasts.items()})
     found = []
     for shard, extent in in_redis.extents.items():
         end = journal[shard][1]
@@ -290,11 +282,7 @@ def _find_disagreeing(
 
 
 def _find_doubt(
-    connection: Connection,
-    client: RedisClient,
-    scope: Scope,
-    plan: EpochPlan,
-    in_redis: _RedisState,
+    connection: Connection, client: RedisClient, scope: Scope, plan: EpochPlan, in_redis: _RedisState
 ) -> tuple[OffsetsInDoubt, ...]:
     """The offsets in doubt of the streams that disagree."""
     names = {each.shard for each in plan.deleted}
@@ -330,9 +318,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     for rewound in plan.rewound:
         channel, _, shard = rewound.shard.rpartition("/")
         where = {"consumer": rewound.consumer, "channel": channel, "shard": int(shard)}
-        connection.execute(
-            sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False}
-        )
+        connection.execute(sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False})
     epoch = {"epoch": plan.new_epoch}
     connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
     connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
@@ -348,23 +334,14 @@ def _kept_tails(in_redis: _RedisState, plan: EpochPlan) -> dict[str, list[Any]]:
     return {
         "channels": [shard.channel for shard in in_redis.extents],
         "shards": [shard.shard for shard in in_redis.extents],
-        "tails": [
-            0 if str(shard) in deleted else extent.tail
-            for shard, extent in in_redis.extents.items()
-        ],
+        "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
     }
 
 
-def _skip_ids(
-    connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisState
-) -> None:
+def _skip_ids(connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisState) -> None:
     """New records get ids that no lost record had: some readers identify records by them."""
-    highest = max(
-        (record.id for records in in_redis.ends.values() for record in records), default=RecordId(0)
-    )
-    [(sequence,)] = connection.execute(
-        sql["id_sequence"], {"table": quote(scope.schema, "staged_records")}
-    ).fetchall()
+    highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
+    [(sequence,)] = connection.execute(sql["id_sequence"], {"table": quote(scope.schema, "staged_records")}).fetchall()
     connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
 
 

@@ -80,9 +80,7 @@ def _repair(client: RedisClient, scope: Scope, shard: ShardName, *, apply: bool)
     return [IckRepair(shard, d.key, d.found, d.moved_to, lossy) for d in damages]
 
 
-def _read_kind(
-    connection: Connection, scope: Scope, channel: str, pipeline: Pipeline | None
-) -> str | None:
+def _read_kind(connection: Connection, scope: Scope, channel: str, pipeline: Pipeline | None) -> str | None:
     """The kind of a channel: as registered, otherwise as declared; None if it is neither."""
     declared = pipeline.channels.get(channel) if pipeline is not None else None
     found = registered_channels(connection, scope).get(channel) or declared

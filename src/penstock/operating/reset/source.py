@@ -22,16 +22,7 @@ from penstock.errors import Refused, Unknown
 from penstock.journal.reading import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.operating.reset.doubt import count_still_there, kept_key
-from penstock.records import (
-    DEFAULT_SCOPE,
-    Epoch,
-    Offset,
-    OffsetRange,
-    Place,
-    Scope,
-    Shard,
-    ShardName,
-)
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -136,9 +127,7 @@ def reset_source(  # noqa: PLR0913  three servers, and what to do
             reads = {each.channel for each in list_consumers(connection, consumer, scope=scope)}
             if not reads:
                 raise unknown_consumer(connection, consumer, scope)
-            raise Unknown(
-                f"consumer {consumer} reads no source {source}; it reads {', '.join(sorted(reads))}"
-            )
+            raise Unknown(f"consumer {consumer} reads no source {source}; it reads {', '.join(sorted(reads))}")
         state = _read_source(source_connection, scope, known)
         chosen = [each for each in known if to is None or each.shard == to.shard]
         if not chosen:
@@ -209,11 +198,7 @@ def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -
 
 
 def _count_twice(
-    source_connection: Connection,
-    client: RedisClient,
-    scope: Scope,
-    plan: AcceptedShard,
-    epochs: tuple[Epoch, Epoch],
+    source_connection: Connection, client: RedisClient, scope: Scope, plan: AcceptedShard, epochs: tuple[Epoch, Epoch]
 ) -> AcceptedShard:
     """Adds what the kept entries tell of the offsets in doubt.
 
@@ -269,8 +254,7 @@ def _write(
         where = {"consumer": each.consumer, "channel": channel, "shard": shard.shard}
         with postgres_errors("writing to the source"):
             source_connection.execute(
-                sql["accept_at_source"],
-                {**where, "offset": each.after, "database": database, "epoch": epoch},
+                sql["accept_at_source"], {**where, "offset": each.after, "database": database, "epoch": epoch}
             )
         records = records_at(source_connection, scope, {shard: Offset(each.after)})
         record = records.get(shard)

@@ -41,11 +41,7 @@ Row = tuple[Any, ...]
 
 
 def status(
-    connection: Connection,
-    client: RedisClient,
-    pipeline: Pipeline | None = None,
-    *,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
 ) -> Status:
     """Reads Redis and Postgres; changes nothing.
 
@@ -86,9 +82,7 @@ def status(
         channels=_Channels(
             tables, _RedisState(log, damage, memory, icks, queues, tables.sequencer.now_s), pipeline
         ).build(),
-        consumers=_build_consumers(
-            replace(tables, progress=[*_add_lags(tables.progress, elsewhere)]), log, pipeline
-        ),
+        consumers=_build_consumers(replace(tables, progress=[*_add_lags(tables.progress, elsewhere)]), log, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=tables.sequencer.oldest_transaction,
     )
@@ -124,9 +118,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         row = connection.execute(sql["sequencer_state"]).fetchone()
         if row is None:
-            raise SchemaMissing(
-                f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init"
-            )
+            raise SchemaMissing(f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init")
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
         seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
@@ -200,9 +192,7 @@ def _add_lags(rows: list[Row], elsewhere: Mapping[ShardName, Extent]) -> Iterato
         yield (consumer, channel, shard, checkpoint, behind, *rest)
 
 
-def _select(
-    shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None, kind: str
-) -> list[ShardName]:
+def _select(shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None, kind: str) -> list[ShardName]:
     """The shards of a kind: by what is registered, otherwise by what is declared."""
     declared = {} if pipeline is None else pipeline.channels
     kinds: dict[str, str] = {name: channel.kind for name, channel in declared.items()}
@@ -244,9 +234,7 @@ class _RedisState:
             return None
         if (stats := queue.stats) is None:
             return QueueStatus(0, 0, 0, 0, None, queue.damage)
-        return QueueStatus(
-            stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage
-        )
+        return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage)
 
     def build_ick(self, name: ShardName) -> IckStatus | None:
         if (ick := self.icks.get(name)) is None:
@@ -257,9 +245,7 @@ class _RedisState:
             dirty=stats.dirty.size if stats else 0,
             reserved=stats.reserved.size if stats else 0,
             held=stats.held.size if stats else 0,
-            oldest_s=None
-            if oldest is None or not isfinite(oldest)
-            else max(0.0, self.now_s - oldest),
+            oldest_s=None if oldest is None or not isfinite(oldest) else max(0.0, self.now_s - oldest),
             records=ick.records,
             dirtied=ick.dirtied,
             coalescing_ratio=ick.records / ick.dirtied if ick.dirtied else None,
@@ -275,32 +261,21 @@ class _Channels:
     def __init__(self, tables: _Tables, redis: _RedisState, pipeline: Pipeline | None) -> None:
         self._registered = tables.registered
         self._declared = None if pipeline is None else pipeline.channels
-        self._staged = {
-            ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting
-        }
+        self._staged = {ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting}
         self._sequenced = {shard: last for shard, (_, last) in tables.bounds.items()}
         self._redis = redis
-        self._in_postgres = {
-            ShardName(channel, shard): count for channel, shard, count in tables.in_postgres
-        }
+        self._in_postgres = {ShardName(channel, shard): count for channel, shard, count in tables.in_postgres}
 
     def build(self) -> tuple[ChannelStatus, ...]:
         return tuple(
-            self._build_channel(name, sorted(numbers))
-            for name, numbers in sorted(self._collect_shards().items())
+            self._build_channel(name, sorted(numbers)) for name, numbers in sorted(self._collect_shards().items())
         )
 
     def _collect_shards(self) -> dict[str, set[int]]:
         """The shard numbers of every channel that any source knows."""
         declared = (s for c in (self._declared or {}).values() for s in c.shard_names)
         numbers: dict[str, set[int]] = defaultdict(set)
-        for shard in (
-            *self._staged,
-            *self._sequenced,
-            *self._redis.log,
-            *self._redis.damage,
-            *declared,
-        ):
+        for shard in (*self._staged, *self._sequenced, *self._redis.log, *self._redis.damage, *declared):
             numbers[shard.channel].add(shard.shard)
         for name, channel in self._registered.items():
             numbers[name].update(shard.shard for shard in channel.shard_names)
@@ -343,9 +318,7 @@ class _Channels:
             unknown=not self._is_known(name),
         )
 
-    def _find_damage(
-        self, name: ShardName, extent: Extent | None, held: IckStatus | QueueStatus | None
-    ) -> str | None:
+    def _find_damage(self, name: ShardName, extent: Extent | None, held: IckStatus | QueueStatus | None) -> str | None:
         if held is not None and held.damage is not None:
             return held.damage
         sequenced = self._sequenced.get(name, 0)

@@ -279,11 +279,7 @@ class Status:
     def unread(self) -> tuple[tuple[ShardName, int, str], ...]:
         """The shards with records that nobody reads: how many, and why."""
         unknown = (
-            (
-                ShardName(channel.channel, Shard(shard.shard)),
-                shard.staged + shard.sequenced,
-                NO_SUCH_SHARD,
-            )
+            (ShardName(channel.channel, Shard(shard.shard)), shard.staged + shard.sequenced, NO_SUCH_SHARD)
             for channel in self.channels
             for shard in channel.shards
             if shard.unknown
@@ -307,9 +303,7 @@ class Status:
         at_fault = faults.isolated.count or faults.unknown or faults.stopped
         return not (at_fault or self.halted or self.damaged or self.unread or self.redis)
 
-    def _consumer_shards(
-        self, why: Callable[[ConsumerShard], str | None]
-    ) -> tuple[tuple[str, ShardName, str], ...]:
+    def _consumer_shards(self, why: Callable[[ConsumerShard], str | None]) -> tuple[tuple[str, ShardName, str], ...]:
         return tuple(
             (consumer.consumer, ShardName(consumer.channel, Shard(shard.shard)), reason)
             for consumer in self.consumers

@@ -74,9 +74,7 @@ def explain_story(story: Story, situation: Situation) -> Explanation:
         if cause is not None:
             return cause
     by = ", ".join(reader.consumer for reader in story.readers)
-    return Explanation(
-        "applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story
-    )
+    return Explanation("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
 
 
 def _name(story: Story) -> str:
@@ -111,9 +109,7 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
             story,
         )
     streamers = (
-        "no streamer is connected"
-        if situation.streamers == 0
-        else f"{situation.streamers} streamers are connected"
+        "no streamer is connected" if situation.streamers == 0 else f"{situation.streamers} streamers are connected"
     )
     return Explanation(
         "not ticked",
@@ -133,9 +129,7 @@ def _unknown(story: Story, _: Situation) -> Explanation | None:
             f"find out what staged it; to remove what was: penstock channels retire {story.channel} --discard --apply",
             story,
         )
-    what = (
-        "no such channel is registered" if story.kind is None else "the channel has no such shard"
-    )
+    what = "no such channel is registered" if story.kind is None else "the channel has no such shard"
     return Explanation(
         "unknown shard",
         f"{_name(story)}: {what}, so that nothing publishes it and nobody reads it",
@@ -158,12 +152,7 @@ def _unpublished(story: Story, situation: Situation) -> Explanation | None:
     if story.published is not None:
         found += f", and Redis has the shard up to offset {story.published}"
     if by is not None and by.is_certain:
-        return Explanation(
-            "refused by Redis",
-            f"{found}: it refuses writes ({by.word}): {by.reason}",
-            by.fix,
-            story,
-        )
+        return Explanation("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix, story)
     if story.redis is not None:
         return Explanation(
             "no answer from Redis",
@@ -209,16 +198,13 @@ def _unapplied(story: Story, _: Situation) -> Explanation | None:
             story,
         )
     waiting = sorted(
-        (reader for reader in story.readers if not reader.is_done),
-        key=lambda reader: _ORDER.index(reader.state),
+        (reader for reader in story.readers if not reader.is_done), key=lambda reader: _ORDER.index(reader.state)
     )
     if not waiting:
         return None
     text, fix = _describe(waiting[0], story)
     others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
-    return Explanation(
-        waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story
-    )
+    return Explanation(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story)
 
 
 def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
@@ -231,10 +217,7 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
                 f"fix the cause, {how_to_resume(name, story.shard_name, reader.reason, reader.has_letters)}",
             )
         case "unread":
-            return (
-                f"{name} has no checkpoint in {story.shard_name}",
-                how_to_go_on(name, reader.kind, verb=verb),
-            )
+            return (f"{name} has no checkpoint in {story.shard_name}", how_to_go_on(name, reader.kind, verb=verb))
         case "dead-lettered" | "parked":
             return _describe_letter(reader)
         case "waiting" | "barrier":
@@ -244,10 +227,7 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
             return (
                 f"{name} is at offset {reader.checkpoint}, {reader.ahead:,} records before it; its checkpoint last moved {moved} (UTC)",
                 how_to_go_on(
-                    name,
-                    reader.kind,
-                    verb=verb,
-                    more=", if it does not run; in more processes if it does not keep up",
+                    name, reader.kind, verb=verb, more=", if it does not run; in more processes if it does not keep up"
                 ),
             )
 

@@ -78,9 +78,7 @@ class StoryReader:
             if story is None:
                 return None
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
-            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows(
-                "shard_state", names
-            )
+            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
             rows = self._rows("readers", names)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
@@ -95,9 +93,7 @@ class StoryReader:
         staged = self._rows("staged_record", {"id": record})
         story = Story(*staged[0][:3]) if staged else None
         if story is not None:
-            _, _, _, key, action, object_, transaction, at, committed, seen, tick, isolated = (
-                staged[0]
-            )
+            _, _, _, key, action, object_, transaction, at, committed, seen, tick, isolated = staged[0]
             story = replace(
                 story,
                 key=key,
@@ -145,9 +141,7 @@ class StoryReader:
     def _find_refusal(self, story: Story) -> WriteRefusal | None:
         """Why Redis refuses writes; None if it does not, or does not say."""
         try:
-            return find_refusal(
-                self._client, log_keys(self._scope.namespace, story.shard_name).stream
-            )
+            return find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
         except ServerUnavailable:
             return None
 
@@ -159,9 +153,7 @@ class StoryReader:
     def _ask_ick(self, story: Story) -> Story:
         if not story.is_published or story.key is None:
             return story
-        found = find_member(
-            self._client, self._scope.namespace, story.shard_name, story.key.encode()
-        )
+        found = find_member(self._client, self._scope.namespace, story.shard_name, story.key.encode())
         staged = story.staged_at.timestamp() if story.staged_at else 0.0
         # A member keeps the time of its first mark: a later time is that of a later record.
         waiting = [each for each in found if each.score < staged + 1e-6]
@@ -251,17 +243,7 @@ def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | N
 
 
 def _reader(story: Story, row: Row) -> Reader:
-    (
-        consumer,
-        is_reported,
-        checkpoint,
-        halted,
-        waiting,
-        updated_at,
-        barrier,
-        has_letters,
-        *letter,
-    ) = row
+    (consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, has_letters, *letter) = row
     reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
     kind = find_kind(consumer, is_reported=is_reported)
     ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
@@ -272,11 +254,7 @@ def _reader(story: Story, row: Row) -> Reader:
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"
         place = str(Place(ShardName(story.channel, Shard(retry_shard)), Offset(retry)))
-        later = (
-            find_later(story.channel, later_shard, later_offset)
-            if story.kind in {None, "log"}
-            else ""
-        )
+        later = find_later(story.channel, later_shard, later_offset) if story.kind in {None, "log"} else ""
         return replace(make(state, reason, 0), at=failed_at, retry=place, superseded_by=later)
     if checkpoint is None:
         return make("unread", None)

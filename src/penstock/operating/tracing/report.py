@@ -8,9 +8,7 @@ from penstock.channels.refusals import WriteRefusal
 from penstock.operating.readers import ReaderKind
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 
-ReaderState = Literal[
-    "applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"
-]
+ReaderState = Literal["applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"]
 """How far a consumer is with a record."""
 
 

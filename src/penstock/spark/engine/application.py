@@ -99,9 +99,7 @@ def run(  # noqa: PLR0913  the options of a run
         DriverUnreachable: The tasks cannot connect to this process.
         JavaMissing: No Java runtime.
     """
-    specs = [
-        pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)
-    ]
+    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
     for spec in specs:
         check_sources(spec, sources or {})
     set_urls(database_url, redis_url, sources or {})
@@ -202,9 +200,7 @@ class _Directories:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _start(
-    make_session: Callable[..., SparkSession], directories: _Directories
-) -> SparkSession | None:
+def _start(make_session: Callable[..., SparkSession], directories: _Directories) -> SparkSession | None:
     """Spark; None if it was stopped before it had started.  The directories are removed if it does not start."""
     try:
         return make_session(directory=directories.java)
@@ -307,9 +303,7 @@ class _Supervised:
         lasted = monotonic() - self.began > LONGEST_BACKOFF_S
         self.backoff = 0.2 if lasted else min(LONGEST_BACKOFF_S, max(0.2, self.backoff * 2))
         self.restart_at = monotonic() + self.backoff
-        log.warning(
-            "query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff
-        )
+        log.warning("query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff)
 
 
 def _supervise_epochs(epochs: EpochQuery, checkpoints: str) -> _Supervised:
@@ -340,9 +334,7 @@ def _supervise(
         waiting.wait(0.1)
 
 
-def _listen(
-    spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule
-) -> ControlServer:
+def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule) -> ControlServer:
     """The control channel, at the addresses that Spark's own settings name."""
     settings = spark.sparkContext.getConf()
     return ControlServer(

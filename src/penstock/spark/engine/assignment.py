@@ -56,9 +56,7 @@ class Task:
     def from_json(cls, text: str) -> Self:
         """The task from its text."""
         parts = json.loads(text)
-        return cls(
-            tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in parts)
-        )
+        return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in parts))
 
 
 def find_pieces(channel: Channel) -> Pieces:

@@ -167,9 +167,7 @@ class ControlServer:
 
     def _stop_listening(self) -> None:
         self._stopped.set()
-        _shut_down(
-            self._listener, socket.SHUT_RDWR
-        )  # otherwise the thread that waits takes one more connection
+        _shut_down(self._listener, socket.SHUT_RDWR)  # otherwise the thread that waits takes one more connection
         self._listener.close()
 
     def finish(self, epoch: str) -> None:

@@ -36,11 +36,7 @@ from penstock.errors import DamagedEntry, Gap, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.engine.rows import RowReader, Span, select
-from penstock.spark.engine.spark_errors import (
-    RecordsLost,
-    in_one_line,
-    is_sparks_fault,
-)
+from penstock.spark.engine.spark_errors import RecordsLost, in_one_line, is_sparks_fault
 from penstock.spark.names import named_jobs
 from penstock.spark.sources.ranges import Positions, share_limit
 
@@ -71,9 +67,7 @@ class FrameSource(OffsetSource[Place]):
         return super().plan(shard, records)
 
     @override
-    def plan_together(
-        self, found: Mapping[ShardName, Sequence[Place]]
-    ) -> Planner[dict[ShardName, Delivered]]:
+    def plan_together(self, found: Mapping[ShardName, Sequence[Place]]) -> Planner[dict[ShardName, Delivered]]:
         """Likewise."""
         for records in found.values():
             cast("Span", records).rows.load()
@@ -93,12 +87,7 @@ class FrameSource(OffsetSource[Place]):
 
     @override
     def find_missing(
-        self,
-        executor: Executor,
-        shard: ShardName,
-        after: Offset,
-        before: Offset,
-        most: Most | None = None,
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
     ) -> Sequence[Place]:
         backfill(executor, self._scope, shard, after, before, 1)
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
@@ -141,12 +130,7 @@ class FrameFollower:
     """Waits for records, and has Spark read them: see ``Follower``."""
 
     def __init__(
-        self,
-        client: RedisClient,
-        namespace: str,
-        reader: RowReader,
-        evicted: Evicted[Place],
-        on_unusable: OnUnusable,
+        self, client: RedisClient, namespace: str, reader: RowReader, evicted: Evicted[Place], on_unusable: OnUnusable
     ) -> None:
         self._client, self._namespace = client, namespace
         self._reader, self._evicted, self._on_unusable = reader, evicted, on_unusable
@@ -154,9 +138,7 @@ class FrameFollower:
         self._due_before: dict[ShardName, OffsetRange] = {}
         self._found: dict[ShardName, Span] = {}
 
-    def wait(
-        self, positions: Mapping[ShardName, Offset], block_ms: int | None
-    ) -> Mapping[ShardName, Span]:
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Span]:
         """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
 
         Shards whose next record has been evicted are noted, and left out.
@@ -190,8 +172,7 @@ class FrameFollower:
         there = {
             shard: each
             for shard, each in found.items()
-            if each.first <= positions[shard] + 1
-            or not self._evicted.note(shard, positions[shard], each.first)
+            if each.first <= positions[shard] + 1 or not self._evicted.note(shard, positions[shard], each.first)
         }
         if found and not there:
             return None
@@ -280,9 +261,7 @@ class FrameWorker(LogWorker[Place]):
     @override
     def _make_follower(self) -> JournalFollower[Place]:
         scope = self._pipeline.scope
-        log = FrameFollower(
-            self._client, scope.namespace, self._reader, self._evicted, self._leave_out
-        )
+        log = FrameFollower(self._client, scope.namespace, self._reader, self._evicted, self._leave_out)
         return JournalFollower(log, self._evicted)
 
     @property
@@ -306,9 +285,7 @@ class FrameWorker(LogWorker[Place]):
                 return handler(session, frame)
             except Exception as error:
                 if self._abandoned.is_set() or is_sparks_fault(error):
-                    raise ServerUnavailable(
-                        f"Spark failed under the handler: {type(error).__name__}"
-                    ) from error
+                    raise ServerUnavailable(f"Spark failed under the handler: {type(error).__name__}") from error
                 if (said := in_one_line(error)) is not None:
                     raise said from error
                 raise

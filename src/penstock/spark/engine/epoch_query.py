@@ -32,13 +32,7 @@ class EpochQuery:
         failure: What the last epoch failed with, in one line; None if none has failed since the start.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: Mapping[str, str],
-        schedule: Schedule,
-        live: LiveProgress,
-    ) -> None:
+    def __init__(self, spark: SparkSession, options: Mapping[str, str], schedule: Schedule, live: LiveProgress) -> None:
         self.failure: str | None = None
         self._spark, self._options = spark, options
         self._schedule, self._live = schedule, live

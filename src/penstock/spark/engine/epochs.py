@@ -112,9 +112,7 @@ class EpochsReader(DataSourceStreamReader):
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
             except PenstockError as error:
                 # Spark must not retry it: the driver raises it again.
-                control.send(
-                    {"error": type(error).__name__, "message": str(error), "task": str(task)}
-                )
+                control.send({"error": type(error).__name__, "message": str(error), "task": str(task)})
             counter.send()
             control.finish()
 
@@ -136,21 +134,13 @@ class EpochsReader(DataSourceStreamReader):
             return lambda stop: streamer.run(
                 stop,
                 lambda did: counter.add(
-                    sequenced=did.sequenced,
-                    published=did.added,
-                    resent=did.known,
-                    removed=did.removed,
+                    sequenced=did.sequenced, published=did.added, resent=did.known, removed=did.removed
                 ),
             )
         worker = self._make_worker(pipeline, part.consumer, part.pieces)
         return lambda stop: worker.run(
             stop,
-            lambda did: counter.add(
-                applied=did.applied,
-                skipped=did.skipped,
-                dead=did.dead,
-                backfilled=did.backfilled,
-            ),
+            lambda did: counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled),
         )
 
     def _make_streamer(self, pipeline: "Pipeline", share: str) -> "Streamer":
@@ -181,9 +171,7 @@ class EpochsReader(DataSourceStreamReader):
         return make_worker(pipeline, consumer, database_url, redis_url, **options)
 
 
-def _narrow(
-    consumer: "ConsumerSpec", pieces: Sequence[Any]
-) -> "tuple[ConsumerSpec, WorkerOptions]":
+def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, WorkerOptions]":
     """The consumer as a reader of these pieces alone, and the options of its worker."""
     log = consumer.channel
     if not (isinstance(log, Log) and log.sources):
@@ -217,8 +205,6 @@ class Counter:
 
     def _send(self) -> None:
         new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
-        self._send_line(
-            {"task": self._task, **{name: count for name, count in new.items() if count}}
-        )
+        self._send_line({"task": self._task, **{name: count for name, count in new.items() if count}})
         self._sent = dict(self._counts)
         self._send_at = monotonic() + REPORT_EVERY_S

@@ -115,9 +115,7 @@ def _rows(counts: Counter[str]) -> int:
     return sum(counts[name] for name in _ROWS)
 
 
-def _describe(
-    task: str, all_of_it: Counter[str], new: Counter[str], seconds: float
-) -> dict[str, Any]:
+def _describe(task: str, all_of_it: Counter[str], new: Counter[str], seconds: float) -> dict[str, Any]:
     """A task as a source of the query, with its counts since the start as metrics."""
     rate = _rows(new) / seconds
     return {

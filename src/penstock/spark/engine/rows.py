@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of some ranges, each read once: a handler may compute with them as often as it likes."""
 
-    def __init__(
-        self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]
-    ) -> None:
+    def __init__(self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]) -> None:
         self._spark, self._store, self._ranges = spark, store, ranges
         self._frame: DataFrame | None = None
 
@@ -80,9 +78,7 @@ class Rows:
 
 def _map_in_arrow(frame: DataFrame, function: Callable[..., Any]) -> DataFrame:
     """As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it."""
-    evaluated = UserDefinedFunction(
-        function, SPARK_SCHEMA, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-    )
+    evaluated = UserDefinedFunction(function, SPARK_SCHEMA, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = evaluated(*(frame[name] for name in frame.columns))
     mapped = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001  as that does
     return DataFrame(mapped, frame.sparkSession)
@@ -148,13 +144,7 @@ class RowReader:
     """Makes rows of a log, and remembers them."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        channel: Channel,
-        scope: Scope,
-        *,
-        database_url: str,
-        redis_url: str,
+        self, spark: SparkSession, channel: Channel, scope: Scope, *, database_url: str, redis_url: str
     ) -> None:
         options = {
             "channel": channel.name,

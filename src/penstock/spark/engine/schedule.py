@@ -28,9 +28,7 @@ PATIENCE_S = 4.0
 class Schedule:
     """Plans epochs for the driver."""
 
-    def __init__(
-        self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int
-    ) -> None:
+    def __init__(self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int) -> None:
         """Plans nothing yet.
 
         Args:
@@ -115,9 +113,7 @@ class Schedule:
         if now - self._waits_since < PATIENCE_S:
             return False
         log.warning(
-            "tasks wait for slots: sharing those that there are",
-            slots=running.placed,
-            tasks=len(self._plan.tasks),
+            "tasks wait for slots: sharing those that there are", slots=running.placed, tasks=len(self._plan.tasks)
         )
         self._next_limit, self._waits_since = running.placed, now
         return True

@@ -68,9 +68,7 @@ def _loop(worker: FrameWorker, receive: Callable[[Line], None]) -> Loop:
     counter = Counter(worker.consumer.name, dict.fromkeys(COUNTS, 0), receive)
 
     def report(did: Consumed) -> None:
-        counter.add(
-            applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled
-        )
+        counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled)
 
     def run(stop: Callable[[], bool]) -> None:
         try:

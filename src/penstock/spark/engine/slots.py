@@ -41,11 +41,7 @@ class Slots:
         """
         executors = self._store.executorList(True)
         seen = (executors.apply(number) for number in range(executors.size()))
-        return sum(
-            int(each.totalCores()) // self._cpus
-            for each in seen
-            if self._is_local or each.id() != "driver"
-        )
+        return sum(int(each.totalCores()) // self._cpus for each in seen if self._is_local or each.id() != "driver")
 
     def running(self, tasks: int) -> Running:
         """The state of the stage that has so many tasks; nothing if there is none."""

@@ -12,13 +12,7 @@ from sqlalchemy import Select
 
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import (
-    DIFFERENCES_KEPT,
-    SAMPLES,
-    Difference,
-    DifferenceKind,
-    StateComparison,
-)
+from penstock.reconciling.comparison import DIFFERENCES_KEPT, SAMPLES, Difference, DifferenceKind, StateComparison
 from penstock.reconciling.repair import Rows
 from penstock.spark.names import named_jobs
 from penstock.spark.reconcile.differences import ORDER, full_join, one_row_per_key
@@ -34,12 +28,7 @@ class SparkComparer:
     engine = "spark"
 
     def __init__(
-        self,
-        spark: SparkSession,
-        database_url: str,
-        report: str | None = None,
-        *,
-        with_rows: bool = False,
+        self, spark: SparkSession, database_url: str, report: str | None = None, *, with_rows: bool = False
     ) -> None:
         """Sets up.
 
@@ -55,11 +44,7 @@ class SparkComparer:
         self._report, self._with_rows = report, with_rows
 
     def compare(
-        self,
-        spec: ReconciliationSpec,
-        canonical: str,
-        state: str,
-        among: Sequence[str] | None = None,
+        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
     ) -> StateComparison:
         """Compares every key of both sides.
 
@@ -99,20 +84,14 @@ class SparkComparer:
             by_column = Counter(column for each in differences for column in each.columns)
             compared = _check_keys(spec, counts.get)
             return StateComparison(compared, kinds, differences, columns, by_column)
-        found = (found if self._with_rows else found.drop("expected", "found")).persist(
-            StorageLevel.DISK_ONLY
-        )
+        found = (found if self._with_rows else found.drop("expected", "found")).persist(StorageLevel.DISK_ONLY)
         try:
             return self._keep(spec, found, counts, columns)
         finally:
             found.unpersist()
 
     def _keep(
-        self,
-        spec: ReconciliationSpec,
-        found: DataFrame,
-        counts: Observation,
-        columns: tuple[str, ...],
+        self, spec: ReconciliationSpec, found: DataFrame, counts: Observation, columns: tuple[str, ...]
     ) -> StateComparison:
         """Some differences if there are too many to repair, otherwise all; without rows but for the first.
 
@@ -186,19 +165,14 @@ def _find_order(found: DataFrame) -> list[str]:
     return [name for name in found.columns if name.startswith(ORDER)] or ["key"]
 
 
-def _count(
-    found: DataFrame, columns: Sequence[str]
-) -> tuple[dict[DifferenceKind, int], dict[str, int]]:
+def _count(found: DataFrame, columns: Sequence[str]) -> tuple[dict[DifferenceKind, int], dict[str, int]]:
     """Number of differing keys by kind, and by column.
 
     Counted from the differences rather than on the way to them: a task that Spark repeats would count twice there.
     """
     counted = found.agg(
         *(F.count_if(F.col("kind") == kind.value).alias(kind.value) for kind in DifferenceKind),
-        *(
-            F.count_if(F.array_contains("columns", column)).alias(f"c{number}")
-            for number, column in enumerate(columns)
-        ),
+        *(F.count_if(F.array_contains("columns", column)).alias(f"c{number}") for number, column in enumerate(columns)),
     ).collect()[0]
     kinds = {kind: counted[kind.value] for kind in DifferenceKind if counted[kind.value]}
     of_columns = ((column, counted[f"c{number}"]) for number, column in enumerate(columns))

@@ -21,10 +21,7 @@ _DECIMAL = "decimal(38,18)"
 
 
 def one_row_per_key(
-    frame: DataFrame,
-    spec: ReconciliationSpec,
-    columns: Sequence[str],
-    among: Sequence[str] | None,
+    frame: DataFrame, spec: ReconciliationSpec, columns: Sequence[str], among: Sequence[str] | None
 ) -> DataFrame:
     """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
     if among is not None:
@@ -51,9 +48,7 @@ def _is_wanted(spec: ReconciliationSpec, frame: DataFrame, among: Sequence[str])
     plain = [
         column
         for column in spec.key
-        if isinstance(
-            frame.schema[column].dataType, StringType | ShortType | IntegerType | LongType
-        )
+        if isinstance(frame.schema[column].dataType, StringType | ShortType | IntegerType | LongType)
     ]
     conditions = [
         _is_among(quote(_KEY), set(among)),
@@ -100,17 +95,11 @@ def full_join(
         counts,
         F.count(F.lit(1)).alias("compared"),
         F.count_if(F.col("e.n") > 1).alias("twice"),
-        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
-            "without_key"
-        ),
+        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias("without_key"),
     )
-    differing = F.array_compact(
-        F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True)))
-    )
+    differing = F.array_compact(F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True))))
     is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
-    expected_key, found_key = (
-        restore_names(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True)
-    )
+    expected_key, found_key = (restore_names(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True))
     expected_row = expected_key + restore_names(columns, "e.c", types[0])
     found_row = found_key + restore_names(columns, "s.c", types[1])
     found = observed.where("kind IS NOT NULL").select(
@@ -143,9 +132,7 @@ def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructTy
         return a.eqNullSafe(b)
     kind = get_kind(types[column])
     if kind not in NUMBERS:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {kind}"
-        )
+        raise DeclarationError(f"reconciliation {spec.name}: tolerance is for numbers; {quote(column)} is {kind}")
     return a.eqNullSafe(b) | _is_near(a, b, kind, F.lit(spec.tolerance[column]))
 
 

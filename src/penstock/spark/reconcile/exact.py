@@ -106,19 +106,11 @@ def align(
         DeclarationError: A column's kinds cannot be compared.
     """
     everything = (*spec.key, *columns)
-    return (
-        _aligned(expected, there, everything, spec),
-        _aligned(there, expected, everything, spec, found=True),
-    )
+    return (_aligned(expected, there, everything, spec), _aligned(there, expected, everything, spec, found=True))
 
 
 def _aligned(
-    frame: DataFrame,
-    other: DataFrame,
-    columns: Sequence[str],
-    spec: ReconciliationSpec,
-    *,
-    found: bool = False,
+    frame: DataFrame, other: DataFrame, columns: Sequence[str], spec: ReconciliationSpec, *, found: bool = False
 ) -> DataFrame:
     selected = []
     for column in columns:

@@ -17,10 +17,7 @@ def row_to_json(frame: DataFrame, columns: Sequence[str]) -> Column:
 
 def restore_names(columns: Sequence[str], numbered: str, types: StructType) -> list[NamedColumn]:
     """The numbered columns of a comparison, with their original names."""
-    return [
-        (column, F.col(f"{numbered}{number}"), types[column].dataType)
-        for number, column in enumerate(columns)
-    ]
+    return [(column, F.col(f"{numbered}{number}"), types[column].dataType) for number, column in enumerate(columns)]
 
 
 def to_json(columns: Sequence[NamedColumn]) -> Column:

@@ -34,10 +34,7 @@ class Partitions:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._is_given = (
-            spark.conf.get(SHUFFLE, None) != SETTINGS[SHUFFLE]
-            or spark.conf.get(INITIAL, None) is not None
-        )
+        self._is_given = spark.conf.get(SHUFFLE, None) != SETTINGS[SHUFFLE] or spark.conf.get(INITIAL, None) is not None
 
     @contextmanager
     def for_bytes(self, size: int) -> Iterator[None]:

@@ -35,13 +35,7 @@ from penstock.verifying import (
     compare,
 )
 from penstock.verifying.comparing import Entry
-from penstock.verifying.reading import (
-    divide,
-    offsets_a_read,
-    read_beginning,
-    read_entries,
-    read_log_beginning,
-)
+from penstock.verifying.reading import divide, offsets_a_read, read_beginning, read_entries, read_log_beginning
 from penstock.verifying.run import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
@@ -49,10 +43,7 @@ POSITION_BYTES = 64
 """What one record takes of what travels, at most."""
 _UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
-_COLUMNS = (
-    "channel string, shard int, offset bigint, id bigint, key string, "
-    "kind string, count bigint, details string"
-)
+_COLUMNS = "channel string, shard int, offset bigint, id bigint, key string, kind string, count bigint, details string"
 _ARROW = pa.schema(
     [
         ("channel", pa.string()),
@@ -70,13 +61,7 @@ _ARROW = pa.schema(
 class SparkExaminer:
     """Compares on a Spark session."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        database_url: str,
-        redis_url: str,
-        scope: Scope,
-    ) -> None:
+    def __init__(self, spark: SparkSession, database_url: str, redis_url: str, scope: Scope) -> None:
         """Sets up.
 
         Args:
@@ -133,9 +118,7 @@ def _summarize(rows: DataFrame) -> Examination:
                 unexpected.append(UnexpectedEntry(**json.loads(row.details)))
             else:
                 found.append(_parse_finding(json.loads(row.details)))
-    counts = Counter(
-        {FindingKind(name): count for name, count in numbers.items() if name != _UNEXPECTED}
-    )
+    counts = Counter({FindingKind(name): count for name, count in numbers.items() if name != _UNEXPECTED})
     # Unexpected entries beyond those kept count as surplus: their positions are not looked up.
     counts[FindingKind.SURPLUS] += numbers.get(_UNEXPECTED, 0) - len(unexpected)
     places = rows.where("kind IS NULL")
@@ -170,14 +153,7 @@ PlainRange = tuple[str, int, int, int, int, bool]
 
 def _to_plain(wanted: VerificationRange) -> PlainRange:
     shard = wanted.shard
-    return (
-        shard.channel,
-        shard.shard,
-        wanted.after,
-        wanted.until,
-        wanted.published,
-        wanted.evicts,
-    )
+    return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published, wanted.evicts)
 
 
 @dataclass(frozen=True)

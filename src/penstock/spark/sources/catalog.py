@@ -24,11 +24,7 @@ _URLS = {"databaseurl": "PENSTOCK_DATABASE_URL", "redisurl": "PENSTOCK_REDIS_URL
 def find_table_options(given: Mapping[str, Any]) -> dict[str, str]:
     """The options of a table that is being created, with lower-case names; none for anything else."""
     options = {str(name).lower(): str(value) for name, value in given.items()}
-    return {
-        name.removeprefix(_OF_A_TABLE): value
-        for name, value in options.items()
-        if name.startswith(_OF_A_TABLE)
-    }
+    return {name.removeprefix(_OF_A_TABLE): value for name, value in options.items() if name.startswith(_OF_A_TABLE)}
 
 
 def keep_options(source: str, columns: StructType, given: Mapping[str, Any]) -> StructType:

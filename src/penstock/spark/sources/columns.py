@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 HEADERS = "headers"
 
@@ -39,9 +31,7 @@ _TYPES: dict[DataType, pa.DataType] = {
     TimestampType(): pa.timestamp("us", tz="UTC"),
 }
 
-ARROW_SCHEMA = pa.schema(
-    [pa.field(f.name, _TYPES[f.dataType], nullable=f.nullable) for f in SPARK_SCHEMA]
-)
+ARROW_SCHEMA = pa.schema([pa.field(f.name, _TYPES[f.dataType], nullable=f.nullable) for f in SPARK_SCHEMA])
 
 NAMES = tuple(ARROW_SCHEMA.names)
 

@@ -15,12 +15,7 @@ import adbc_driver_manager
 from adbc_driver_postgresql import dbapi as adbc
 
 from penstock.channels.server import RedisClient
-from penstock.database.connections import (
-    TableConnection,
-    WorkerConnection,
-    connect_postgres,
-    plain_url,
-)
+from penstock.database.connections import TableConnection, WorkerConnection, connect_postgres, plain_url
 from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
 from penstock.errors import HiddenRows, ServerUnavailable
@@ -68,16 +63,12 @@ def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
             known.close()
         # Nothing is prepared on the application's tables: a migration may change what a statement returns.
         prepare = kind is not TableConnection
-        known = _postgres[key] = connect_postgres(
-            url, application="spark", prepare=prepare, kind=kind
-        )
+        known = _postgres[key] = connect_postgres(url, application="spark", prepare=prepare, kind=kind)
     return known
 
 
 @contextmanager
-def arrow(
-    url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None
-) -> Iterator[Any]:
+def arrow(url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
     """A cursor that returns Arrow batches, whose text is UTF-8, in a transaction of its own with our settings, but without timeouts.
 
     Args:
@@ -103,9 +94,7 @@ def arrow(
         if error.sqlstate == LACKS_PRIVILEGE and "row-level security" in str(error):
             raise HiddenRows(f"reading: {hidden_rows(first_line(error))}") from error
         if error.status_code == adbc_driver_manager.AdbcStatusCode.IO and error.sqlstate is None:
-            raise ServerUnavailable(
-                f"reading: Postgres does not answer ({first_line(error)})"
-            ) from error
+            raise ServerUnavailable(f"reading: Postgres does not answer ({first_line(error)})") from error
         raise
 
 

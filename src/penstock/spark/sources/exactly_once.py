@@ -24,13 +24,7 @@ QUERY_ID = "sql.streaming.queryId"
 
 @contextmanager
 def once(
-    database_url: str,
-    name: str,
-    frame: DataFrame,
-    batch: int,
-    *,
-    table: str = DEFAULT_TABLE,
-    query: str | None = None,
+    database_url: str, name: str, frame: DataFrame, batch: int, *, table: str = DEFAULT_TABLE, query: str | None = None
 ) -> Iterator[Connection | None]:
     """A transaction for the effects of a micro-batch in ``foreachBatch``; None if they are there already.
 
@@ -57,9 +51,7 @@ def once(
         ServerUnavailable: Postgres does not answer.
     """
     query = query or _find_query(frame)
-    with connect_postgres(
-        database_url, application=f"spark {name}", kind=TableConnection
-    ) as connection:
+    with connect_postgres(database_url, application=f"spark {name}", kind=TableConnection) as connection:
         with postgres_errors(f"writing micro-batch {batch} of {name}"):
             create_table(connection, table)
         with connection.transaction():
@@ -71,9 +63,7 @@ def _find_query(frame: DataFrame) -> str:
     try:
         query = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     except Exception as error:  # Spark Connect has no context
-        raise InvalidSetting(
-            "once: Spark Connect does not show the query's id; give query=…"
-        ) from error
+        raise InvalidSetting("once: Spark Connect does not show the query's id; give query=…") from error
     if not query:
         raise InvalidSetting("once: call it in the function of foreachBatch, or give query=…")
     return query
@@ -95,9 +85,7 @@ def create_table(connection: Connection, table: str) -> None:
             )
 
 
-def claim(
-    connection: Connection, table: str, name: str, query: str, batch: int, *, consecutive: bool
-) -> bool:
+def claim(connection: Connection, table: str, name: str, query: str, batch: int, *, consecutive: bool) -> bool:
     """Whether a micro-batch is due in the connection's transaction, which then says that it was the last.
 
     Raises:

@@ -107,9 +107,7 @@ def _bounds(column: str, filters: Sequence[Filter]) -> tuple[int | None, int | N
 
 def _may_pass(shard: ShardName, filters: Sequence[Filter]) -> bool:
     """Whether a filter on the channel or the shard excludes all rows of a shard."""
-    row = pa.RecordBatch.from_pydict(
-        {"channel": [shard.channel], "shard": pa.array([int(shard.shard)], pa.int32())}
-    )
+    row = pa.RecordBatch.from_pydict({"channel": [shard.channel], "shard": pa.array([int(shard.shard)], pa.int32())})
     on_shard = [f for f in filters if _column(f) in row.schema.names]
     return bool(apply_filters(row, on_shard).num_rows)
 
@@ -142,13 +140,9 @@ def _column(given: Filter) -> str:
     return ".".join(getattr(given, "attribute", ()))
 
 
-def _values(
-    column: str, filters: Sequence[Filter], kinds: tuple[type[Filter], ...]
-) -> list[tuple[Any, Filter]]:
+def _values(column: str, filters: Sequence[Filter], kinds: tuple[type[Filter], ...]) -> list[tuple[Any, Filter]]:
     """The values of filters of some kinds on a column, with the filters; without nulls."""
     found = [
-        (getattr(each, "value", None), each)
-        for each in filters
-        if isinstance(each, kinds) and _column(each) == column
+        (getattr(each, "value", None), each) for each in filters if isinstance(each, kinds) and _column(each) == column
     ]
     return [(value, each) for value, each in found if value is not None]

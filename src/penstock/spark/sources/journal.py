@@ -27,9 +27,7 @@ def read_shards(options: Options) -> list[ShardName]:
     if options.shards is not None and single is not None:
         return subscription.resolve(options.source, {single: options.shards})
     if not options.knows_database():
-        raise InvalidSetting(
-            f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
-        )
+        raise InvalidSetting(f"{options.source}: give option shards, or databaseUrl to look it up in Postgres")
     registered = registered_channels(postgres(options.database()), options.scope)
     return subscription.resolve(
         options.source,
@@ -76,9 +74,7 @@ def read_bounds(options: Options, shards: Collection[ShardName]) -> dict[ShardNa
     return {shard: OffsetRange(shard, first, last) for shard, (first, last) in bounds.items()}
 
 
-def find_sequenced_since(
-    options: Options, times: Mapping[ShardName, int]
-) -> dict[ShardName, Offset | None]:
+def find_sequenced_since(options: Options, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
     """Offsets before which no record of a shard was staged at its time or later; None if no record was.
 
     A record is staged before the tick that sequences it, and ticks come in the order of offsets: every record before the
@@ -96,9 +92,7 @@ def find_sequenced_since(
     named = _name_shards(times)
     since = [us - CLOCK_MARGIN_US for us in times.values()]
     with postgres_errors("reading the journal"):
-        rows = postgres(options.database()).execute(
-            _sql(options)["sequenced_since"], {**named, "since_us": since}
-        )
+        rows = postgres(options.database()).execute(_sql(options)["sequenced_since"], {**named, "since_us": since})
         return {
             ShardName(channel, Shard(shard)): None if first is None else Offset(first)
             for channel, shard, oldest, first in rows
@@ -111,7 +105,4 @@ def _sql(options: Options) -> dict[str, bytes]:
 
 
 def _name_shards(shards: Collection[ShardName]) -> dict[str, Sequence[object]]:
-    return {
-        "channels": [each.channel for each in shards],
-        "shards": [int(each.shard) for each in shards],
-    }
+    return {"channels": [each.channel for each in shards], "shards": [int(each.shard) for each in shards]}

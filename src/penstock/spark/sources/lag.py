@@ -39,8 +39,7 @@ def lag(progress: Any) -> list[Lag]:
     return [
         _make_lag(latest, end)
         for source in given.get("sources", ())
-        if _is_ours(latest := _parse(source.get("latestOffset")))
-        and _is_ours(end := _parse(source.get("endOffset")))
+        if _is_ours(latest := _parse(source.get("latestOffset"))) and _is_ours(end := _parse(source.get("endOffset")))
     ]
 
 
@@ -62,9 +61,7 @@ def _is_ours(offset: Any) -> bool:
         isinstance(offset, Mapping)
         and bool(offset)
         and all(
-            isinstance(shards, Mapping)
-            and shards
-            and all(isinstance(at, int) for at in shards.values())
+            isinstance(shards, Mapping) and shards and all(isinstance(at, int) for at in shards.values())
             for shards in offset.values()
         )
     )

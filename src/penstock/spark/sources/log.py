@@ -31,12 +31,7 @@ from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import batch, text
 from penstock.spark.sources.connections import postgres, redis_client
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.journal import (
-    find_grown,
-    find_sequenced_since,
-    read_bounds,
-    read_shards,
-)
+from penstock.spark.sources.journal import find_grown, find_sequenced_since, read_bounds, read_shards
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
@@ -103,9 +98,7 @@ class LogStore:
     def available(self) -> dict[ShardName, OffsetRange]:
         """From the oldest entry to the tail, for each shard; with a memory budget, from what the journal has before that."""
         found = extents(self._client, self.options.scope.namespace, self._shards)
-        ranges = {
-            name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()
-        }
+        ranges = {name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()}
         evicted = [name for name, each in ranges.items() if each.first > 1 and self._evicts(name)]
         for name, bounds in read_bounds(self.options, evicted).items() if evicted else ():
             if bounds.first < ranges[name].first <= bounds.last + 1:
@@ -255,9 +248,7 @@ def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
         read = _columns(shard, ids, columns[1::2])
     except pa.ArrowInvalid as error:  # neither a number nor UTF-8
         parse_entries(shard, entries)  # names the entry
-        raise ForeignLog(
-            f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock"
-        ) from error
+        raise ForeignLog(f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock") from error
     labels = (read.column(name) for name in ("key", "action", "object"))
     if any(pc.any(pc.match_substring(each, "\0")).as_py() for each in labels):
         parse_entries(shard, entries)  # names the entry

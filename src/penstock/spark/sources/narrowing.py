@@ -28,18 +28,11 @@ from pyspark.sql.datasource import (
 )
 
 _EQUALITIES: dict[type[Filter], str] = {EqualTo: "=", EqualNullSafe: "IS NOT DISTINCT FROM"}
-_ORDERED: dict[type[Filter], str] = {
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-}
+_ORDERED: dict[type[Filter], str] = {GreaterThan: ">", GreaterThanOrEqual: ">=", LessThan: "<", LessThanOrEqual: "<="}
 _TEXT: dict[type[Filter], Callable[[str, str], str]] = {
     StringStartsWith: lambda text, part: f"pg_catalog.starts_with({text}, {part})",
     StringContains: lambda text, part: f"pg_catalog.strpos({text}, {part}) > 0",
-    StringEndsWith: lambda text, part: (
-        f"pg_catalog.right({text}, pg_catalog.length({part})) = {part}"
-    ),
+    StringEndsWith: lambda text, part: f"pg_catalog.right({text}, pg_catalog.length({part})) = {part}",
 }
 _TYPES: dict[str, type] = {
     "boolean": bool,
@@ -84,11 +77,7 @@ class FilterColumn:
 
 
 def to_sql_condition(
-    given: Filter,
-    columns: Mapping[str, FilterColumn],
-    *,
-    utf8: bool = True,
-    exact: bool = False,
+    given: Filter, columns: Mapping[str, FilterColumn], *, utf8: bool = True, exact: bool = False
 ) -> str | None:
     """The SQL condition for a filter; None if only Spark can apply it.
 

@@ -39,9 +39,7 @@ def new_records(rows: pa.Table, position: Callable[[str], int | None]) -> dict[s
     """
     missing = [name for name in PLACE if name not in rows.column_names]
     if missing:
-        raise InvalidSetting(
-            f"new_records: the rows have no column {missing[0]!r}; it needs {', '.join(PLACE)}"
-        )
+        raise InvalidSetting(f"new_records: the rows have no column {missing[0]!r}; it needs {', '.join(PLACE)}")
     ordered = rows.sort_by([(name, "ascending") for name in PLACE])
     new = {str(shard): _continue(shard, of, position(str(shard))) for shard, of in _split(ordered)}
     if known := rows.num_rows - sum(each.num_rows for each in new.values()):
@@ -75,11 +73,7 @@ def _continue(shard: ShardName, rows: pa.Table, last: int | None) -> pa.Table:
         f"{new.num_rows:,} of offsets {first} to {end}"
     )
     if last is not None and first != last + 1:
-        raise Gap(
-            f"{found}. Read on from where the sink ends: a new checkpointLocation, and startingOffsets"
-        )
+        raise Gap(f"{found}. Read on from where the sink ends: a new checkpointLocation, and startingOffsets")
     if not end - first + 1 == new.num_rows == pc.count_distinct(new["offset"]).as_py():
-        raise Gap(
-            f"{found}. Give new_records all records of the micro-batch, each once, and filter the result"
-        )
+        raise Gap(f"{found}. Give new_records all records of the micro-batch, each once, and filter the result")
     return new

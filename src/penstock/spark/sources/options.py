@@ -14,14 +14,7 @@ from penstock.kinds import checked_name
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.spark.sources.catalog import find_table_options, keep_options
 from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
-from penstock.spark.sources.places import (
-    EARLIEST,
-    LATEST,
-    Where,
-    parse_offsets,
-    parse_time,
-    parse_times,
-)
+from penstock.spark.sources.places import EARLIEST, LATEST, Where, parse_offsets, parse_time, parse_times
 from penstock.spark.sources.subscription import Subscription
 
 _DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
@@ -152,9 +145,7 @@ class Options:
             source=source,
             subscription=subscription,
             shards=shards,
-            consumer=checked_name(options["consumer"], "consumer")
-            if "consumer" in options
-            else None,
+            consumer=checked_name(options["consumer"], "consumer") if "consumer" in options else None,
             starting=_where(source, options, "starting", EARLIEST),
             ending=_where(source, options, "ending", LATEST) or Where(LATEST),
             no_later_record=_strategy(source, options),
@@ -162,9 +153,7 @@ class Options:
             min_records=least,
             max_delay_s=_seconds(source, options.get("maxtriggerdelay", "15m"), "maxTriggerDelay"),
             min_partitions=whole_number(source, options, "minpartitions", "minPartitions"),
-            max_partition_records=whole_number(
-                source, options, "maxrecordsperpartition", "maxRecordsPerPartition"
-            ),
+            max_partition_records=whole_number(source, options, "maxrecordsperpartition", "maxRecordsPerPartition"),
             fail_on_data_loss=_flag(source, options, "failondataloss", "failOnDataLoss"),
             push_filters=parse_push_filters(source, options),
             retries=_count(source, options, "fetchOffset.numRetries", 3),
@@ -234,10 +223,7 @@ def parse_scope(options: Mapping[str, str]) -> Scope:
     Raises:
         InvalidName: One of them breaks the rule for names.
     """
-    return Scope(
-        options.get("schema", DEFAULT_SCOPE.schema),
-        options.get("namespace", DEFAULT_SCOPE.namespace),
-    )
+    return Scope(options.get("schema", DEFAULT_SCOPE.schema), options.get("namespace", DEFAULT_SCOPE.namespace))
 
 
 def database_url(source: str, given: str | None) -> str:
@@ -336,16 +322,12 @@ _FOR_BATCHES = {
 def _check_mode(source: str, options: Mapping[str, str], *, streaming: bool) -> None:
     for key in options:
         if streaming and key in _FOR_BATCHES:
-            raise InvalidSetting(
-                f"{source}: {_FOR_BATCHES[key]} is for batches; a stream has no end"
-            )
+            raise InvalidSetting(f"{source}: {_FOR_BATCHES[key]} is for batches; a stream has no end")
     if not streaming and "consumer" in options:
         raise InvalidSetting(f"{source}: consumer is for streams; a batch keeps no position")
 
 
-def _where(
-    source: str, options: Mapping[str, str], side: Literal["starting", "ending"], default: Any
-) -> Where | None:
+def _where(source: str, options: Mapping[str, str], side: Literal["starting", "ending"], default: Any) -> Where | None:
     parsers = {
         f"{side}Offsets": lambda name, text: parse_offsets(source, name, text, default),
         f"{side}Timestamp": lambda name, text: parse_time(source, name, text),
@@ -360,9 +342,7 @@ def _where(
 def _strategy(source: str, options: Mapping[str, str]) -> Literal["error", "latest"]:
     text = options.get("startingoffsetsbytimestampstrategy", "error").lower()
     if text not in {"error", "latest"}:
-        raise InvalidSetting(
-            f"{source}: startingOffsetsByTimestampStrategy is {text!r}; it takes error or latest"
-        )
+        raise InvalidSetting(f"{source}: startingOffsetsByTimestampStrategy is {text!r}; it takes error or latest")
     return "latest" if text == "latest" else "error"
 
 
@@ -392,7 +372,6 @@ def _begins(source: str, text: str | None) -> dict[int, int] | None:
     named = {shard: place for (channel, shard), place in where.named.items() if not channel}
     if not named or not all(isinstance(offset, int) for offset in named.values()):
         raise InvalidSetting(
-            f"{source}: beginsAt is {text[:80]!r}; it takes JSON with an offset for each shard, "
-            'such as {"0": 4118}'
+            f'{source}: beginsAt is {text[:80]!r}; it takes JSON with an offset for each shard, such as {{"0": 4118}}'
         )
     return {shard: int(offset) for shard, offset in named.items() if isinstance(offset, int)}

@@ -17,9 +17,7 @@ class Pace:
         self._last_batch = clock()
         self._owed: dict[ShardName, float] = {}
 
-    def end(
-        self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False
-    ) -> Positions:
+    def end(self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False) -> Positions:
         """The end of the next micro-batch; ``start`` if it is to wait for more records.
 
         Args:

@@ -50,9 +50,7 @@ def check_readable(source: str, name: str, type_: DataType) -> None:
     elif isinstance(type_, StructType):
         for field in type_:
             if not field.nullable:
-                raise InvalidSetting(
-                    f"{source}: {name}.{field.name} is NOT NULL, but a payload may lack it"
-                )
+                raise InvalidSetting(f"{source}: {name}.{field.name} is NOT NULL, but a payload may lack it")
             check_readable(source, f"{name}.{field.name}", field.dataType)
     elif not isinstance(type_, _READABLE):
         raise InvalidSetting(
@@ -91,15 +89,13 @@ def _try_parse(texts: pa.StringArray, wanted: pa.StructType) -> pa.StructArray |
             io.BytesIO(joined),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema([_written(field) for field in wanted]),
-                unexpected_field_behavior="ignore",
+                explicit_schema=pa.schema([_written(field) for field in wanted]), unexpected_field_behavior="ignore"
             ),
         )
         if table.num_rows != len(texts) or not _keep_digits(texts, wanted):
             return None
         columns = [
-            table.column(number).combine_chunks().cast(wanted.field(number).type)
-            for number in range(wanted.num_fields)
+            table.column(number).combine_chunks().cast(wanted.field(number).type) for number in range(wanted.num_fields)
         ]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
@@ -116,10 +112,7 @@ def _keep_digits(texts: pa.StringArray, wanted: pa.StructType) -> bool:
         return True
     doubtful = texts.filter(pc.match_substring_regex(texts, _MANY_DIGITS))
     try:
-        payloads = [
-            json.loads(text, parse_float=Decimal, parse_int=Decimal)
-            for text in doubtful.to_pylist()
-        ]
+        payloads = [json.loads(text, parse_float=Decimal, parse_int=Decimal) for text in doubtful.to_pylist()]
     except (ValueError, RecursionError):
         return False
     return all(_keeps_digits(each, wanted) for each in payloads)

@@ -17,9 +17,7 @@ BEGIN = "begin:"
 """Before the name of a channel, in an offset of Spark's: where the query began.  No name of a channel has a colon."""
 
 _OFFSETS = '\'earliest\', \'latest\', or JSON with an offset for each shard, such as {"0": 4118, "1": "latest"}'
-_TIMES = (
-    'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
-)
+_TIMES = 'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
 _TIME = "milliseconds since 1970, or a time with its time zone, such as 2026-01-01T00:00:00Z"
 
 
@@ -126,9 +124,7 @@ def _parse_shards(
                 if not isinstance(value, dict)
                 else {(key, shard): each for shard, each in value.items()}
             )
-            found |= {
-                (channel, int(shard)): parse(each) for (channel, shard), each in shards.items()
-            }
+            found |= {(channel, int(shard)): parse(each) for (channel, shard), each in shards.items()}
     except (ValueError, TypeError, AttributeError):
         raise InvalidSetting(f"{source}: {name} is {text[:80]!r}; it takes {takes}") from None
     return found

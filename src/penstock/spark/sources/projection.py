@@ -46,8 +46,7 @@ class Projection:
             elif column.dataType != known.dataType:
                 raise InvalidSetting(
                     f"{source}: column {column.name!r} cannot be read as {column.dataType.simpleString()}; it is "
-                    f"{known.dataType.simpleString()}"
-                    + (", or a struct" if column.name == _DATA else "")
+                    f"{known.dataType.simpleString()}" + (", or a struct" if column.name == _DATA else "")
                 )
         return cls(to_arrow_schema(wanted, timezone="UTC"))
 
@@ -63,9 +62,7 @@ class Projection:
             UnreadableValue: A payload does not have the type.
         """
         columns = [
-            parse_payloads(batch, field.type)
-            if pa.types.is_struct(field.type)
-            else batch.column(field.name)
+            parse_payloads(batch, field.type) if pa.types.is_struct(field.type) else batch.column(field.name)
             for field in self.schema
         ]
         if not columns:  # a query that only counts

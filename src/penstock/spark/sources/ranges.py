@@ -26,9 +26,7 @@ class RangesPartition(InputPartition):
     ranges: tuple[OffsetRange, ...]
 
 
-def share_limit(
-    start: Positions, tails: Positions, most: int | None, owed: dict[ShardName, float]
-) -> Positions:
+def share_limit(start: Positions, tails: Positions, most: int | None, owed: dict[ShardName, float]) -> Positions:
     """The end of a micro-batch of at most ``most`` records, shared in proportion to what waits in each shard.
 
     So all shards advance through the same time: in equal shares, a short shard would be finished first, and the watermark
@@ -60,9 +58,7 @@ def share_limit(
 def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
     """One range for each shard that has records to read."""
     return [
-        OffsetRange(shard, Offset(at + 1), Offset(end[shard]))
-        for shard, at in sorted(start.items())
-        if end[shard] > at
+        OffsetRange(shard, Offset(at + 1), Offset(end[shard])) for shard, at in sorted(start.items()) if end[shard] > at
     ]
 
 
@@ -123,8 +119,5 @@ def make_loss_error(loss: str) -> Gap:
 
 def clip(ranges: Sequence[OffsetRange], available: Available) -> list[OffsetRange]:
     """The ranges without the records that the store no longer has."""
-    clipped = [
-        OffsetRange(each.shard, max(each.first, available[each.shard].first), each.last)
-        for each in ranges
-    ]
+    clipped = [OffsetRange(each.shard, max(each.first, available[each.shard].first), each.last) for each in ranges]
     return [each for each in clipped if each]

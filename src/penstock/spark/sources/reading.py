@@ -7,29 +7,14 @@ from itertools import chain
 from time import monotonic, sleep
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    Filter,
-    InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.errors import Gap, InvalidSetting
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.filters import (
-    PushFilters,
-    apply_filters,
-    find_staged_since,
-    narrow_ranges,
-)
+from penstock.spark.sources.filters import PushFilters, apply_filters, find_staged_since, narrow_ranges
 from penstock.spark.sources.pace import Pace
 from penstock.spark.sources.places import BEGIN, EARLIEST, LATEST, Where, is_begin
 from penstock.spark.sources.projection import ALL_COLUMNS, Projection
@@ -87,9 +72,7 @@ class _Rows:
                     yield self.projection.apply(kept)
 
 
-def _plan(
-    store: RecordStore, ranges: Sequence[OffsetRange], available: Available
-) -> list[InputPartition]:
+def _plan(store: RecordStore, ranges: Sequence[OffsetRange], available: Available) -> list[InputPartition]:
     """Tasks for ranges; without lost records, if the query accepts their loss.
 
     Raises:
@@ -234,9 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {} if self._registered is None else self._registered.read()
         named = {(s.channel, int(s.shard)): Offset(at + 1) for s, at in known.items()}
         read = {(s.channel, int(s.shard)) for s in self._store.available()}
-        return Where(
-            EARLIEST if known else LATEST, {key: at for key, at in named.items() if key in read}
-        )
+        return Where(EARLIEST if known else LATEST, {key: at for key, at in named.items() if key in read})
 
     def _parse(self, start: SparkOffset) -> tuple[Positions, Positions]:
         """The positions of the shards that the query reads, and the tails; a shard that is new to it begins with its oldest."""

@@ -34,9 +34,7 @@ class RegisteredPosition:
             ServerUnavailable: Postgres does not answer.
         """
         with postgres_errors(f"reading the position of {self._name}"):
-            rows = self._connection.execute(
-                self._sql["read_positions"], {"consumer": self._name}
-            ).fetchall()
+            rows = self._connection.execute(self._sql["read_positions"], {"consumer": self._name}).fetchall()
         return {ShardName(channel, Shard(shard)): offset for channel, shard, offset in rows}
 
     def follow(self, positions: Positions) -> None:
@@ -69,8 +67,7 @@ class RegisteredPosition:
         moved = {shard: at for shard, at in positions.items() if at != before[shard]}
         with postgres_errors(f"moving the position of {self._name}"):
             changed = self._connection.execute(
-                self._sql["move_positions"],
-                {**self._rows(moved), "expected": [before[shard] for shard in moved]},
+                self._sql["move_positions"], {**self._rows(moved), "expected": [before[shard] for shard in moved]}
             ).rowcount
         if changed != len(moved):
             raise Fenced(

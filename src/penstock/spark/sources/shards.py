@@ -44,9 +44,7 @@ def number_of_shards(options: Sharded) -> int:
         return options.shards
     url = find_database_url(options.source, options.database_url)
     if url is None:
-        raise InvalidSetting(
-            f"{options.source}: give option shards, or databaseUrl to look it up in Postgres"
-        )
+        raise InvalidSetting(f"{options.source}: give option shards, or databaseUrl to look it up in Postgres")
     with connect_postgres(url, application="spark") as connection:
         registered = registered_channels(connection, options.scope).get(options.channel)
     if registered is None:

@@ -21,12 +21,7 @@ from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import ARROW_SCHEMA, batch
 from penstock.spark.sources.connections import arrow
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.journal import (
-    find_grown,
-    find_sequenced_since,
-    read_bounds,
-    read_shards,
-)
+from penstock.spark.sources.journal import find_grown, find_sequenced_since, read_bounds, read_shards
 from penstock.spark.sources.options import Options, record_schema
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
@@ -73,9 +68,7 @@ class StagedSource(DataSource):
         """The streaming writer."""
         return StagingStreamWriter(self.options, schema, overwrite=overwrite)
 
-    def _store(
-        self, schema: StructType, projection: Projection, *, streaming: bool
-    ) -> "JournalStore":
+    def _store(self, schema: StructType, projection: Projection, *, streaming: bool) -> "JournalStore":
         given = with_kept_options(schema, self.options)
         options = Options.parse(self.name(), given, streaming=streaming)
         return JournalStore(options, payloads=projection.needs_payloads)

@@ -14,11 +14,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -48,12 +44,7 @@ from penstock.parsing import parse_json
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
 from penstock.spark.sources.failing import one_line_errors
-from penstock.spark.sources.options import (
-    database_url,
-    known_options,
-    parse_scope,
-    whole_number,
-)
+from penstock.spark.sources.options import database_url, known_options, parse_scope, whole_number
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 from penstock.staging.rows import insert_sql, make_refusal, split_rows
 
@@ -132,9 +123,7 @@ class _Writer:
             json.dumps(key),
             json.dumps(label_text(row["action"], "action")),
             json.dumps(label_text(row["object"], "object")),
-            _json(data, "data", log.max_bytes)
-            if isinstance(data, str)
-            else json_text(data, "data", log.max_bytes),
+            _json(data, "data", log.max_bytes) if isinstance(data, str) else json_text(data, "data", log.max_bytes),
         ]
         if row.get(HEADERS) is not None:
             fields.append(headers_text(_parse(row[HEADERS], HEADERS), HEADERS) or "null")
@@ -146,9 +135,7 @@ class _Writer:
             return
         statement = insert_sql(self._scope.schema, "%s").encode()
         with (
-            connect_postgres(
-                self._url, application="spark stage", kind=TableConnection
-            ) as connection,
+            connect_postgres(self._url, application="spark stage", kind=TableConnection) as connection,
             postgres_errors("staging records"),
         ):
             if batch is not None:
@@ -200,9 +187,7 @@ class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
         super().__init__(given, schema, overwrite=overwrite)
         if not self._name:
-            raise InvalidSetting(
-                f"{SOURCE}: option name is missing: a stream for several logs needs it"
-            )
+            raise InvalidSetting(f"{SOURCE}: option name is missing: a stream for several logs needs it")
 
     @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
@@ -247,9 +232,7 @@ def check_columns(schema: StructType) -> None:
             f"{SOURCE}: the DataFrame has no column {missing[0]!r}; to be staged it needs {', '.join(REQUIRED)}, and may have "
             f"{HEADERS}"
         )
-    _refuse_twice(
-        "the DataFrame", [each for each in schema.names if each in {*REQUIRED, HEADERS, CHANNEL}]
-    )
+    _refuse_twice("the DataFrame", [each for each in schema.names if each in {*REQUIRED, HEADERS, CHANNEL}])
     if not isinstance(schema["data"].dataType, StringType | StructType):
         raise InvalidSetting(
             f"{SOURCE}: column 'data' is {schema['data'].dataType.simpleString()}; it takes JSON text (to_json) or a struct"

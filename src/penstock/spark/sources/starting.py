@@ -48,9 +48,7 @@ def find_end(store: RecordStore, where: Where, available: Available) -> Position
     return positions
 
 
-def _find(
-    store: RecordStore, where: Where, available: Available, no_later_record: str
-) -> Positions:
+def _find(store: RecordStore, where: Where, available: Available, no_later_record: str) -> Positions:
     source = store.options.source
     where.check(available, source)
     places = {shard: where.get(shard) for shard in available}
@@ -94,11 +92,7 @@ def find_first_since(
         found[shard] = (
             None
             if first is None
-            else _scan(
-                store,
-                OffsetRange(shard, max(first, available[shard].first), available[shard].last),
-                staged_us,
-            )
+            else _scan(store, OffsetRange(shard, max(first, available[shard].first), available[shard].last), staged_us)
         )
     return found
 

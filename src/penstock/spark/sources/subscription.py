@@ -9,14 +9,11 @@ from penstock.kinds import checked_channel
 from penstock.parsing import parse_json
 from penstock.records import Shard, ShardName
 
-_NAMES = {
-    "channel": "channel",
-    "subscribe": "subscribe",
-    "subscribepattern": "subscribePattern",
-    "assign": "assign",
-}
+_NAMES = {"channel": "channel", "subscribe": "subscribe", "subscribepattern": "subscribePattern", "assign": "assign"}
 
-_OF_A_TABLE = """. In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"""
+_OF_A_TABLE = (
+    """. In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"""
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,7 @@ class Subscription:
         given = [name for name in _NAMES if name in options]
         if not given:
             raise InvalidSetting(
-                f"{source}: option channel is missing: the name of the channel"
-                + ("" if options else _OF_A_TABLE)
+                f"{source}: option channel is missing: the name of the channel" + ("" if options else _OF_A_TABLE)
             )
         if len(given) > 1:
             names = " and ".join(_NAMES[name] for name in given)
@@ -61,8 +57,7 @@ class Subscription:
     def _assigned(cls, source: str, text: str) -> "Subscription":
         try:
             given = {
-                channel: frozenset(_number(each) for each in numbers)
-                for channel, numbers in parse_json(text).items()
+                channel: frozenset(_number(each) for each in numbers) for channel, numbers in parse_json(text).items()
             }
         except (ValueError, TypeError, AttributeError):
             given = {}
@@ -106,9 +101,7 @@ class Subscription:
         count = registered[name]
         numbers = (self.numbers or {}).get(name, range(count))
         if max(numbers) >= count:
-            raise Unknown(
-                f"{source}: channel {name} has no shard {max(numbers)}; it has shards 0 to {count - 1}"
-            )
+            raise Unknown(f"{source}: channel {name} has no shard {max(numbers)}; it has shards 0 to {count - 1}")
         return [ShardName(name, Shard(number)) for number in sorted(numbers)]
 
 

@@ -29,20 +29,9 @@ from penstock.spark.sources.connections import arrow, postgres, warm
 from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters
 from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
-from penstock.spark.sources.options import (
-    database_url,
-    known_options,
-    parse_push_filters,
-    whole_number,
-)
+from penstock.spark.sources.options import database_url, known_options, parse_push_filters, whole_number
 from penstock.spark.sources.snapshots import begin_reading
-from penstock.spark.sources.values import (
-    BOUNDED,
-    Field,
-    PostgresColumn,
-    fitting_decimal,
-    unreadable,
-)
+from penstock.spark.sources.values import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
 
 PARTITIONS = 4
 """Least number of slices, if it is not given."""
@@ -92,9 +81,7 @@ class TableSource(DataSource):
             InvalidSetting: A table in Spark's catalog cannot keep an option.
         """
         relation = _Relation.parse(self.options)
-        columns = StructType(
-            [column.in_spark(text=relation.is_text(column)) for column in relation.measured()]
-        )
+        columns = StructType([column.in_spark(text=relation.is_text(column)) for column in relation.measured()])
         return keep_options(self.name(), columns, self.options)
 
     @one_line_errors()
@@ -156,13 +143,10 @@ class _Relation:
         if not columns:
             return
         widths = ", ".join(
-            f"max(abs(trunc({c.identifier})))::text, max(scale(trim_scale({c.identifier})))"
-            for c in columns
+            f"max(abs(trunc({c.identifier})))::text, max(scale(trim_scale({c.identifier})))" for c in columns
         )
         with reading(self.options) as connection:
-            [row] = connection.execute(
-                f"SELECT {widths} FROM {self.source} WHERE {self.condition}".encode()
-            ).fetchall()
+            [row] = connection.execute(f"SELECT {widths} FROM {self.source} WHERE {self.condition}".encode()).fetchall()
         for number, column in enumerate(columns):
             whole, places = row[2 * number] or "0", row[2 * number + 1] or 0
             is_number = whole.isdigit()  # otherwise NaN or Infinity, which are the greatest
@@ -195,9 +179,7 @@ def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, 
 @contextmanager
 def reading(options: Mapping[str, str]) -> Iterator[Any]:
     """A connection in the transaction that reads: in the snapshot, if one is given."""
-    connection = postgres(
-        database_url("penstock.table", options.get("databaseurl")), TableConnection
-    )
+    connection = postgres(database_url("penstock.table", options.get("databaseurl")), TableConnection)
     with postgres_errors("reading a table"), connection.transaction():
         with connection.cursor() as cursor:
             begin_reading(cursor, options.get("snapshot"))
@@ -286,9 +268,7 @@ class TableReader(DataSourceReader):
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
-                    columns = [
-                        f.convert(a) for a, f in zip(batch.columns, self._fields, strict=True)
-                    ]
+                    columns = [f.convert(a) for a, f in zip(batch.columns, self._fields, strict=True)]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _check_file(self, cursor: Any, partition: Slice) -> None:
@@ -365,8 +345,7 @@ def _sample(connection: Any, relation: _Relation) -> str:
     if relation.table is None:
         return ""
     [(kind, size)] = connection.execute(
-        "SELECT relkind::text, pg_relation_size(oid) FROM pg_class WHERE oid = %s::regclass",
-        (relation.table,),
+        "SELECT relkind::text, pg_relation_size(oid) FROM pg_class WHERE oid = %s::regclass", (relation.table,)
     ).fetchall()
     if kind not in {"r", "m"} or size <= SAMPLE_BYTES:
         return ""

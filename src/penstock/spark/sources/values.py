@@ -188,9 +188,7 @@ class Field:
             pass
         else:
             return converted
-        raise unreadable(
-            self.name, self.spark.simpleString()
-        )  # outside: Arrow's text may quote the value
+        raise unreadable(self.name, self.spark.simpleString())  # outside: Arrow's text may quote the value
 
 
 def _to_decimal(texts: pa.Array, wanted: pa.Decimal128Type) -> pa.Array:
@@ -218,9 +216,7 @@ def _check_limits(values: pa.Array) -> None:
         return
     extremes = pc.min_max(values)
     least, greatest = extremes["min"], extremes["max"]
-    if least.is_valid and (
-        pc.less(least, limits[0]).as_py() or pc.greater(greatest, limits[1]).as_py()
-    ):
+    if least.is_valid and (pc.less(least, limits[0]).as_py() or pc.greater(greatest, limits[1]).as_py()):
         raise pa.ArrowInvalid
 
 

@@ -10,34 +10,15 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.batches import Columns
-from penstock.channels.log import (
-    Appended,
-    Batch,
-    Behind,
-    FencedOff,
-    Foreign,
-    Unusable,
-    append_ahead,
-)
+from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
-from penstock.records import (
-    MAX_KEY_CHARACTERS,
-    MAX_LABEL_CHARACTERS,
-    Epoch,
-    Offset,
-    Shard,
-    ShardName,
-)
+from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
 from penstock.spark.sources.columns import NAMES
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.options import Options
@@ -46,11 +27,7 @@ from penstock.spark.sources.subscription import Subscription
 
 RECORDS_A_CALL = 500
 
-_MAX_CHARACTERS = {
-    "key": MAX_KEY_CHARACTERS,
-    "action": MAX_LABEL_CHARACTERS,
-    "object": MAX_LABEL_CHARACTERS,
-}
+_MAX_CHARACTERS = {"key": MAX_KEY_CHARACTERS, "action": MAX_LABEL_CHARACTERS, "object": MAX_LABEL_CHARACTERS}
 """What readers of an entry expect, at the most."""
 
 
@@ -87,9 +64,7 @@ class _Writer:
         warm()  # a streaming query plans its writes for every micro-batch anew, in one process
         _check_columns(schema)
         if overwrite:
-            raise InvalidSetting(
-                "penstock.log: a log is appended to, never overwritten: mode('append')"
-            )
+            raise InvalidSetting("penstock.log: a log is appended to, never overwritten: mode('append')")
         self._options = options
         self._journal_begins: dict[ShardName, int] = {}
 
@@ -111,9 +86,7 @@ class _Writer:
                 self._append(client, shard, rows, written)
         return written
 
-    def _append(
-        self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written
-    ) -> None:
+    def _append(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written) -> None:
         offsets = rows.column("offset").to_pylist()
         if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
             raise Gap(
@@ -124,9 +97,7 @@ class _Writer:
             # Again only if the log ends within a batch, which a task has written in other batches before.
             rows = rows.slice(self._append_until(client, shard, rows, written))
 
-    def _append_until(
-        self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written
-    ) -> int:
+    def _append_until(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written) -> int:
         """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has."""
         begin = int(rows.column("offset")[0].as_py())
         batches = self._batches(client, shard, Offset(begin), rows)
@@ -145,9 +116,7 @@ class _Writer:
                             "between first"
                         )
                     case FencedOff(newer):
-                        raise Fenced(
-                            f"penstock.log: {shard} has been written in the newer epoch {newer}"
-                        )
+                        raise Fenced(f"penstock.log: {shard} has been written in the newer epoch {newer}")
                     case Foreign(offset, found):
                         raise ForeignLog(
                             f"penstock.log: {shard} offset {offset} holds record {found}, not the one of the rows: this log "
@@ -157,9 +126,7 @@ class _Writer:
                         raise error
         return int(rows.num_rows)
 
-    def _batches(
-        self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch
-    ) -> Iterator[Batch]:
+    def _batches(self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch) -> Iterator[Batch]:
         epoch, begin = _epoch(client, self._options.scope.namespace, shard), self._begin(shard)
         for start in range(0, rows.num_rows, RECORDS_A_CALL):
             at = Offset(first + start)
@@ -176,9 +143,7 @@ class _Writer:
             return self._options.begins.get(shard.shard, 1)
         if self._options.knows_database():
             if shard not in self._journal_begins:
-                journal = JournalStore(
-                    replace(self._options, subscription=Subscription((shard.channel,)))
-                )
+                journal = JournalStore(replace(self._options, subscription=Subscription((shard.channel,))))
                 for each in journal.available().values():
                     self._journal_begins[each.shard] = each.first
             return self._journal_begins.get(shard, 1)
@@ -205,17 +170,7 @@ def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]
     Raises:
         InvalidRecord: A required field is null, or too long.
     """
-    for name in (
-        "channel",
-        "shard",
-        "offset",
-        "id",
-        "key",
-        "action",
-        "object",
-        "data",
-        "timestamp",
-    ):
+    for name in ("channel", "shard", "offset", "id", "key", "action", "object", "data", "timestamp"):
         if part.column(name).null_count:
             raise InvalidRecord(name, "it is null in a row that is to be appended to a log")
     for name, most in _MAX_CHARACTERS.items():

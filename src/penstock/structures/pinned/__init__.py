@@ -8,11 +8,4 @@ from penstock.structures.pinned.aio import AsyncFencedLock, AsyncGrant, AsyncPin
 from penstock.structures.pinned.keys import PinnedKeys
 from penstock.structures.pinned.locks import FencedLock, Grant
 
-__all__ = [
-    "AsyncFencedLock",
-    "AsyncGrant",
-    "AsyncPinnedKeys",
-    "FencedLock",
-    "Grant",
-    "PinnedKeys",
-]
+__all__ = ["AsyncFencedLock", "AsyncGrant", "AsyncPinnedKeys", "FencedLock", "Grant", "PinnedKeys"]

@@ -129,9 +129,7 @@ class AsyncFencedLock:
 class AsyncGrant(Lease):
     """As ``Grant``, for asyncio."""
 
-    def __init__(
-        self, client: Any, operations: PinOperations, name: Text, taken: Taken, lease_s: float
-    ) -> None:
+    def __init__(self, client: Any, operations: PinOperations, name: Text, taken: Taken, lease_s: float) -> None:
         super().__init__(taken, lease_s)
         self._client, self._operations, self._name = client, operations, name
 

@@ -20,9 +20,7 @@ class FencedLock:
     has seen.  Made by ``PinnedKeys.lock``.
     """
 
-    def __init__(
-        self, client: RedisClient, operations: PinOperations, name: Text, lease_s: float
-    ) -> None:
+    def __init__(self, client: RedisClient, operations: PinOperations, name: Text, lease_s: float) -> None:
         self._client, self._operations = client, operations
         lock_name(name)
         checked_ms("lease_s", lease_s)
@@ -115,12 +113,7 @@ class Grant(Lease):
     """
 
     def __init__(
-        self,
-        client: RedisClient,
-        operations: PinOperations,
-        name: Text,
-        taken: Taken,
-        lease_s: float,
+        self, client: RedisClient, operations: PinOperations, name: Text, taken: Taken, lease_s: float
     ) -> None:
         super().__init__(taken, lease_s)
         self._client, self._operations, self._name = client, operations, name

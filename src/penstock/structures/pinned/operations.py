@@ -84,18 +84,14 @@ class PinOperations:
         self.name = name
         self._keys = checked_keys(namespace, name, ("pins", "pin-times", "pin-counter"))
 
-    def put(
-        self, key: Text, value: Text, ttl_s: float, *, only_new: bool = False
-    ) -> Operation[bool]:
+    def put(self, key: Text, value: Text, ttl_s: float, *, only_new: bool = False) -> Operation[bool]:
         """Pins a value; returns whether it did."""
         ttl = checked_ms("ttl_s", ttl_s)
         body = checked_value("value", value)
         arguments = (_value_name(key), ttl, ttl, int(only_new), "", "", body)
         return self._operation("put", arguments, lambda reply: bool(reply[0] == b"put"))
 
-    def put_computed(
-        self, key: Text, value: bytes, ttl_s: float, fresh_s: float, lock: LockName
-    ) -> Operation[bool]:
+    def put_computed(self, key: Text, value: bytes, ttl_s: float, fresh_s: float, lock: LockName) -> Operation[bool]:
         """Pins a computed value and releases the lock; returns whether the lock was still held."""
         ttl, fresh = checked_ms("ttl_s", ttl_s), checked_ms("fresh_s", fresh_s)
         arguments = (_value_name(key), ttl, fresh, 0, lock.record, lock.token, value)
@@ -117,12 +113,7 @@ class PinOperations:
 
     def lock(self, lock: LockName, lease_s: float, above: int = 0) -> Operation[Granted | Refusal]:
         """Takes a lock, unless somebody holds it."""
-        arguments = (
-            lock.record,
-            lock.token,
-            checked_ms("lease_s", lease_s),
-            _checked_number(above),
-        )
+        arguments = (lock.record, lock.token, checked_ms("lease_s", lease_s), _checked_number(above))
         return self._operation("lock", arguments, _read_lock)
 
     def renew_lock(self, lock: LockName, lease_s: float) -> Operation[bool]:
@@ -138,16 +129,12 @@ class PinOperations:
         arguments = (checked_count("most", most, MAX_FIELDS),)
         return self._operation("reap", arguments, lambda reply: int(reply[1]))
 
-    def _renew(
-        self, record: bytes, token: bytes, ttl_s: float, field: str = "ttl_s"
-    ) -> Operation[bool]:
+    def _renew(self, record: bytes, token: bytes, ttl_s: float, field: str = "ttl_s") -> Operation[bool]:
         arguments = (record, token, checked_ms(field, ttl_s))
         return self._operation("renew", arguments, lambda reply: bool(reply[0] == b"renewed"))
 
     def _delete(self, record: bytes, token: bytes) -> Operation[bool]:
-        return self._operation(
-            "delete", (record, token), lambda reply: bool(reply[0] == b"deleted")
-        )
+        return self._operation("delete", (record, token), lambda reply: bool(reply[0] == b"deleted"))
 
     def _operation(self, script: str, arguments: Sequence[Argument], read: Any) -> Operation[Any]:
         return Operation(f"pinned/{script}", Call(self._keys, arguments), read)

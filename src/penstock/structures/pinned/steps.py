@@ -9,14 +9,7 @@ import structlog
 
 from penstock.errors import LockBusy, PenstockError, ServerUnavailable
 from penstock.structures.arguments import Text, checked_ms, checked_value, checked_wait_s
-from penstock.structures.pinned.operations import (
-    Granted,
-    LockName,
-    Pin,
-    PinOperations,
-    Refusal,
-    computing_name,
-)
+from penstock.structures.pinned.operations import Granted, LockName, Pin, PinOperations, Refusal, computing_name
 from penstock.structures.running import Compute, Pause, Steps
 
 log = structlog.get_logger("penstock.structures")
@@ -78,9 +71,7 @@ def take_lock(
         yield pause
 
 
-def _try_lock(
-    operations: PinOperations, lock: LockName, lease_s: float, above: int
-) -> Steps[Granted | Refusal]:
+def _try_lock(operations: PinOperations, lock: LockName, lease_s: float, above: int) -> Steps[Granted | Refusal]:
     try:
         found: Granted | Refusal = yield operations.lock(lock, lease_s, above)
     except Exception:
@@ -167,17 +158,12 @@ def _compute(operations: PinOperations, recipe: Recipe, lock: LockName) -> Steps
 def _put(operations: PinOperations, recipe: Recipe, lock: LockName, value: bytes) -> Steps[None]:
     """Pins what was computed; its caller gets it even if it cannot be pinned."""
     try:
-        is_ours = yield operations.put_computed(
-            recipe.key, value, recipe.ttl_s, recipe.fresh_s, lock
-        )
+        is_ours = yield operations.put_computed(recipe.key, value, recipe.ttl_s, recipe.fresh_s, lock)
     except ServerUnavailable as error:
         log.warning("a computed value was not pinned", error=type(error).__name__)
     else:
         if not is_ours:
-            log.warning(
-                "a computed value was not pinned: it took longer than lease_s",
-                lease_s=recipe.lease_s,
-            )
+            log.warning("a computed value was not pinned: it took longer than lease_s", lease_s=recipe.lease_s)
 
 
 def shown(name: Text) -> str:

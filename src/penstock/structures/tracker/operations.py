@@ -32,17 +32,13 @@ class TrackerOperations:
         """Adds ids; returns how many are new."""
         texts = checked_ids("ids", ids)
         if len(texts) > MAX_FIELDS:
-            raise InvalidStructureCall(
-                "ids", f"are {len(texts):,}; one call takes {MAX_FIELDS:,}: make several"
-            )
+            raise InvalidStructureCall("ids", f"are {len(texts):,}; one call takes {MAX_FIELDS:,}: make several")
         return self._operation("add", texts, lambda reply: int(reply[1]))
 
     def walk(self, before: str, after: str, ids: Sequence[str]) -> Operation[int | None]:
         """Adds a slice and moves on; None if another adder was faster."""
         return self._operation(
-            "walk",
-            (before, after, *ids),
-            lambda reply: None if reply[0] == b"moved" else int(reply[1]),
+            "walk", (before, after, *ids), lambda reply: None if reply[0] == b"moved" else int(reply[1])
         )
 
     def sample(self, token: str, count: int) -> Operation[list[str]]:

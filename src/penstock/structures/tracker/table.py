@@ -17,9 +17,7 @@ TIMEOUT_S = 1.0
 """Longest time of a statement, in seconds, by default."""
 
 
-def queued_ids_in(
-    engine: Engine, column: Any, where: Any = None, *, timeout_s: float = TIMEOUT_S
-) -> QueuedIds:
+def queued_ids_in(engine: Engine, column: Any, where: Any = None, *, timeout_s: float = TIMEOUT_S) -> QueuedIds:
     """The ids in a column of a table with queued work, for a ``QueueTracker``.
 
     An index on the column serves both questions, however many rows an id has; best is a partial one with the same condition.
@@ -35,13 +33,9 @@ def queued_ids_in(
         InvalidStructureCall: ``timeout_s`` is out of range.
     """
     if getattr(column, "table", None) is None:
-        raise DeclarationError(
-            "queued_ids_in: column belongs to no table; it takes one such as Job.customer_id"
-        )
+        raise DeclarationError("queued_ids_in: column belongs to no table; it takes one such as Job.customer_id")
     if engine.dialect.name != "postgresql":
-        raise DeclarationError(
-            f"queued_ids_in: the engine is for {engine.dialect.name}; it takes one for Postgres"
-        )
+        raise DeclarationError(f"queued_ids_in: the engine is for {engine.dialect.name}; it takes one for Postgres")
     timeout_ms = checked_ms("timeout_s", timeout_s)
     queued = _Queued(engine, column, true() if where is None else where, timeout_ms)
     return QueuedIds(queued.walk, queued.queued)

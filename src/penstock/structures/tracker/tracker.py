@@ -13,12 +13,7 @@ from penstock.channels.server import REDIS_ERRORS, RedisClient, connect_redis
 from penstock.errors import InvalidStructureCall, PenstockError
 from penstock.structures.arguments import MAX_FIELDS, checked_count
 from penstock.structures.running import T, run, translate
-from penstock.structures.tracker.operations import (
-    Id,
-    TrackerOperations,
-    checked_ids,
-    new_token,
-)
+from penstock.structures.tracker.operations import Id, TrackerOperations, checked_ids, new_token
 
 MAX_WALK, MAX_SAMPLE = 50, 25
 """Most ids of one slice of the adder, and of the remover."""
@@ -73,9 +68,7 @@ class QueueTracker:
         InvalidStructureCall: The name is not valid.
     """
 
-    def __init__(
-        self, client: RedisClient, name: str, source: QueuedIds, *, namespace: str = "penstock"
-    ) -> None:
+    def __init__(self, client: RedisClient, name: str, source: QueuedIds, *, namespace: str = "penstock") -> None:
         """Sets up; nothing is sent.
 
         Args:
@@ -89,9 +82,7 @@ class QueueTracker:
         self.name = name
 
     @classmethod
-    def connect(
-        cls, url: str, name: str, source: QueuedIds, *, namespace: str = "penstock"
-    ) -> Self:
+    def connect(cls, url: str, name: str, source: QueuedIds, *, namespace: str = "penstock") -> Self:
         """A tracker at a URL of Redis: see ``penstock.channels.urls``.
 
         Raises:
@@ -121,9 +112,7 @@ class QueueTracker:
         Raises:
             As ``add``.
         """
-        found = self._ask(
-            "SRANDMEMBER", self._operations.tracked, checked_count("count", count, MAX_FIELDS)
-        )
+        found = self._ask("SRANDMEMBER", self._operations.tracked, checked_count("count", count, MAX_FIELDS))
         return [as_text(each) for each in found]
 
     def contains(self, id_: Id) -> bool:
@@ -222,6 +211,4 @@ def _check_walk(ids: Sequence[str], before: str, most: int) -> None:
     if len(ids) > most:
         raise InvalidStructureCall("walk", f"returned {len(ids)} ids; it was asked for {most}")
     if ids and ids[-1] == before:
-        raise InvalidStructureCall(
-            "walk", "returned the id that it was to begin after: its query takes >, not >="
-        )
+        raise InvalidStructureCall("walk", "returned the id that it was to begin after: its query takes >, not >=")

@@ -9,18 +9,13 @@ from penstock.errors import AppendRefused
 from penstock.structures.arguments import Text
 from penstock.structures.running import T, run_async
 from penstock.structures.volatile.hash import SLICE
-from penstock.structures.volatile.operations import (
-    Scheme,
-    VolatileOperations,
-)
+from penstock.structures.volatile.operations import Scheme, VolatileOperations
 
 
 class AsyncVolatileHash:
     """As ``VolatileHash``, for asyncio."""
 
-    def __init__(
-        self, client: Any, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto"
-    ) -> None:
+    def __init__(self, client: Any, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> None:
         """As ``VolatileHash``, with a client of ``redis.asyncio``."""
         self._client = client
         self._operations = VolatileOperations(name, namespace, scheme)
@@ -28,9 +23,7 @@ class AsyncVolatileHash:
         self.name = name
 
     @classmethod
-    def connect(
-        cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto"
-    ) -> Self:
+    def connect(cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> Self:
         """As ``VolatileHash.connect``."""
         return cls(connect_redis_async(url), name, namespace=namespace, scheme=scheme)
 

@@ -8,10 +8,7 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.errors import AppendRefused
 from penstock.structures.arguments import Text
 from penstock.structures.running import T, run
-from penstock.structures.volatile.operations import (
-    Scheme,
-    VolatileOperations,
-)
+from penstock.structures.volatile.operations import Scheme, VolatileOperations
 
 SLICE = 50
 """Most fields that one call of ``gc`` deletes, by default: some ten microseconds."""
@@ -28,14 +25,7 @@ class VolatileHash:
         InvalidStructureCall: The name or the scheme is not valid.
     """
 
-    def __init__(
-        self,
-        client: RedisClient,
-        name: str,
-        *,
-        namespace: str = "penstock",
-        scheme: Scheme = "auto",
-    ) -> None:
+    def __init__(self, client: RedisClient, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> None:
         """Sets up; nothing is sent.
 
         Args:
@@ -51,9 +41,7 @@ class VolatileHash:
         self.name = name
 
     @classmethod
-    def connect(
-        cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto"
-    ) -> Self:
+    def connect(cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> Self:
         """A hash at a URL of Redis: see ``penstock.channels.urls``.
 
         Raises:

@@ -44,15 +44,10 @@ class VolatileOperations:
         """Whether the server keeps times to live of fields itself."""
         return self._operation("probe", COMMANDS, lambda reply: bool(reply[1]))
 
-    def set(
-        self, values: Mapping[Text, Text], ttl_s: float | None, *, native: bool
-    ) -> Operation[int]:
+    def set(self, values: Mapping[Text, Text], ttl_s: float | None, *, native: bool) -> Operation[int]:
         """Sets fields; returns how many were not live before."""
         _check_number("values", len(values))
-        encoded = {
-            checked_text("field", field): checked_value("value", value)
-            for field, value in values.items()
-        }
+        encoded = {checked_text("field", field): checked_value("value", value) for field, value in values.items()}
         items = [part for item in encoded.items() for part in item]
         size = sum(len(part) for part in items)
         if size > MAX_VALUE_BYTES:
@@ -68,9 +63,7 @@ class VolatileOperations:
 
     def all(self) -> Operation[dict[bytes, bytes]]:
         """All live fields."""
-        return self._operation(
-            "all", (), lambda reply: dict(zip(reply[1::2], reply[2::2], strict=True))
-        )
+        return self._operation("all", (), lambda reply: dict(zip(reply[1::2], reply[2::2], strict=True)))
 
     def delete(self, fields: Sequence[Text]) -> Operation[int]:
         """Deletes fields; returns how many were live."""
@@ -109,9 +102,7 @@ def _checked_fields(fields: Sequence[Text]) -> list[Argument]:
 
 def _check_number(what: str, number: int) -> None:
     if number > MAX_FIELDS:
-        raise InvalidStructureCall(
-            what, f"are {number:,}; one call takes {MAX_FIELDS:,}: make several"
-        )
+        raise InvalidStructureCall(what, f"are {number:,}; one call takes {MAX_FIELDS:,}: make several")
 
 
 def _read_left(reply: Any) -> float | None:

@@ -57,16 +57,9 @@ class AsyncLogGroup:
 
     async def acknowledge(self, records: Iterable[Record]) -> int:
         """As ``LogGroup.acknowledge``."""
-        return sum(
-            [
-                await self.acknowledge_offsets(shard, *ranges)
-                for shard, ranges in find_ranges(records).items()
-            ]
-        )
+        return sum([await self.acknowledge_offsets(shard, *ranges) for shard, ranges in find_ranges(records).items()])
 
-    async def acknowledge_offsets(
-        self, shard: int, *offsets: int | tuple[int, int] | OffsetRange
-    ) -> int:
+    async def acknowledge_offsets(self, shard: int, *offsets: int | tuple[int, int] | OffsetRange) -> int:
         """As ``LogGroup.acknowledge_offsets``."""
         keys = self._reader.shards[self.options.shard(shard)]
         return await self._drive(acknowledge(keys, checked_ranges(offsets)), "acknowledging for")

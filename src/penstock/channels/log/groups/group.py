@@ -89,10 +89,7 @@ class LogGroup:
         Raises:
             ServerUnavailable: Redis does not answer; acknowledging again is safe.
         """
-        return sum(
-            self.acknowledge_offsets(shard, *ranges)
-            for shard, ranges in find_ranges(records).items()
-        )
+        return sum(self.acknowledge_offsets(shard, *ranges) for shard, ranges in find_ranges(records).items())
 
     def acknowledge_offsets(self, shard: int, *offsets: int | tuple[int, int] | OffsetRange) -> int:
         """As ``acknowledge``, by offsets of a shard, and by first and last offset of ranges: ``acknowledge_offsets(0, 7, (9, 12))``.
@@ -151,9 +148,7 @@ class LogGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
     def _drive(self, steps: Steps[T], what: str) -> T:

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from penstock.channels.log.arguments import (
-    check_choice,
-    check_number,
-    check_seconds,
-    name_and_shards,
-)
+from penstock.channels.log.arguments import check_choice, check_number, check_seconds, name_and_shards
 from penstock.errors import InvalidLogCall
 from penstock.kinds import MAX_SHARDS, Log, checked_channel, checked_name
 from penstock.records import Shard, ShardName, checked_schema

@@ -20,13 +20,7 @@ import structlog
 from penstock.batches.compression import CODECS, is_installed
 from penstock.channels.log.arguments import check_number
 from penstock.channels.log.groups.options import MAX_COUNT, GroupOptions
-from penstock.channels.log.groups.results import (
-    GroupState,
-    ShardRead,
-    Taken,
-    parse_read,
-    parse_state,
-)
+from penstock.channels.log.groups.results import GroupState, ShardRead, Taken, parse_read, parse_state
 from penstock.channels.log.groups.steps import Ask, AwaitTurn, FindWritten, Steps, WatchLog
 from penstock.channels.log.left_out import next_shards, refuse_left_out
 from penstock.channels.log.reading import MAX_BYTES
@@ -234,9 +228,7 @@ class GroupReader:
         is_at_end = at is not None and state.tail < at
         return ShardRead(Taken(), state.tail if is_at_end else None, state.due_in_s)
 
-    def _read_shard(
-        self, shard: ShardName, count: int, most_bytes: int, before: Taken
-    ) -> Steps[ShardRead | None]:
+    def _read_shard(self, shard: ShardName, count: int, most_bytes: int, before: Taken) -> Steps[ShardRead | None]:
         """Reads a shard; None if that fails and there are records of other shards, which the caller gets first."""
         options = self.options
         keys = self.shards[shard]
@@ -271,13 +263,7 @@ class GroupReader:
         """Logs what nobody gets: a caller may not ask for it."""
         for event, ranges in (("records missed", taken.missed), ("records dropped", taken.dropped)):
             for each in ranges:
-                log.warning(
-                    event,
-                    group=self.options.group,
-                    shard=str(each.shard),
-                    first=each.first,
-                    last=each.last,
-                )
+                log.warning(event, group=self.options.group, shard=str(each.shard), first=each.first, last=each.last)
 
     def _raise_error(self) -> None:
         """Raises what the last read has met behind the records that it returned."""

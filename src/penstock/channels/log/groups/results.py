@@ -7,14 +7,7 @@ from typing import Any, overload
 from penstock.batches import Records
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.scripts import as_text
-from penstock.errors import (
-    CodecMissing,
-    ForeignLog,
-    Gap,
-    GroupLost,
-    LogDiverged,
-    PenstockError,
-)
+from penstock.errors import CodecMissing, ForeignLog, Gap, GroupLost, LogDiverged, PenstockError
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 
@@ -128,15 +121,7 @@ def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
     if reply[0] != b"group":
         raise _make_error(reply, shard, group)
     at, first, tail, wait, pending, due, *counts = map(int, reply[1:])
-    return GroupState(
-        Offset(at) if at else None,
-        Offset(first),
-        Offset(tail),
-        pending,
-        due,
-        _seconds(wait),
-        *counts,
-    )
+    return GroupState(Offset(at) if at else None, Offset(first), Offset(tail), pending, due, _seconds(wait), *counts)
 
 
 def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
@@ -163,9 +148,7 @@ def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
     return ShardRead(taken, after, _seconds(int(wait)), error, size)
 
 
-def _parse_items(
-    items: Sequence[Any], shard: ShardName
-) -> tuple[Records[Any], tuple[int, ...], PenstockError | None]:
+def _parse_items(items: Sequence[Any], shard: ShardName) -> tuple[Records[Any], tuple[int, ...], PenstockError | None]:
     """The records; an entry that cannot be read does not cost those of the others."""
     parts: list[Records[Any]] = []
     deliveries: list[int] = []
@@ -186,8 +169,7 @@ def _parse_items(
 
 def _ranges(shard: ShardName, flat: Sequence[int]) -> tuple[OffsetRange, ...]:
     return tuple(
-        OffsetRange(shard, Offset(first), Offset(last))
-        for first, last in zip(flat[::2], flat[1::2], strict=True)
+        OffsetRange(shard, Offset(first), Offset(last)) for first, last in zip(flat[::2], flat[1::2], strict=True)
     )
 
 
@@ -214,9 +196,7 @@ def _make_error(reply: Any, shard: ShardName, group: str) -> PenstockError:
             return LogDiverged(f"{where}: {_describe_divergence(word, *places, shard=shard)}")
         case _:
             found = as_text(reply[1]) if len(reply) > 1 else "an unknown reply"
-            return ForeignLog(
-                f"{where}: {found}: not written by Penstock. Find out what writes to its keys"
-            )
+            return ForeignLog(f"{where}: {found}: not written by Penstock. Find out what writes to its keys")
 
 
 def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:

@@ -43,9 +43,7 @@ ARROW_SCHEMA = pa.schema(
 )
 
 
-def batch(
-    channel: str, shard: int, marks: Sequence[Mark], reservation: int | None
-) -> pa.RecordBatch:
+def batch(channel: str, shard: int, marks: Sequence[Mark], reservation: int | None) -> pa.RecordBatch:
     """A batch of rows for members of one shard."""
     count = len(marks)
     columns = [

@@ -80,8 +80,7 @@ class IckOptions:
             options.get("key", ""),
             whole_number(SOURCE, options, "shards", "shards"),
             whole_number(SOURCE, options, "maxmemberspertrigger", "maxMembersPerTrigger"),
-            whole_number(SOURCE, options, "takeoverafterseconds", "takeoverAfterSeconds")
-            or TAKEOVER_AFTER_S,
+            whole_number(SOURCE, options, "takeoverafterseconds", "takeoverAfterSeconds") or TAKEOVER_AFTER_S,
             parse_scope(options),
             options.get("redisurl"),
             options.get("databaseurl"),
@@ -106,9 +105,7 @@ class IckOptions:
         if self.key:
             return {0: self.key}
         return {
-            number: ick_shard_keys(
-                self.scope.namespace, ShardName(self.channel, Shard(number))
-            ).name
+            number: ick_shard_keys(self.scope.namespace, ShardName(self.channel, Shard(number))).name
             for number in range(number_of_shards(self))
         }
 

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.channels.ick.operations import Mark, read_marks
 from penstock.channels.routing import ick_keys
@@ -52,9 +48,7 @@ class IckBatchReader(DataSourceReader):
         """A task for each set of each shard."""
         keys = {shard: ick_keys(name) for shard, name in self._options.names().items()}
         return [
-            SetPartition(shard, key)
-            for shard, each in keys.items()
-            for key in (each.held, each.reserved, each.dirty)
+            SetPartition(shard, key) for shard, each in keys.items() for key in (each.held, each.reserved, each.dirty)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -97,8 +91,7 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802  Spark's name
         """Commits the reservations that ``start`` names, whose micro-batch is done, and begins the next; waits briefly for members."""
         at: IckOffset = {
-            shard: start.get(str(shard), beginning)
-            for shard, beginning in self._sequence.beginning.items()
+            shard: start.get(str(shard), beginning) for shard, beginning in self._sequence.beginning.items()
         }
         sizes = self._sizes(limit)
         if self._remaining is None:
@@ -139,11 +132,7 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             sizes = {shard: max(1, count) for shard, count in self._sequence.waiting().items()}
         if self._remaining is not None:
-            sizes = {
-                s: min(size, self._remaining[s])
-                for s, size in sizes.items()
-                if self._remaining[s] > 0
-            }
+            sizes = {s: min(size, self._remaining[s]) for s, size in sizes.items() if self._remaining[s] > 0}
         return sizes
 
     def _within_remaining(self, at: IckOffset, sizes: dict[int, int]) -> IckOffset:

@@ -12,14 +12,7 @@ import socket
 from collections.abc import Mapping
 from time import monotonic, sleep
 
-from penstock.channels.ick import (
-    ALL_MEMBERS,
-    Busy,
-    HolderWatch,
-    Reservation,
-    Reservations,
-    Superseded,
-)
+from penstock.channels.ick import ALL_MEMBERS, Busy, HolderWatch, Reservation, Reservations, Superseded
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.spark.sources.ick.heartbeat import Heartbeat
 
@@ -43,9 +36,7 @@ class ReservationSequence:
         busy: Shards that another consumer held at the last attempt to reserve them.
     """
 
-    def __init__(
-        self, client: RedisClient, names: Mapping[int, str], takeover_after_s: float
-    ) -> None:
+    def __init__(self, client: RedisClient, names: Mapping[int, str], takeover_after_s: float) -> None:
         self._client = client
         self._names = names
         self._takeover_after_s = takeover_after_s
@@ -85,9 +76,7 @@ class ReservationSequence:
                 self._icks[shard].release(reservation)
         return end
 
-    def after_waiting(
-        self, start: IckOffset, sizes: Mapping[int, int], seconds: float
-    ) -> IckOffset:
+    def after_waiting(self, start: IckOffset, sizes: Mapping[int, int], seconds: float) -> IckOffset:
         """As ``after``; while there is nothing to reserve, tries again for ``seconds``.
 
         Raises:

@@ -11,11 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.channels.ick import add_each
@@ -107,11 +103,7 @@ def _now(client: RedisClient) -> float:
 
 def _members(rows: pa.RecordBatch) -> list[bytes]:
     """``member`` of each row, or ``bytes`` where it is null."""
-    columns = [
-        rows.column(name).cast(pa.binary())
-        for name in ("member", "bytes")
-        if name in rows.schema.names
-    ]
+    columns = [rows.column(name).cast(pa.binary()) for name in ("member", "bytes") if name in rows.schema.names]
     members = pc.coalesce(*columns)
     if members.null_count:
         raise InvalidRecord("member", "it is null in a row that is to be marked")
