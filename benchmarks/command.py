@@ -15,9 +15,8 @@ from benchmarks.measuring import INTERRUPTED, Case, ContestantFailed, Interrupte
 from benchmarks.plot import check_matplotlib, draw, has_picture
 from benchmarks.report import Report, describe_machine, format_report, read_versions
 from benchmarks.servers import BenchServers
-from penstock.cli import signals
-from penstock.cli.command import Json, command
-from penstock.cli.logs import configure_log
+from penstock.cli import loops as signals
+from penstock.cli.command import Json, command, configure_log
 from penstock.cli.render import say, show_json, show_table, show_text
 from penstock.errors import InvalidSetting, Unknown
 from penstock.settings import Settings

@@ -84,7 +84,7 @@ def _penstock_databases(
 def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
     """The pipeline under test: the one that ``penstock_app`` names; override it to choose another."""
     with _extra():
-        from penstock.loading import load_pipeline  # noqa: PLC0415  not at start
+        from penstock.pipeline import load_pipeline  # noqa: PLC0415  not at start
     app = request.config.getini(APP)
     if not app:
         pytest.fail(

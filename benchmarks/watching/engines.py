@@ -19,7 +19,7 @@ from benchmarks.measuring import NotMeasured
 from benchmarks.watching.arrivals import FILE, LATE_S, Arrivals, read_notes
 from benchmarks.watching.processes import READY_S, start_process
 from penstock.errors import JavaMissing
-from penstock.loading import load_pipeline
+from penstock.pipeline import load_pipeline
 from penstock.testing import eventually
 
 EngineName = Literal["inline", "spark"]

@@ -19,12 +19,12 @@ What runs these steps:
 
 What an application declares, and what the parts pass to each other:
 
-    pipeline             where it declares; kinds, declarations, declaring: channels, rules, consumers, workers
+    pipeline             where it declares, and how it is loaded; kinds, declarations: channels, rules, consumers, workers
     handlers             which functions a consumer may be declared with
     jobs, messages       what a worker gets and answers; what a message of a queue may have
     records, errors      the values that the parts pass to each other; every error that is raised on purpose
     parsing              texts that somebody else may have written: JSON, and numbers
-    settings, loading    a command's settings; loads a pipeline by its import path
+    settings             a command's settings
 
 Around them:
 

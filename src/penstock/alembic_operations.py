@@ -23,8 +23,7 @@ from alembic.operations import MigrateOperation, Operations
 
 from penstock.errors import DeclarationError
 from penstock.staging.rules import Declarations
-from penstock.staging.trigger_names import Trigger
-from penstock.staging.triggers import make_trigger
+from penstock.staging.triggers import Trigger, make_trigger
 
 __all__ = ["TriggerOperation"]
 

@@ -12,14 +12,12 @@ import psycopg
 
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import first_line, postgres_errors
-from penstock.database.quoting import quote
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import TriggerMissing
 from penstock.pipeline import Pipeline
-from penstock.staging.trigger_names import Trigger, make_name
-from penstock.staging.triggers import make_trigger
+from penstock.staging.triggers import Trigger, make_name, make_trigger
 
 INIT = "penstock init"
 

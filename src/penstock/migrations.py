@@ -23,7 +23,7 @@ from sqlalchemy import Connection, text
 
 from penstock.database.initialise import alembic_config
 from penstock.database.migrating import lock_migrations
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.database.tables import metadata
 from penstock.errors import SchemaMissing, Unknown
 from penstock.records import DEFAULT_SCOPE, checked_schema

@@ -1,6 +1,10 @@
 """The pipeline: where an application declares its channels, staging rules, consumers and reconciliations."""
 
+import importlib
+import sys
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from penstock.declarations import (
@@ -13,26 +17,78 @@ from penstock.declarations import (
     Ick,
     Log,
     Named,
+    Queue,
     ReconciliationSpec,
     StagingRule,
+    WorkerSpec,
     checked_changes,
     table_named,
 )
-from penstock.declaring import DeclaresWorkers
 from penstock.errors import DeclarationError
 from penstock.handlers import (
     BatchDecorator,
     ConsumerOptions,
     DataFrameDecorator,
     Handler,
+    JobDecorator,
     MemberDecorator,
     MembersDecorator,
     RecordDecorator,
+    WorkerDeclaration,
     default_name,
 )
 from penstock.kinds import check_reconciled, refuse_sources
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import checks, hooks
+
+
+class DeclaresWorkers:
+    """What a pipeline has for queues."""
+
+    @abstractmethod
+    def _own(self, channel: Channel, who: str) -> None:
+        """Refuses a channel that the pipeline does not have."""
+
+    @abstractmethod
+    def _add_consumer(self, spec: ConsumerSpec) -> None:
+        """Adds a consumer."""
+
+    @overload
+    def worker(
+        self, *, reads: Queue, payload: type[Payload], **options: Unpack[WorkerDeclaration]
+    ) -> JobDecorator[Payload]: ...
+
+    @overload
+    def worker(self, *, reads: Queue, **options: Unpack[WorkerDeclaration]) -> JobDecorator: ...
+
+    def worker(
+        self, *, reads: Queue, payload: type[Any] | None = None, **options: Unpack[WorkerDeclaration]
+    ) -> Callable[[Any], Any]:
+        """Declares the decorated function the worker of a queue: see ``WorkerSpec`` for the parts.
+
+            @pipeline.worker(reads=receipts, concurrency=8)
+            def send_receipt(session, job): ...
+
+        The session's transaction begins with the handler's first statement, and is committed together with the fact that
+        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is called as its
+        function is, with ``-`` for ``_``, unless ``name`` says otherwise.
+
+        Raises:
+            DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
+                or the handler cannot be called as it would have to be.
+        """
+
+        def declare(handler: Handler) -> Handler:
+            named: WorkerDeclaration = {**options}
+            if "name" not in options:
+                named["name"] = default_name(handler)
+            spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
+            self._own(reads, f"worker {spec.name}")
+            self._add_consumer(spec)
+            return handler
+
+        return declare
+
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
@@ -364,3 +420,33 @@ class Pipeline(DeclaresWorkers):
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def load_pipeline(app: str) -> Pipeline:
+    """Imports the module, also from the working directory, and returns its pipeline.
+
+    Raises:
+        DeclarationError: The path is malformed, its module cannot be imported, or it names no pipeline.
+    """
+    name, separator, attribute = app.partition(":")
+    if not (name and separator and attribute):
+        raise DeclarationError(f"--app {app}: give module:attribute, such as shop.events:pipeline")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise DeclarationError(
+            f"--app {app}: importing {name} from {here} failed: {type(error).__name__}: {first}"
+        ) from error
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, Pipeline):
+        has = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
+        raise DeclarationError(
+            f"--app {app}: {attribute} of {name} is {'missing' if found is None else f'a {type(found).__name__}'}, "
+            f"not a Pipeline; the module has {', '.join(has) or 'none'}"
+        )
+    return found

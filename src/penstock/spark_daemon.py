@@ -40,7 +40,7 @@ def end_quietly() -> None:
 
 _NEEDED = (
     "penstock.consuming",
-    "penstock.loading",
+    "penstock.pipeline",
     "penstock.logs",
     "penstock.spark.engine.epochs",
     "penstock.streaming",

@@ -16,7 +16,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
 from penstock.consuming.delivered import Consumed
 from penstock.consuming.evicted import Evicted
-from penstock.consuming.sources.following import ConfirmedFollower
+from penstock.consuming.sources.worker import ConfirmedFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.reset import reset_epoch

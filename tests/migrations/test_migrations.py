@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from fixtures.migrations import get_revision, tables
 from fixtures.postgres import engine_url
 from penstock.database.initialise import alembic_config, initialise, migration_sql, reporting_waits
-from penstock.database.resources import directory
 from penstock.database.revisions import newest_shipped
+from penstock.database.statements import directory
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ServerUnavailable

@@ -18,8 +18,7 @@ from penstock.spark.engine.control_channel import ControlServer, Plan
 from penstock.spark.engine.epoch_query import EpochQuery
 from penstock.spark.engine.epochs import EpochsReader, EpochsSource
 from penstock.spark.engine.progress import LiveProgress
-from penstock.spark.engine.schedule import Schedule
-from penstock.spark.engine.slots import Slots
+from penstock.spark.engine.schedule import Schedule, Slots
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 

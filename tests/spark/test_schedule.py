@@ -10,8 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  the usual name
 from structlog.testing import capture_logs
 
 from penstock.spark.engine import schedule as schedule_module
-from penstock.spark.engine.schedule import Schedule
-from penstock.spark.engine.slots import EPOCHS, Running, Slots
+from penstock.spark.engine.schedule import EPOCHS, Running, Schedule, Slots
 from penstock.spark.names import named_jobs
 from penstock.testing import eventually
 

@@ -12,10 +12,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from fixtures.documents import DOCS, blocks
 from penstock.database.connections import Connection
 from penstock.errors import Gap, InvalidSetting
-from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.ick.source import IckSource
 from penstock.spark.sources.log import LogSource, LogStore
-from penstock.spark.sources.options import Options, known_options
+from penstock.spark.sources.options import Options, known_options, with_kept_options
 from penstock.spark.sources.reading import StreamReader, from_offset
 from penstock.spark.sources.staged import StagedSource
 from penstock.spark.sources.table import TableSource, reading

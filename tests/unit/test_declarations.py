@@ -203,7 +203,7 @@ def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None
 NO_VALUES: tuple[Any, ...] = (None, "7", [], object(), True, -1)
 
 
-@pytest.mark.parametrize("value", NO_VALUES, ids=repr)
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "declare",
     [

@@ -3,7 +3,7 @@
 import pytest
 from psycopg import sql
 
-from penstock.database.quoting import quote, quote_literal
+from penstock.database.statements import quote, quote_literal
 
 ODD = ["plain", "Two words", 'dou"ble', "sin'gle", "back\\slash", "ünï.code", '"']
 

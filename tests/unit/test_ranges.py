@@ -12,7 +12,6 @@ from penstock.errors import InvalidName, InvalidSetting, Unknown
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.lag import Lag, lag
 from penstock.spark.sources.options import Options, record_schema
-from penstock.spark.sources.pace import Pace
 from penstock.spark.sources.places import Where, parse_offsets, parse_time
 from penstock.spark.sources.ranges import (
     RECORDS_A_TASK,
@@ -25,7 +24,7 @@ from penstock.spark.sources.ranges import (
     ranges_between,
     share_limit,
 )
-from penstock.spark.sources.reading import from_offset, to_offset
+from penstock.spark.sources.reading import Pace, from_offset, to_offset
 from penstock.spark.sources.starting import find_end, find_start
 
 

@@ -18,7 +18,7 @@ from hiredis import pack_command
 from redis.client import NEVER_DECODE
 
 from penstock.channels.cancelling import cancellable
-from penstock.database.resources import directory
+from penstock.database.statements import directory
 
 T = TypeVar("T")
 Argument = bytes | str | int

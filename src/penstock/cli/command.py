@@ -20,14 +20,20 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from penstock.cli.logs import configure_log
+from penstock import logs
 from penstock.cli.render import prepare_output, show_error
 from penstock.errors import DeclarationError, InvalidSetting
-from penstock.loading import load_pipeline
 from penstock.parsing import MAX_NUMBER, find_number
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, load_pipeline
 from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_offset, parse_place
 from penstock.settings import Secret, SettingDescription, Settings, describe_settings, load_settings
+
+
+def configure_log(settings: Settings) -> None:
+    """Sets up the log of this process, before it imports the application."""
+    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+    logs.configure(console=console, level=settings.log_level)
+
 
 COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
 """Settings that every command takes."""

@@ -1,14 +1,15 @@
 """Which engine a command runs on, and what compares and examines on it."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.cli.connections import Connections
+from penstock.cli.command import parse_conf, require_extra
 from penstock.cli.render import say
-from penstock.cli.spark import start_spark
+from penstock.cli.servers import Connections
 from penstock.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.inline import InlineComparer, InlineExaminer, needs_spark
@@ -16,6 +17,52 @@ from penstock.reconciling import Comparer
 from penstock.records import Record
 from penstock.settings import Settings
 from penstock.verifying import Examiner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+TASK_ATTEMPTS = 4
+
+
+@contextmanager
+def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
+    """Starts Spark as configured, and stops it at the end.
+
+    Args:
+        settings: Give ``master`` and ``conf``; without a master Spark runs on this machine, on all cores.
+        what: What needs it, for the error text: ``reconciling``.
+
+    Raises:
+        InvalidSetting: Spark is not installed.
+        JavaMissing: There is no Java runtime.
+    """
+    with require_extra("spark", what):
+        from penstock.spark.reconcile.sizing import kept_partitions  # noqa: PLC0415  an optional extra
+        from penstock.spark.session import (  # noqa: PLC0415  an optional extra
+            available_cores,
+            is_jvm_alive,
+            jvm_errors,
+            spark_session,
+            stop_session,
+        )
+    cores = available_cores()
+    spark = spark_session(
+        cores,
+        master=settings.master or f"local[{cores},{TASK_ATTEMPTS}]",
+        conf={
+            # Spark's own progress bar, on a terminal only.
+            "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+            **kept_partitions(parse_conf(settings)),
+        },
+    )
+    try:
+        with jvm_errors(what):
+            yield spark
+    finally:
+        if is_jvm_alive():
+            stop_session(spark)
+
 
 Engine = Literal["spark", "inline", "stealing"]
 

@@ -1,12 +1,19 @@
 """Runs a streamer or a consumer as commands do: until a stop signal, or until nothing is left."""
 
-from typing import Any
+import os
+import signal
+import sys
+import threading
+from time import monotonic
+from types import FrameType, TracebackType
+from typing import Any, Self
 
+import structlog
 import typer
+from rich.console import Console
+from rich.status import Status
 
-from penstock.cli.connections import open_connections
-from penstock.cli.progress import ProgressLine
-from penstock.cli.signals import Stop
+from penstock.cli.servers import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.brake import how_to_resume
 from penstock.consuming.worker import Worker
@@ -15,6 +22,103 @@ from penstock.operating.status import status
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
 from penstock.streaming import RoundResult, Streamer
+from penstock.streaming.share import WHOLE, Share, parse_share
+
+GRACE_S = 8.0
+"""How long the work may take to stop, in seconds; below the ten seconds that containers are given."""
+
+INTERRUPTED = 130
+"""Exit code of a process ended by SIGINT, as in shells."""
+
+
+class Stop:
+    """``stop()`` is true after SIGTERM or SIGINT; loops call it between two rounds."""
+
+    def __init__(self) -> None:
+        """Installs the handlers of SIGTERM and SIGINT; from the main thread only."""
+        self._requested = threading.Event()
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
+
+    def __call__(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._requested.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for that time or until a signal arrives; returns whether one has."""
+        return self._requested.wait(seconds)
+
+    def _request(self, number: int, _frame: FrameType | None) -> None:
+        if self._requested.is_set():
+            if number == signal.SIGINT:
+                os._exit(INTERRUPTED)
+            return
+        self._requested.set()
+        timer = threading.Timer(GRACE_S, _abandon)
+        timer.daemon = True
+        timer.start()
+
+
+def _abandon() -> None:
+    structlog.get_logger("penstock.cli").warning(
+        "abandoned a batch in progress",
+        after_seconds=GRACE_S,
+        then="its transaction is rolled back, and the batch is applied again later",
+    )
+    os._exit(0)
+
+
+EVERY_S = 0.2
+
+
+class ProgressLine:
+    """``1,234 records published · 56/s``, on stderr, rewritten in place.
+
+    Attributes:
+        count: Records so far.
+    """
+
+    def __init__(self, what: str) -> None:
+        """Sets up the line; ``what`` is what was done with the records: ``published``."""
+        self.count = 0
+        self._what = what
+        self._began = self._shown = monotonic()
+        self._line: Status | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._line = Console(stderr=True).status("", spinner="dots")
+            self._line.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line is not None:
+            self._line.__exit__(kind, error, trace)
+
+    def add(self, done: RoundResult | Consumed | int) -> None:
+        """Adds records, or what a round published, applied or cancelled; updates the line every ``EVERY_S`` seconds."""
+        match done:
+            case int():
+                self.count += done
+            case RoundResult():
+                self.count += done.added
+            case _:
+                self.count += done.applied + done.cancelled
+        now = monotonic()
+        if self._line is not None and now - self._shown > EVERY_S:
+            self._shown = now
+            self._line.update(f"{self.count:,} records {self._what} · {self.count / (now - self._began):,.0f}/s")
+
+
+def choose_share(settings: Settings) -> Share:
+    """The share that was chosen; everything if none was.
+
+    Raises:
+        InvalidSetting: It is not one.
+    """
+    return WHOLE if settings.share is None else parse_share(settings.share)
 
 
 def run_loop(loop: Streamer | Worker[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:

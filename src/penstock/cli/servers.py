@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.channels.server import connect_redis, redis_errors
+from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.cli.command import find_pipeline
 from penstock.cli.render import say
-from penstock.database.connections import connect_postgres
+from penstock.database.connections import Connection, connect_postgres
 from penstock.database.initialise import initialise
+from penstock.database.revisions import check_revision
 from penstock.embedded.directories import url_file
 from penstock.embedded.ownership import check_own, read_own
 from penstock.errors import InvalidSetting, ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.settings import Settings
 
 DIRECTORY = Path(".penstock")
@@ -135,3 +139,52 @@ def _answer(database_url: str, redis_url: str) -> bool:
     except (ServerUnavailable, InvalidSetting):
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """What such a command works with.
+
+    Attributes:
+        connection: To Postgres, in autocommit mode.
+        client: Of Redis.
+        pipeline: None without ``--app``.
+        scope: The pipeline's, or the default.
+        urls: The URLs of both servers.
+    """
+
+    connection: Connection
+    client: RedisClient
+    pipeline: Pipeline | None
+    scope: Scope
+    urls: Servers
+
+    def connect(self) -> Connection:
+        """Opens another connection, for a reconciliation."""
+        return connect_postgres(self.urls.database_url, application="reconcile", prepare=False)
+
+
+def get_scope(pipeline: Pipeline | None) -> Scope:
+    """The scope of a command: the pipeline's, or the default."""
+    return DEFAULT_SCOPE if pipeline is None else pipeline.scope
+
+
+@contextmanager
+def open_connections(settings: Settings, application: str, *, start: bool = False) -> Iterator[Connections]:
+    """Connects to Postgres and Redis.
+
+    Raises:
+        DeclarationError: ``--app`` names no pipeline.
+        InvalidSetting: One of the two URLs is missing.
+        SchemaMissing: This release does not work with the schema.
+        ServerUnavailable: Postgres does not answer.  Redis is not contacted yet.
+    """
+    pipeline = find_pipeline(settings)
+    scope = get_scope(pipeline)
+    with (
+        servers(settings, schema=scope.schema, start=start) as urls,
+        connect_postgres(urls.database_url, application=application, prepare=settings.prepare) as connection,
+        connect_redis(urls.redis_url) as client,
+    ):
+        check_revision(connection, scope)
+        yield Connections(connection, client, pipeline, scope, urls)

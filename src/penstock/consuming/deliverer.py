@@ -30,8 +30,7 @@ from penstock.consuming.delivery import (
     divide,
     trouble_for_part,
 )
-from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.failures import NotApplied, reason
+from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.errors import driver_error
 from penstock.database.executor import Executor

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+import structlog
+
 from penstock.channels.server import is_unavailable
 from penstock.consuming.delivery import AskedToWait, Broken, Conflict, Failed, Outcome, Unavailable
 from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
@@ -160,3 +162,32 @@ def is_exit(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_exit(each) for each in error.exceptions)
     return isinstance(error, SystemExit | KeyboardInterrupt)
+
+
+log = structlog.get_logger("penstock.consumer")
+
+
+class FailureLog:
+    """The failures of one consumer in this process."""
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._shown: set[tuple[str, ...]] = set()
+
+    def show(self, shard: ShardName, failed: NotApplied) -> None:
+        """Logs a failure with where it happened, unless one like it was shown."""
+        if isinstance(failed.outcome, Conflict | AskedToWait):
+            return
+        where = frames(failed.error)
+        kind = type(driver_error(failed.error)).__name__
+        if (signature := (kind, *where[-1:])) not in self._shown:
+            self._shown.add(signature)
+            log.warning(
+                "handler failed",
+                consumer=self._consumer,
+                shard=str(shard),
+                error=kind,
+                sqlstate=sqlstate(failed.error),
+                at_commit=failed.at_commit,
+                traceback=where,
+            )

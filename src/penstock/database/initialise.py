@@ -13,16 +13,31 @@ from alembic.config import Config
 from sqlalchemy import Connection, text
 
 from penstock.database.connections import connect_postgres, make_engine
-from penstock.database.encoding import check_encoding
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.migrating import CREATE_SCHEMA, in_schema, lock_migrations
-from penstock.database.resources import directory
 from penstock.database.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
-from penstock.database.statements import statements
+from penstock.database.statements import directory, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
-from penstock.errors import PenstockError, SchemaMissing
+from penstock.errors import PenstockError, SchemaMissing, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE, checked_schema
+
+NEEDED = "UTF8"
+
+
+def check_encoding(connection: psycopg.Connection[object]) -> None:
+    """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed.
+
+    Raises:
+        UnsafeSetting: It is not in UTF8.
+    """
+    found = connection.info.parameter_status("server_encoding")
+    if found != NEEDED:
+        raise UnsafeSetting(
+            f"database {connection.info.dbname} has the encoding {found}; Penstock needs {NEEDED}, which has every character of a "
+            "record. Create one with: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and restore a dump into it"
+        )
+
 
 WATCH_S = 2.0
 """How often to look whom a migration waits for, in seconds."""

@@ -3,8 +3,7 @@
 from alembic import context, op
 from sqlalchemy import Connection, text
 
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.records import DEFAULT_SCOPE
 
 CREATE_SCHEMA = """

@@ -17,9 +17,7 @@ import structlog
 
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.quoting import quote
-from penstock.database.resources import directory
-from penstock.database.statements import statements
+from penstock.database.statements import directory, quote, statements
 from penstock.errors import SchemaMissing
 from penstock.records import DEFAULT_SCOPE, Scope
 

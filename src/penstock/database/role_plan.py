@@ -5,7 +5,6 @@ from typing import Any
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
 from penstock.database.roles import (
     FUNCTIONS,
     ROLE_NAMES,
@@ -20,7 +19,7 @@ from penstock.database.roles import (
     rights,
     table_names,
 )
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.errors import PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
 

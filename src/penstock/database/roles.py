@@ -13,8 +13,7 @@ from typing import Literal, get_args
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.database.tables import metadata
 from penstock.errors import InvalidName, PrivilegeMissing
 from penstock.records import Scope, checked_schema

@@ -10,8 +10,43 @@
 import re
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 
-from penstock.database.quoting import quote
+
+def quote(*path: str | None) -> str:
+    """An identifier in double quotes, after that of its schema, if there is one: ``"shop"."orders"``."""
+    *schema, name = path
+    return ".".join(_in_quotes(part) for part in (*filter(None, schema), name or ""))
+
+
+def _in_quotes(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(value: str) -> str:
+    """A string literal that also works with ``standard_conforming_strings`` off."""
+    quoted = value.replace("'", "''")
+    return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
+
+
+@cache
+def directory(name: str) -> Traversable:
+    """The shipped directory ``name``.
+
+    Raises:
+        FileNotFoundError: The installation lacks it.
+    """
+    shipped = files("penstock") / f"_{name}"
+    if shipped.is_dir():
+        return shipped
+    checkout = Path(__file__).parents[3] / name
+    if checkout.is_dir():
+        return checkout
+    raise FileNotFoundError(
+        f"penstock was installed without its {name} directory; install it from a wheel or a whole checkout"
+    )
+
 
 _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 

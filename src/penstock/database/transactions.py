@@ -127,3 +127,18 @@ ROLES_SEARCH_PATH = b"SET LOCAL search_path TO DEFAULT"
 
 OUR_SEARCH_PATH = f"SET LOCAL search_path TO {_SEARCH_PATH}".encode()
 """Names are looked up in Postgres' own catalog again."""
+
+
+_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "iso_8601",
+    "extra_float_digits": "1",  # the shortest text that reads back as the same number
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "array_nulls": "on",  # otherwise NULL in an array is read as a word
+    "xmloption": "content",
+}
+
+FIX_FORMATS = set_local_in_one(_SETTINGS)
+"""The statement that sets them, for the current transaction."""

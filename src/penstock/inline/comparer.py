@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.inline.sides import Group, Side, describe_side, in_snapshot, read_groups, read_rows

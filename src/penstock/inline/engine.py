@@ -6,8 +6,7 @@ from penstock.consuming import Consumed, Worker, make_worker
 from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
 from penstock.streaming import RoundResult, Streamer
-from penstock.streaming.rounds import IDLE_S
-from penstock.streaming.share import WHOLE, Share
+from penstock.streaming.share import IDLE_S, WHOLE, Share
 
 Report = Callable[[str, RoundResult | Consumed], None]
 """Called after each round with who ran it, ``streamer`` or a consumer's name, and its result."""

@@ -15,9 +15,8 @@ from psycopg import IsolationLevel, sql
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import first_line, postgres_errors
-from penstock.database.formats import FIX_FORMATS
-from penstock.database.quoting import quote
-from penstock.database.transactions import HANDLER_TIMEOUT_S
+from penstock.database.statements import quote
+from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
 from penstock.errors import Unknown
 from penstock.inline.values import NUMBERS, ORDERED, Value
 from penstock.reconciling.cut import import_snapshot

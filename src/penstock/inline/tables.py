@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
 

@@ -5,8 +5,7 @@ holds another record at its end, shows that Postgres has lost commits.
 
     reading    which shards there are, where they end, which record is at an offset, where a time begins, which records were missed
     written    in which epoch Redis was written, and shards that Postgres has forgotten
-    records    the records of a range
-    older      what a reader of a log takes from the journal
+    older      the records of a range, as a reader of a log takes them from the journal
     lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 

@@ -19,8 +19,7 @@ from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
 from penstock.journal.reading import JournaledRecord, has_record, journal_bounds, records_at
 from penstock.journal.written import log_epochs, shards_to_compare

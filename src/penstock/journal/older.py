@@ -7,7 +7,8 @@ when the log has another epoch.
 
 import asyncio
 import threading
-from typing import Self
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Self
 
 from penstock.channels.log import LogSlice
 from penstock.channels.log.reading import MAX_BYTES
@@ -16,11 +17,58 @@ from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.revisions import check_revision
+from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.journal.lineage import check_epoch, check_same_server, check_tails, server_start_us
-from penstock.journal.records import read_records
 from penstock.parsing import find_number
-from penstock.records import DEFAULT_SCOPE, Epoch, Record, Scope, ShardName
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Record, RecordId, Scope, ShardName
+
+
+class FoundRecords(NamedTuple):
+    """Records of a range.
+
+    Attributes:
+        records: In the order in which they were read.  Offsets that retention has removed are missing.
+        stored_bytes: Bytes of their payloads, as Postgres stores them.
+    """
+
+    records: list[Record]
+    stored_bytes: int
+
+
+def read_records(
+    executor: Executor, schema: str, wanted: OffsetRange, *, most_bytes: int, backwards: bool = False
+) -> FoundRecords:
+    """The records of a range that Postgres has, as far as the limit allows.
+
+    Args:
+        executor: A connection, or a session's.
+        schema: The Penstock schema.
+        wanted: The offsets.
+        most_bytes: The read ends with the record whose payload, as Postgres stores it, reaches this.
+        backwards: Begins with the highest offset.
+    """
+    rows = executor.execute(
+        statements("penstock.journal", schema)["records"],
+        {
+            "channel": wanted.shard.channel,
+            "shard": wanted.shard.shard,
+            "first": wanted.first,
+            "last": wanted.last,
+            "bytes": most_bytes,
+            "direction": -1 if backwards else 1,
+        },
+    ).fetchall()
+    found = make_records(wanted.shard, (row[1:] for row in rows))
+    return FoundRecords(found, int(rows[-1][0]) if rows else 0)
+
+
+def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
+    """The records of rows: offset, id, key, action, object, data, headers, and when each was staged, in microseconds."""
+    return [
+        Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *rest)
+        for offset, record_id, *rest in rows
+    ]
 
 
 class JournalRecords:

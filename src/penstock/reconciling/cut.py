@@ -13,8 +13,7 @@ from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors, sqlstate
-from penstock.database.quoting import quote_literal
-from penstock.database.statements import statements
+from penstock.database.statements import quote_literal, statements
 from penstock.errors import SnapshotLost
 from penstock.journal import journal_tails
 from penstock.records import Epoch, Offset, Scope, ShardName

@@ -16,10 +16,8 @@ from psycopg import sql
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.formats import FIX_FORMATS
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
-from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
+from penstock.database.statements import quote, statements
+from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused, Unknown
 from penstock.reconciling.comparison import Difference

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.spark.sources.exactly_once import once
     from penstock.spark.sources.lag import Lag, lag
     from penstock.spark.sources.new_records import new_records
-    from penstock.spark.sources.snapshots import snapshot
+    from penstock.spark.sources.table import snapshot
 
 __all__ = ["Lag", "lag", "new_records", "once", "register", "snapshot"]
 
@@ -27,7 +27,7 @@ _HOMES = {
     "new_records": "sources.new_records",
     "once": "sources.exactly_once",
     "register": "sources",
-    "snapshot": "sources.snapshots",
+    "snapshot": "sources.table",
 }
 
 if not TYPE_CHECKING:

@@ -11,8 +11,7 @@ from penstock.kinds import refuse_sources
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
 from penstock.staging.rules import Declarations, is_secret, key_names, object_name, tenant_names
-from penstock.staging.trigger_names import make_error, make_name
-from penstock.staging.triggers import check_columns
+from penstock.staging.triggers import check_columns, make_error, make_name
 
 
 def check_rule(rule: StagingRule, pipeline: Declarations) -> None:

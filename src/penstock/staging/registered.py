@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool
 
-from penstock.database.quoting import quote
 from penstock.database.registration import Registration, check_declared
+from penstock.database.statements import quote
 from penstock.declarations import Channel
 
 CHECK_EVERY_S = 60.0

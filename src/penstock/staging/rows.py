@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.declarations import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import headers_text, json_text, key_text, label_text

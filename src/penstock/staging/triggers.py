@@ -23,21 +23,130 @@ Differences between triggers and hooks:
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
-from penstock.database.quoting import quote, quote_literal
+from penstock.database.statements import quote, quote_literal
 from penstock.declarations import CHANGES, Change, Ick, Queue, StagingRule
+from penstock.errors import DeclarationError
 from penstock.jobs import RESERVED
 from penstock.messages import MAX_NAME_BYTES
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
-from penstock.staging.trigger_names import Trigger, make_error, make_name
-from penstock.staging.trigger_text import FUNCTION, OLD_MEMBER, QUOTE
+
+QUOTE = "$penstock$"
+
+# It has no percent sign: Alembic doubles them when it prints SQL.
+FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'iso_8601'
+SET extra_float_digits = 1
+SET datestyle = 'ISO, YMD'
+SET timezone = 'UTC'
+SET standard_conforming_strings = on
+AS $penstock$
+DECLARE
+    penstock_row record;
+    penstock_key text;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'restrict_violation',
+            MESSAGE = 'penstock: TRUNCATE of ' || TG_TABLE_NAME || ' would remove rows without staging them; use DELETE';
+    ELSIF TG_OP = 'DELETE' THEN
+        penstock_row := OLD;
+    ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
+        RETURN NULL;
+    ELSE
+        penstock_row := NEW;
+    END IF;
+{when}    penstock_key := {key};
+{old_member}    IF penstock_key IS NULL OR {length}(penstock_key) NOT BETWEEN 1 AND {limit} THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'check_violation',
+            MESSAGE = 'penstock: the {part} of a row of ' || TG_TABLE_NAME
+                || ' is NULL, empty or longer than {limit} {unit}';
+    END IF;
+    INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
+    VALUES (
+        {channel},
+        mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
+        penstock_key,
+        lower(TG_OP),
+        {object},
+        {payload},
+        {headers}
+    );
+    RETURN NULL;
+END
+$penstock$"""
+
+
+# An update that changes the member marks the old one too; NULL marks nothing.
+OLD_MEMBER = """    IF TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM penstock_key AND {old_key} IS NOT NULL THEN
+        INSERT INTO {staged} (channel, shard, key, action, object, data)
+        VALUES (
+            {channel},
+            mod(('x' || encode(substr(sha256(convert_to({old_key}, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
+            {old_key},
+            lower(TG_OP),
+            {object},
+            '{{}}'
+        );
+    END IF;
+    IF penstock_key IS NULL THEN
+        RETURN NULL;
+    END IF;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A rule's function and triggers.
+
+    Attributes:
+        rule: The rule.
+        name: Of the function and of the trigger on rows.
+        schema: Schema of the table; None if the class leaves it to the search path.
+        table: Name of the table.
+        columns: Columns that the function reads.
+        body: The function's body, as Postgres stores it.
+        types: ``pg_trigger.tgtype`` of each trigger, by its name.
+        statements: SQL that creates them, or replaces them if they exist.
+        drop: SQL that drops them.
+    """
+
+    rule: StagingRule
+    name: str
+    schema: str | None
+    table: str
+    columns: tuple[str, ...]
+    body: str
+    types: dict[str, int]
+    statements: tuple[str, ...]
+    drop: tuple[str, ...]
+
+
+def make_name(rule: StagingRule, suffix: str = "") -> str:
+    """Makes the name of the function and the trigger: the same for each version of the rule, at most 63 bytes."""
+    table: Any = class_mapper(rule.type, configure=False).local_table
+    table_name = getattr(table, "name", "")  # a join has none
+    identity = "\n".join((getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule)))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    readable = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30])
+    return "_".join(part for part in ("stage", readable, digest, suffix) if part)
+
+
+def make_error(rule: StagingRule, reason: str) -> DeclarationError:
+    """Makes the error for a rule that a trigger cannot capture."""
+    return DeclarationError(f"staging rule of {rule.type.__name__}, capture by trigger: {reason}")
+
 
 _PAIRS_A_CALL = 50
 """A Postgres function takes at most 100 arguments, and so does ``jsonb_build_object``."""

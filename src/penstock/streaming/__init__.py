@@ -10,12 +10,11 @@ processes at once:
 ``Streamer`` runs the three in a loop.
 """
 
-from penstock.streaming.published import Published
 from penstock.streaming.publisher import Publisher
+from penstock.streaming.replies import Published
 from penstock.streaming.retention import Retained, retain
-from penstock.streaming.rounds import RoundResult
 from penstock.streaming.sequencer import Tick, tick
-from penstock.streaming.share import Share
+from penstock.streaming.share import RoundResult, Share
 from penstock.streaming.streamer import Streamer
 
 __all__ = ["Published", "Publisher", "Retained", "RoundResult", "Share", "Streamer", "Tick", "retain", "tick"]

@@ -18,9 +18,12 @@ record at fault is found.  A changed lineage or a newer epoch stops the publishe
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
+from random import randrange
 from time import monotonic
+from typing import Any
 
 import psycopg
+from typing_extensions import override
 
 from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
@@ -35,9 +38,8 @@ from penstock.journal.written import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets
-from penstock.streaming.published import NOTHING, Published
 from penstock.streaming.queues import Queues
-from penstock.streaming.replies import Replies
+from penstock.streaming.replies import NOTHING, Published, Replies
 from penstock.streaming.shard_sender import ShardSender
 from penstock.streaming.share import WHOLE, Share
 from penstock.streaming.tails import Tails
@@ -319,3 +321,36 @@ class Publisher:
                 if self._replies.may_send(batch.shard) and (may_begin or not batch.begins):
                     crashpoint("publisher.before_append")
                     yield batch
+
+
+class SlicePublisher(Publisher):
+    """Publishes at most ``most`` records a call; a record that has to be found among others may take a few more."""
+
+    def __init__(self, *servers: Any, most: int, **options: Any) -> None:
+        """See ``Publisher`` for the rest."""
+        super().__init__(*servers, **options)
+        self._most = most
+
+    @override
+    def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
+        whole = self.ends.journal
+        usable = {shard: tail for shard, tail in whole.items() if shard not in self.unusable}
+        self.ends.journal = nearest(usable, self.tails, self._most)
+        try:
+            return super().publish(prefetched)
+        finally:
+            self.ends.journal = whole
+
+
+def nearest(
+    target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset], most: int
+) -> dict[ShardName, Offset]:
+    """A target of at most ``most`` records beyond ``tails``, beginning with any shard: none is always the last."""
+    lacking = [shard for shard, tail in target.items() if tail > tails.get(shard, BEGINNING)]
+    at = randrange(len(lacking)) if lacking else 0  # noqa: S311  not for secrets
+    found, left = dict(target), most
+    for shard in lacking[at:] + lacking[:at]:
+        tail = tails.get(shard, BEGINNING)
+        found[shard] = Offset(min(target[shard], tail + left))
+        left -= found[shard] - tail
+    return found

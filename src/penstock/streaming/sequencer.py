@@ -28,8 +28,7 @@ from penstock.channels.log import Batch
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, transaction_settings
 from penstock.database.errors import ErrorKind, classify, postgres_errors
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.database.transactions import set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName

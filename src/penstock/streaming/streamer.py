@@ -28,11 +28,9 @@ from penstock.journal import check_lineage, check_same_server, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
 from penstock.streaming.nudges import Nudges
-from penstock.streaming.publisher import Publisher
-from penstock.streaming.rounds import IDLE_S, RoundResult, pause_after
+from penstock.streaming.publisher import Publisher, SlicePublisher
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
-from penstock.streaming.share import WHOLE, Share
-from penstock.streaming.slice_publisher import SlicePublisher
+from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, pause_after
 from penstock.streaming.slices import Slices
 from penstock.streaming.takeover import TickTakeover
 from penstock.streaming.unusable import UnusableShards

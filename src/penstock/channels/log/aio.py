@@ -12,9 +12,8 @@ from penstock.channels.log.arguments import Source, check_source
 from penstock.channels.log.left_out import find_written_async
 from penstock.channels.log.reader import MAX_WAIT_S
 from penstock.channels.log.reading import LogReading
-from penstock.channels.log.running import run_async
+from penstock.channels.log.running import run_async, wait_for_more_async
 from penstock.channels.log.slices import LogInfo, LogSlice
-from penstock.channels.log.waiting import wait_for_more_async
 from penstock.channels.log.writing import Evicted, LogWriting
 from penstock.channels.scripts import Operation
 from penstock.channels.server import connect_redis_async, redis_errors

@@ -10,9 +10,8 @@ import redis
 from penstock.channels.log.arguments import Source, check_source
 from penstock.channels.log.left_out import find_written
 from penstock.channels.log.reading import LogReading
-from penstock.channels.log.running import run
+from penstock.channels.log.running import run, wait_for_more
 from penstock.channels.log.slices import LogInfo, LogSlice
-from penstock.channels.log.waiting import wait_for_more
 from penstock.channels.scripts import Operation
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.kinds import Log

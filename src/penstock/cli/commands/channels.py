@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
-from penstock.cli.connections import open_connections
 from penstock.cli.render import say, seconds, show, show_json, show_table
+from penstock.cli.servers import open_connections
 from penstock.operating.channels import ListedChannel, Retirement, adopt_channel, list_channels, retire_channel
 from penstock.operating.resharding import ReshardPlan, reshard
 from penstock.settings import Settings

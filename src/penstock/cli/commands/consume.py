@@ -5,13 +5,10 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import command, read_sources, require_pipeline, spared_from_garbage_collection
-from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_comparer
-from penstock.cli.loops import raise_if_halted, run_loop
-from penstock.cli.progress import ProgressLine
+from penstock.cli.loops import ProgressLine, Stop, raise_if_halted, run_loop
 from penstock.cli.render import say
-from penstock.cli.servers import servers
-from penstock.cli.signals import Stop
+from penstock.cli.servers import open_connections, servers
 from penstock.consuming import make_worker
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline

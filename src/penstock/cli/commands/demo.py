@@ -12,9 +12,9 @@ from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
 from penstock.cli.engines import choose_engine
+from penstock.cli.loops import INTERRUPTED, Stop
 from penstock.cli.render import say, show_json, show_text, table_text
 from penstock.cli.servers import servers
-from penstock.cli.signals import INTERRUPTED, Stop
 from penstock.settings import Settings
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ import typer
 
 from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline
-from penstock.cli.connections import get_scope
 from penstock.cli.render import show, show_json
-from penstock.cli.servers import servers
+from penstock.cli.servers import get_scope, servers
 from penstock.database.connections import connect_postgres
 from penstock.errors import ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose, worst

@@ -7,8 +7,8 @@ import typer
 
 from penstock.cli.command import IsKey, Json, OfChannel, Wanted, command, parse_record
 from penstock.cli.commands.trace import format_story
-from penstock.cli.connections import open_connections
 from penstock.cli.render import say, seconds, show, show_json
+from penstock.cli.servers import open_connections
 from penstock.operating.tracing import Explanation, OpenWriter
 from penstock.operating.tracing import explain as find_cause
 from penstock.settings import Settings

@@ -8,9 +8,8 @@ from penstock.capture import install_triggers, make_triggers
 from penstock.channels.acl import SAVE, acl_lines, save_users
 from penstock.channels.server import connect_redis
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
-from penstock.cli.connections import get_scope
 from penstock.cli.render import say, show_text
-from penstock.cli.servers import servers
+from penstock.cli.servers import get_scope, servers
 from penstock.database.connections import connect_postgres
 from penstock.database.initialise import initialise, migration_sql, reporting_waits
 from penstock.database.revisions import newest_shipped

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, parse_point
-from penstock.cli.connections import open_connections
-from penstock.cli.progress import ProgressLine
+from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.servers import open_connections
 from penstock.operating.replay import Replay, ReplayRequest
 from penstock.operating.replay import replay as carry_out
 from penstock.records import Moment, Offset, Place

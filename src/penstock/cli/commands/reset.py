@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, means_position, parse_point, read_sources
-from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.servers import open_connections
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.operating.reset import (

@@ -15,11 +15,9 @@ from penstock.cli.command import (
     spared_from_garbage_collection,
 )
 from penstock.cli.engines import choose_engine
-from penstock.cli.progress import ProgressLine
+from penstock.cli.loops import ProgressLine, Stop, choose_share
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
-from penstock.cli.shares import choose_share
-from penstock.cli.signals import Stop
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings

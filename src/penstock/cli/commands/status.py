@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import Json, command
-from penstock.cli.connections import Connections, open_connections
+from penstock.cli.loops import Stop
 from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_table
-from penstock.cli.signals import Stop
+from penstock.cli.servers import Connections, open_connections
 from penstock.errors import ServerUnavailable
 from penstock.operating.status import ChannelStatus, ConsumerStatus, IckStatus, ShardStatus, Status
 from penstock.operating.status import status as read_status

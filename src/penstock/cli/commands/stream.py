@@ -5,12 +5,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import command, require_pipeline
-from penstock.cli.loops import run_loop
-from penstock.cli.progress import ProgressLine
+from penstock.cli.loops import ProgressLine, Stop, choose_share, run_loop
 from penstock.cli.render import say
 from penstock.cli.servers import servers
-from penstock.cli.shares import choose_share
-from penstock.cli.signals import Stop
 from penstock.errors import InvalidSetting
 from penstock.settings import Settings
 from penstock.streaming import Streamer

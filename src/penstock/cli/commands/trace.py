@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import IsKey, Json, OfChannel, Wanted, command, parse_record
-from penstock.cli.connections import open_connections
 from penstock.cli.render import say, show, show_json
+from penstock.cli.servers import open_connections
 from penstock.operating.tracing import MOST_OF_KEY, Reader, Story
 from penstock.operating.tracing import trace as read_stories
 from penstock.settings import Settings

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import Json, command, means_position, parse_position
-from penstock.cli.connections import open_connections
 from penstock.cli.engines import open_examiner
 from penstock.cli.render import seconds, show, show_json, show_table
+from penstock.cli.servers import open_connections
 from penstock.settings import Settings
 from penstock.verifying import Start, Verified
 from penstock.verifying import verify as run

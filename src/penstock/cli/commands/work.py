@@ -8,11 +8,9 @@ import typer
 
 from penstock import inline
 from penstock.cli.command import Json, command, require_pipeline, spared_from_garbage_collection
-from penstock.cli.loops import raise_if_halted
-from penstock.cli.progress import ProgressLine
+from penstock.cli.loops import ProgressLine, Stop, raise_if_halted
 from penstock.cli.render import say, show_json
 from penstock.cli.servers import Servers, servers
-from penstock.cli.signals import Stop
 from penstock.consuming import Consumed, make_worker
 from penstock.declarations import WorkerSpec
 from penstock.errors import DeclarationError

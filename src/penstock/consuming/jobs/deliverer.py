@@ -29,8 +29,7 @@ from penstock.consuming.delivery import (
     Unavailable,
     decide,
 )
-from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.failures import NotApplied, reason
+from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner

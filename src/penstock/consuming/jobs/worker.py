@@ -20,10 +20,9 @@ from penstock.channels.queue.running import run as run_steps
 from penstock.channels.queue.shape import QueueShape, worker_name
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
-from penstock.consuming.failure_log import FailureLog
-from penstock.consuming.jobs.book import JobBook
+from penstock.consuming.failures import FailureLog
+from penstock.consuming.jobs.book import JobBook, Running
 from penstock.consuming.jobs.deliverer import Ended, JobDeliverer, Surroundings, Troubles
-from penstock.consuming.jobs.hung import HungLanes
 from penstock.consuming.jobs.lanes import Lane, Lanes, Work, make_lanes
 from penstock.consuming.jobs.letters import JobLetters
 from penstock.consuming.jobs.settler import Settler
@@ -32,10 +31,55 @@ from penstock.consuming.jobs.upkeep import Upkeep
 from penstock.consuming.worker import LONGEST_BACKOFF_S, Worker, WorkerOptions
 from penstock.database.connections import Connection, Database
 from penstock.declarations import ConsumerSpec, Queue, WorkerSpec
-from penstock.errors import DeclarationError, HandlerExited, PenstockError, ServerReplaced, ServerUnavailable
+from penstock.errors import (
+    DeclarationError,
+    HandlerExited,
+    HandlerHung,
+    PenstockError,
+    ServerReplaced,
+    ServerUnavailable,
+)
 from penstock.jobs import Job
 from penstock.pipeline import Pipeline
 from penstock.records import Shard, ShardName
+
+CANCELLING_S = 1.0
+"""How long a task may take to end at its time limit, in seconds, before it counts as one that hangs."""
+
+
+class HungLanes:
+    """Those of one worker."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._lanes: list[Lane] = []
+
+    @property
+    def limit_s(self) -> float:
+        """After so many seconds a handler hangs."""
+        return self._spec.limit_s + (CANCELLING_S if self._spec.is_async else 0.0)
+
+    def abandon(self, running: Running) -> None:
+        """Nobody waits for this lane any more; its handler has no effect."""
+        log.error("handler hangs", consumer=self._spec.name, job=running.lease.message.id, limit_s=self._spec.limit_s)
+        running.lane.is_abandoned = True
+        running.lease.held.is_stale = True
+        self._lanes.append(running.lane)
+
+    def check(self) -> None:
+        """Forgets lanes that have ended after all.
+
+        Raises:
+            HandlerHung: More of them hang than the worker has lanes.
+        """
+        self._lanes = [lane for lane in self._lanes if not lane.has_ended]
+        if len(self._lanes) > self._spec.concurrency:
+            raise HandlerHung(
+                f"consumer {self._spec.name}: {len(self._lanes)} handlers have hung for longer than limit_s "
+                f"({self._spec.limit_s:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
+                "waits for a timeout"
+            )
+
 
 log = structlog.get_logger("penstock.consumer")
 

@@ -18,8 +18,8 @@ accepted: it is read after the records, and rises before anything else changes.
     positions   where the consumer is, in its own database
     link        the source's database
     records     what is due, and what is written with its effects
-    following   records of an epoch that is not accepted are compared first
-    worker      one source; it halts its shards when the source's history has diverged
+    worker      one source; records of an epoch that is not accepted are compared first; it halts its shards when the source's
+                history has diverged
     several     all sources of a consumer, a thread each
 """
 

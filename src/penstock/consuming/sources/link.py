@@ -11,7 +11,7 @@ from time import monotonic
 import structlog
 
 from penstock.channels.server import RedisClient
-from penstock.consuming.backfill import backfill
+from penstock.consuming.log_source import backfill
 from penstock.consuming.offset_source import Most
 from penstock.consuming.sources.positions import SourcePosition
 from penstock.database.connections import Connection, WorkerConnection, connect_postgres

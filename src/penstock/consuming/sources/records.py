@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from penstock.consuming.backfill import MOST_BYTES
 from penstock.consuming.brake import how_to_go_past
 from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import get_offsets
-from penstock.consuming.log_source import LogSource
+from penstock.consuming.log_source import MOST_BYTES, LogSource
 from penstock.consuming.offset_source import Most
 from penstock.consuming.sources.link import SourceLink
 from penstock.consuming.sources.positions import SourcePositions

@@ -10,12 +10,14 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
+from penstock.channels.log import Follower
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed
+from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.following import JournalFollower
 from penstock.consuming.log_worker import LogWorker
 from penstock.consuming.offset_source import Most, OffsetSource
-from penstock.consuming.sources.following import ConfirmedFollower
 from penstock.consuming.sources.link import SourceLink, read_database
 from penstock.consuming.sources.positions import SourcePositions
 from penstock.consuming.sources.records import SourceRecords
@@ -30,6 +32,30 @@ from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced,
 from penstock.journal.written import log_epochs
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, ShardName
+
+Confirm = Callable[[Mapping[ShardName, Sequence[Record]]], Mapping[ShardName, Sequence[Record]]]
+"""Gives what may be applied."""
+
+
+class ConfirmedFollower(JournalFollower[Record]):
+    """A follower whose records, of the log or of the source's journal, are confirmed after they were read.
+
+    What was read ahead is dropped when something is held back: it may be of a stream that is gone.
+    """
+
+    def __init__(self, make: Callable[[], Follower], evicted: Evicted[Record], confirm: Confirm) -> None:
+        super().__init__(make(), evicted)
+        self._make, self._confirm = make, confirm
+
+    @override
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Sequence[Record]]:
+        found = super().wait(positions, block_ms)
+        confirmed = self._confirm(found) if found else found
+        if len(confirmed) < len(found):
+            self._log.close()
+            self._log = self._make()
+        return confirmed
+
 
 log = structlog.get_logger("penstock.consumer")
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
-from penstock.database.encoding import check_encoding
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.initialise import check_encoding
+from penstock.database.statements import quote, statements
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age

@@ -34,8 +34,7 @@ from penstock.channels.server import RedisClient, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.journal.reading import journal_bounds, missed_records, records_at

@@ -14,8 +14,7 @@ from penstock.channels.server import RedisClient
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
-from penstock.database.statements import statements
+from penstock.database.statements import quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
 from penstock.operating.dead_letters import find_later

@@ -26,9 +26,8 @@ from penstock.spark.engine.dataframes import FrameWorker
 from penstock.spark.engine.epoch_query import OBSERVED, EpochQuery
 from penstock.spark.engine.epochs import COUNTS, EpochsSource
 from penstock.spark.engine.progress import LiveProgress
-from penstock.spark.engine.schedule import Schedule
+from penstock.spark.engine.schedule import EPOCHS, Schedule, Slots
 from penstock.spark.engine.set_based import SetBasedConsumers
-from penstock.spark.engine.slots import EPOCHS, Slots
 from penstock.spark.engine.spark_errors import name_java_error, name_reason
 from penstock.spark.session import (
     TASK_ATTEMPTS,
@@ -41,7 +40,7 @@ from penstock.spark.session import (
     stop_session,
 )
 from penstock.spark.submission import set_urls
-from penstock.streaming.rounds import IDLE_S
+from penstock.streaming.share import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
 

@@ -18,13 +18,13 @@ from typing_extensions import override
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.log import Extent, extents, shards_with_more
 from penstock.channels.server import RedisClient
-from penstock.consuming.backfill import backfill
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivered import Consumed, Delivered
 from penstock.consuming.delivery import Broken
 from penstock.consuming.evicted import Evicted
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.following import JournalFollower
+from penstock.consuming.log_source import backfill
 from penstock.consuming.log_worker import LogWorker
 from penstock.consuming.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import Planner

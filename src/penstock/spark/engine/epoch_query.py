@@ -12,8 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark.engine.epochs import COUNTS
 from penstock.spark.engine.progress import LiveProgress
-from penstock.spark.engine.schedule import Schedule
-from penstock.spark.engine.slots import EPOCHS
+from penstock.spark.engine.schedule import EPOCHS, Schedule
 from penstock.spark.engine.spark_errors import name_java_error, name_reason
 from penstock.spark.names import named_jobs
 

@@ -117,8 +117,8 @@ class EpochsReader(DataSourceStreamReader):
             control.finish()
 
     def _run(self, task: Task, stop: Callable[[], bool], counter: "Counter") -> None:
-        from penstock.loading import load_pipeline  # noqa: PLC0415  the same
         from penstock.parallel import run_together  # noqa: PLC0415  the same
+        from penstock.pipeline import load_pipeline  # noqa: PLC0415  the same
 
         pipeline = load_pipeline(self._options["app"])
         loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}

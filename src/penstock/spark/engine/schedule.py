@@ -6,13 +6,64 @@ slots changes, and whenever Spark has not found a slot for a task within a few s
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import monotonic, sleep
 
 import structlog
+from pyspark.sql import SparkSession
 
 from penstock.spark.engine.assignment import Pieces, Task, assign, count_pieces
 from penstock.spark.engine.control_channel import Plan
-from penstock.spark.engine.slots import Slots
+
+EPOCHS = "epochs"
+"""Name of the stages of long tasks, in Spark's UI too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The long tasks, as Spark sees them.
+
+    Attributes:
+        placed: How many have a slot.
+        waiting: How many have none.
+        failures: Attempts that have failed in this epoch.
+    """
+
+    placed: int = 0
+    waiting: int = 0
+    failures: int = 0
+
+
+class Slots:
+    """Counts the slots of a session's executors, or of this process for a local master."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self._store = self._context._jsc.sc().statusStore()  # noqa: SLF001  Python has no other way to the executors
+        self._is_local = str(self._context.master).startswith("local")
+        self.may_grow = not self._is_local
+        """Whether executors register one after the other, and come and go."""
+        self._cpus = int(self._context.getConf().get("spark.task.cpus") or 1)
+
+    def count(self) -> int:
+        """Tasks that can run at once now; 0 before the first executor has registered.
+
+        Not ``defaultParallelism``: that is 2 without any executor.
+        """
+        executors = self._store.executorList(True)
+        seen = (executors.apply(number) for number in range(executors.size()))
+        return sum(int(each.totalCores()) // self._cpus for each in seen if self._is_local or each.id() != "driver")
+
+    def running(self, tasks: int) -> Running:
+        """The state of the stage that has so many tasks; nothing if there is none."""
+        tracker = self._context.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None and info.numTasks == tasks and info.name == EPOCHS:
+                placed = info.numActiveTasks + info.numCompletedTasks
+                return Running(placed, max(0, tasks - placed), info.numFailedTasks)
+        return Running()
+
 
 log = structlog.get_logger("penstock.spark")
 

@@ -13,7 +13,7 @@ from sqlalchemy import Select
 from sqlalchemy.dialects import postgresql
 
 from penstock import errors
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.declarations import table_named
 from penstock.spark.sources.table import reading
 

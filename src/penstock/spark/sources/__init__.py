@@ -14,7 +14,7 @@ stay text, unless the query's schema gives them a type.
     subscription  which shards a query reads
     places        where it begins and ends: words, offsets, times
     starting      the positions of these places
-    ranges, pace  which offsets a batch reads
+    ranges        which offsets a batch reads
     filters       what a batch need not read
     projection    the columns that a query names, and the types of its payloads
     reading       the readers, over any store of records
@@ -22,17 +22,15 @@ stay text, unless the query's schema gives them a type.
     log, staged   the two stores of records
     journal       what both ask Postgres
     registered    a stream's position in Postgres, for which retention waits
-    table         rows of Postgres, in slices
+    table         rows of Postgres, in slices, all of one state of the database
     narrowing     Spark's filters that Postgres can apply
     values        types of Postgres' columns in Spark and Arrow
-    snapshots     one state of the database for all tasks
     ick           members of an Ick
     writing       writes a DataFrame into a log: compare and append
     staging       stages a DataFrame as new records
     exactly_once  effects of micro-batches in Postgres that happen once
     new_records   what another sink lacks of a micro-batch
     lag           how far a query is behind
-    failing       errors in one line
     connections   one connection of each kind for all tasks of a process
 """
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.errors import Fenced, Gap, InvalidSetting
 
 DEFAULT_TABLE = "spark_batches"

@@ -27,16 +27,15 @@ from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import ForeignLog, SchemaMissing
 from penstock.records import BEGINNING, Offset, OffsetRange, ShardName
-from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import batch, text
 from penstock.spark.sources.connections import postgres, redis_client
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.journal import find_grown, find_sequenced_since, read_bounds, read_shards
-from penstock.spark.sources.options import Options, record_schema
+from penstock.spark.sources.options import Options, record_schema, with_kept_options
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
 from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources.store import one_line_errors
 from penstock.spark.sources.writing import BatchWriter, StreamWriter
 
 FIRST_ENTRIES = 16

@@ -1,7 +1,7 @@
 """The batch and streaming readers, over any store of records."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from time import monotonic, sleep
@@ -13,9 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from penstock.errors import Gap, InvalidSetting
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.connections import warm
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters, apply_filters, find_staged_since, narrow_ranges
-from penstock.spark.sources.pace import Pace
+from penstock.spark.sources.options import Options
 from penstock.spark.sources.places import BEGIN, EARLIEST, LATEST, Where, is_begin
 from penstock.spark.sources.projection import ALL_COLUMNS, Projection
 from penstock.spark.sources.ranges import (
@@ -27,11 +26,45 @@ from penstock.spark.sources.ranges import (
     make_loss_error,
     plan_tasks,
     ranges_between,
+    share_limit,
 )
 from penstock.spark.sources.registered import RegisteredPosition
 from penstock.spark.sources.retrying import RetryingStore
 from penstock.spark.sources.starting import find_end, find_start
-from penstock.spark.sources.store import RecordStore
+from penstock.spark.sources.store import RecordStore, one_line_errors
+
+
+class Pace:
+    """The limits of a stream's micro-batches."""
+
+    def __init__(self, options: Options, clock: Callable[[], float] = monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._last_batch = clock()
+        self._owed: dict[ShardName, float] = {}
+
+    def end(self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False) -> Positions:
+        """The end of the next micro-batch; ``start`` if it is to wait for more records.
+
+        Args:
+            start: Where it begins.
+            tails: The last offset of each shard.  One before its start was emptied, and is being filled again with the same
+                records.
+            most: Most records; None sets no limit.
+            at_once: Whether ``minRecordsPerTrigger`` is left aside, because the query reads what there is now and ends.
+        """
+        waiting = sum(max(0, tails[shard] - at) for shard, at in start.items())
+        if not at_once and self._waits(waiting):
+            return dict(start)
+        if waiting:
+            self._last_batch = self._clock()
+        return share_limit(start, tails, most, self._owed)
+
+    def _waits(self, waiting: int) -> bool:
+        least = self._options.min_records
+        waited_s = self._clock() - self._last_batch
+        return least is not None and waiting < least and waited_s < self._options.max_delay_s
+
 
 log = logging.getLogger("penstock.spark")
 

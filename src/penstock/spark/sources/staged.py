@@ -17,16 +17,15 @@ from pyspark.sql.types import StructType
 
 from penstock.database.statements import statements
 from penstock.records import Offset, OffsetRange, ShardName
-from penstock.spark.sources.catalog import with_kept_options
 from penstock.spark.sources.columns import ARROW_SCHEMA, batch
 from penstock.spark.sources.connections import arrow
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.journal import find_grown, find_sequenced_since, read_bounds, read_shards
-from penstock.spark.sources.options import Options, record_schema
+from penstock.spark.sources.options import Options, record_schema, with_kept_options
 from penstock.spark.sources.projection import Projection
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.reading import BatchReader, StreamReader
 from penstock.spark.sources.staging import StagingBatchWriter, StagingStreamWriter
+from penstock.spark.sources.store import one_line_errors
 
 RECORDS_A_QUERY = 20_000
 POLL_S = 0.05

@@ -43,8 +43,8 @@ from penstock.kinds import MAX_PAYLOAD_BYTES, checked_channel
 from penstock.parsing import parse_json
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.options import database_url, known_options, parse_scope, whole_number
+from penstock.spark.sources.store import one_line_errors
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 from penstock.staging.rows import insert_sql, make_refusal, split_rows
 

@@ -1,13 +1,32 @@
 """The places that hold the records of channels."""
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import pyarrow as pa
 
+from penstock.errors import PenstockError
 from penstock.records import Offset, OffsetRange, ShardName
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import Positions
+from penstock.spark_daemon import end_quietly
+
+# Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
+# after an idle minute, long before a large table has been read.
+end_quietly()
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Makes PySpark show an error of Penstock without its traceback; also a decorator."""
+    try:
+        yield
+    except PenstockError:
+        if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 class RecordStore(Protocol):

@@ -19,19 +19,73 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.database.connections import TableConnection
+from penstock.database.connections import TableConnection, connect_postgres
 from penstock.database.errors import first_line, postgres_errors
-from penstock.database.quoting import quote, quote_literal
+from penstock.database.statements import quote, quote_literal
+from penstock.database.transactions import FIX_FORMATS, set_local
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.parsing import parse_json
-from penstock.spark.sources.catalog import keep_options, with_kept_options
+from penstock.reconciling.cut import export_snapshot, import_snapshot
 from penstock.spark.sources.connections import arrow, postgres, warm
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.filters import PushFilters
 from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
-from penstock.spark.sources.options import database_url, known_options, parse_push_filters, whole_number
-from penstock.spark.sources.snapshots import begin_reading
+from penstock.spark.sources.options import (
+    database_url,
+    keep_options,
+    known_options,
+    parse_push_filters,
+    whole_number,
+    with_kept_options,
+)
+from penstock.spark.sources.store import one_line_errors
 from penstock.spark.sources.values import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
+
+
+@contextmanager
+def snapshot(database_url: str) -> Iterator[str]:
+    """Exports a snapshot for ``penstock.table`` and yields its name; tasks can read in it until the block ends.
+
+        with snapshot(url) as name:
+            rides = spark.read.format("penstock.table").option("table", "rides").option("snapshot", name).load()
+            rides.write.parquet("rides")
+
+    Frames are lazy, so the action belongs into the block.  While it is open, Postgres cannot vacuum rows that are deleted.
+
+    Args:
+        database_url: The server that the tasks read: the primary, or a standby for standby reads.
+
+    Raises:
+        ServerUnavailable: Postgres does not answer.
+    """
+    with connect_postgres(database_url, application="snapshot", kind=TableConnection) as holder:
+        with postgres_errors("exporting a snapshot"):
+            # Not the connection's own cursor, which would send the settings before it.
+            psycopg.Cursor(holder).execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            for statement in set_local(holder.settings):
+                holder.execute(statement)
+            name = export_snapshot(holder)
+        try:
+            yield name
+        finally:
+            holder.close()
+
+
+def begin_reading(cursor: Any, snapshot: str | None) -> None:
+    """Begins a task's transaction: in the snapshot, if there is one, and with fixed formats of text.
+
+    Args:
+        cursor: Of psycopg or of ADBC, in a new transaction.
+        snapshot: Its name.
+
+    Raises:
+        SnapshotLost: The snapshot is gone.
+    """
+    if snapshot is not None:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        import_snapshot(cursor, snapshot)
+    cursor.execute(FIX_FORMATS.decode())
+    cursor.fetchall()
+
 
 PARTITIONS = 4
 """Least number of slices, if it is not given."""

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.database.quoting import quote
+from penstock.database.statements import quote
 from penstock.errors import InvalidSetting, UnreadableValue
 
 KIND = "penstock"

@@ -9,7 +9,7 @@ from penstock.channels import driving
 from penstock.channels.cancelling import cancellable
 from penstock.channels.log.groups.steps import Ask, AwaitTurn, FindWritten, Step, Steps, WatchLog
 from penstock.channels.log.left_out import find_written, find_written_async
-from penstock.channels.log.waiting import wait_for_more, wait_for_more_async
+from penstock.channels.log.running import wait_for_more, wait_for_more_async
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import script
 from penstock.channels.server import RedisClient, redis_errors

@@ -13,8 +13,7 @@ stale holder.
 
     options                 the options
     columns                 the columns of a member
-    reservation_sequence    the order of reservations, in the driver
-    heartbeat               heartbeats while a batch runs
+    reservation_sequence    the order of reservations, in the driver; heartbeats while a batch runs
     reading                 the readers
     writing                 the writers, which mark members
     source                  the data source

@@ -9,12 +9,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.sources.catalog import keep_options, with_kept_options
-from penstock.spark.sources.failing import one_line_errors
 from penstock.spark.sources.ick.columns import SPARK_SCHEMA
 from penstock.spark.sources.ick.options import SOURCE, IckOptions
 from penstock.spark.sources.ick.reading import IckBatchReader, IckStreamReader
 from penstock.spark.sources.ick.writing import IckBatchWriter, IckStreamWriter
+from penstock.spark.sources.options import keep_options, with_kept_options
+from penstock.spark.sources.store import one_line_errors
 
 
 class IckSource(DataSource):
