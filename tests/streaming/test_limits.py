@@ -143,9 +143,9 @@ def test_only_statements_of_handlers_are_compiled(
 
 
 TIMEOUTS = (
-    "statement_timeout = '20ms'",
+    "statement_timeout = '50ms'",
     "lock_timeout = '1ms'",
-    "idle_in_transaction_session_timeout = '20ms'",
+    "idle_in_transaction_session_timeout = '50ms'",
     "transaction_timeout = '40ms'",
 )
 
@@ -169,11 +169,12 @@ def test_short_timeouts_of_the_database_fail_no_worker(
     connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET {timeout}'.encode())
     drain(flow, database_url, redis_url)
     with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
-        worker.round(block_ms=0)
+        worker.run(lambda: len(applied) >= 2000)  # Postgres may end a session between BEGIN and the statement after it
     with cut(lambda: connect_postgres(database_url, application="test"), DEFAULT_SCOPE) as at:
         threading.Event().wait(0.1)
 
-    assert len(applied) == 2000
+    assert len(set(applied)) >= 2000
+    assert connection.execute("SELECT count(*) FROM penstock.dead_letters").fetchone() == (0,)
     assert at.offsets
 
 

@@ -46,11 +46,16 @@ def test_only_a_new_value_is_pinned_if_asked_for(pins: PinnedKeys) -> None:
     eventually(lambda: pins.put("ann", "3", 60, only_new=True), "the first one's time is over")
 
 
+def call_at(plain: RedisClient, at_us: int, name: str, *arguments: object) -> object:
+    """Calls a script as at a time of the server's clock."""
+    text = script(f"pinned/{name}").text
+    fixed = f"{{'{at_us // 1_000_000}', '{at_us % 1_000_000}'}}"
+    return plain.eval(text.replace('redis.call("TIME")', fixed), 3, *KEYS, *arguments)
+
+
 def test_a_value_is_over_at_exactly_its_deadline(plain: RedisClient) -> None:
     def call(name: str, at_us: int, *arguments: object) -> object:
-        text = script(f"pinned/{name}").text
-        fixed = f"{{'{at_us // 1_000_000}', '{at_us % 1_000_000}'}}"
-        return plain.eval(text.replace('redis.call("TIME")', fixed), 3, *KEYS, *arguments)
+        return call_at(plain, at_us, name, *arguments)
 
     at = 1_900_000_000_000_000
     call("put", at, "v:ann", 5, 5, 0, "", "", "1")
@@ -64,13 +69,13 @@ def test_a_value_is_over_at_exactly_its_deadline(plain: RedisClient) -> None:
 
 def test_what_is_over_is_reaped_in_slices(pins: PinnedKeys, plain: RedisClient) -> None:
     for n in range(20):
-        pins.put(f"v{n}", "x", 0.2)
-        assert pins.lock(f"l{n}", lease_s=0.2).try_acquire()
-    pins.put("ann", "1", 60)
-    lock = pins.lock("bob", lease_s=60).try_acquire()
-    eventually(lambda: plain.zcount(KEYS[1], "-inf", _now_ms(plain)) >= 40, "they are over")
+        pins.put(f"v{n}", "x", 600)
+        assert pins.lock(f"l{n}", lease_s=600).try_acquire()
+    pins.put("ann", "1", 6000)
+    lock = pins.lock("bob", lease_s=6000).try_acquire()
+    over = (_now_ms(plain) + 601_000) * 1000
 
-    assert [pins.reap(15) for _ in range(4)] == [15, 15, 10, 0]
+    assert [call_at(plain, over, "reap", 15) for _ in range(4)] == [[b"reaped", n] for n in (15, 15, 10, 0)]
     assert pins.get("ann") == b"1"
     assert lock is not None
     assert lock.release()
