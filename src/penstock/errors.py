@@ -237,7 +237,7 @@ class HandlerExited(PenstockError):
 
 
 class HandlerHung(PenstockError):
-    """As many handlers of a worker hang as may run at the same time: others have their jobs, and the process has to end."""
+    """More handlers of a worker hang than may run at the same time: others have their jobs, and the process has to end."""
 
 
 class Halted(PenstockError):

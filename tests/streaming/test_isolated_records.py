@@ -353,12 +353,31 @@ def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(
     assert connection.execute("SELECT count(*) FROM penstock.isolated_records").fetchone() == (0,)
 
 
+def test_a_row_with_an_old_xid_that_the_next_tick_finds_is_not_isolated(
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
+) -> None:
+    """Guarantee 2: nothing was sequenced since that transaction ended.  Corrected, it would be sequenced twice."""
+    stage_rows(connection, things, 1)
+    streamer.drain()
+    [(xid,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    refresh(streamer)
+    record = insert(connection, xid=f"'{xid}'")
+    refresh(streamer)
+    streamer.drain()
+    refresh(streamer)
+
+    assert [r.id for records in logged(things).values() for r in records if r.id == record] == [record]
+    assert connection.execute("SELECT record_id FROM penstock.isolated_records").fetchall() == []
+
+
 def test_rows_are_examined_for_old_xids_a_part_at_a_time(
     streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.streaming.faults.MOST_EXAMINED", 10)
     [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
-    streamer.drain()
+    stage_rows(connection, things, 1)
+    streamer.drain()  # a tick sees that it has ended
+    refresh(streamer)
     stage_rows(connection, things, 35)
     insert(connection, xid=f"'{old}'")
 

@@ -478,12 +478,23 @@ WITH later AS (
     ORDER BY id
     LIMIT %(most)s
 ),
+-- The next tick finds what ended after the newest one; a tick that came after a pause may have found it already.
+overtaken AS MATERIALIZED (
+    SELECT id, xid, channel, shard
+    FROM later
+    WHERE xid >= '3' AND pg_visible_in_snapshot(xid, %(shown)s::pg_snapshot)
+      AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1))
+),
 isolated AS (
     INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason)
     SELECT id, xid, left(channel, 63), shard,
            'xid is ' || xid::text || ', of a transaction that ended before this record was staged'
-    FROM later
-    WHERE xid >= '3' AND pg_visible_in_snapshot(xid, %(shown)s::pg_snapshot)
+    FROM overtaken
+    WHERE id NOT IN (
+              SELECT unnest(record_ids)
+              FROM {schema}.journal
+              WHERE channel IN (SELECT channel FROM overtaken)
+          )
     ON CONFLICT (record_id) DO UPDATE
     SET number = DEFAULT, xid = excluded.xid, reason = excluded.reason, is_early = excluded.is_early, isolated_at = DEFAULT
 )

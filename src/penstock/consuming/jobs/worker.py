@@ -235,7 +235,7 @@ class QueueWorker(Worker[Job[Any]]):
         Raises:
             ServerUnavailable: A server does not answer when the worker opens; later it waits by itself.
             HandlerExited: The handler wants the process to end.
-            HandlerHung: As many handlers hang as may run at the same time.
+            HandlerHung: More handlers hang than may run at the same time.
         """
         self._opened_reader()
         if self._book.error is not None:
