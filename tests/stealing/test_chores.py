@@ -429,9 +429,9 @@ def test_chores_of_many_threads_beside_a_streamer_and_workers_are_harmless(
 
     with at_work(flow, database_url, redis_url, steal, steal), Load(database_url) as load:
         load.go_on(0.5)
-    with running(steal, steal, steal), Load(database_url) as load:
-        load.go_on(0.5)
-        load._done.set()
+    with running(steal, steal, steal):
+        with Load(database_url) as load:
+            load.go_on(0.5)
         assert await_everything(books, redis_client, things) > 20
 
 

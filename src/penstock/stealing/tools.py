@@ -26,7 +26,8 @@ from penstock.operating.status import status
 from penstock.pipeline import Pipeline
 from penstock.stealing.budget import time_left_s
 from penstock.stealing.counting import Outcome
-from penstock.stealing.gauges import Gauges, summarise
+from penstock.stealing.gauges import Gauges
+from penstock.stealing.measuring import summarise
 from penstock.streaming import Streamer
 
 log = structlog.get_logger("penstock.chores")
