@@ -15,7 +15,7 @@ from benchmarks.measuring import INTERRUPTED, Case, ContestantFailed, Interrupte
 from benchmarks.plot import check_matplotlib, draw, has_picture
 from benchmarks.report import Report, describe_machine, format_report, read_versions
 from benchmarks.servers import BenchServers
-from penstock.cli import loops as signals
+from penstock.cli import loops
 from penstock.cli.command import Json, command, configure_log
 from penstock.cli.render import say, show_json, show_table, show_text
 from penstock.errors import InvalidSetting, Unknown
@@ -79,7 +79,7 @@ def bench(
             finally:  # after Ctrl-C too; and before the servers are removed, which takes a while
                 _publish(report, plot, json=json)
     except KeyboardInterrupt:
-        raise typer.Exit(signals.INTERRUPTED) from None
+        raise typer.Exit(loops.INTERRUPTED) from None
     if report.failed:
         raise typer.Exit(1)
 

@@ -88,7 +88,7 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
-    """Refuses to work while a rule's trigger is missing, or another, or one of two; asks nothing if none is declared.
+    """Refuses to work while a rule's trigger is missing or another; asks nothing if none is declared.
 
     Raises:
         TriggerMissing: A trigger is missing, disabled, or is another one than its rule declares.

@@ -95,6 +95,11 @@ def name_within(tenant: str, name: str) -> str:
     return f"{tenant}\0{name}"
 
 
+def name_as_staged(held: str) -> str:
+    """The name of a message, of a name as a queue holds it: without the tenant of ``name_within``."""
+    return held.rpartition("\0")[2]
+
+
 def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> str:
     """The text, if a queue can take it as a name.
 

@@ -1,4 +1,4 @@
-"""Runs a streamer or a consumer as commands do: until a stop signal, or until nothing is left."""
+"""Runs a streamer or a consumer as commands do, with a line of progress: until a stop signal, or until nothing is left."""
 
 import os
 import signal

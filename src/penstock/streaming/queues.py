@@ -26,7 +26,7 @@ from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.errors import Fenced
 from penstock.jobs import RESERVED
-from penstock.messages import MAX_NAME_BYTES
+from penstock.messages import MAX_NAME_BYTES, name_as_staged
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
@@ -126,7 +126,7 @@ class Queues:
 
     def _claim_names(self, batch: QueueBatch) -> list[Result]:
         """Gives records their unique names, which a shard cannot know of the others; returns those whose name another one has."""
-        named = [each for each in batch.messages if each.unique[0] and "\0" not in each.unique[0]]
+        named = [each for each in batch.messages if (name := each.unique[0]) and name == name_as_staged(name)]
         if not named:
             return []
         holders = self._claim(batch.shard, named)
@@ -287,8 +287,7 @@ class Queues:
         values = {
             "ids": [each.record.id for each in duplicates],
             "staged_us": [each.record.staged_us for each in duplicates],
-            # As it was staged: within a tenant, the tenant is before it.
-            "names": [each.record.unique[0].rpartition("\0")[2] for each in duplicates],
+            "names": [name_as_staged(each.record.unique[0]) for each in duplicates],
             "reserved": RESERVED,
             "holders": [
                 # None if something other than a pipeline wrote the message.

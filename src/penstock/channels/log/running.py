@@ -1,4 +1,4 @@
-"""Runs the operations of readers and writers: on a connection, or on one of asyncio."""
+"""Runs the operations of readers and writers, and waits for records: on a connection, or on one of asyncio."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,8 @@ from penstock.channels.log.log import ask_for_more, shards_with_more
 from penstock.channels.scripts import Operation, script
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.records import Offset, ShardName
+
+T = TypeVar("T")
 
 
 def wait_for_more(client: RedisClient, namespace: str, positions: Mapping[ShardName, Offset], seconds: float) -> None:
@@ -35,9 +37,6 @@ async def wait_for_more_async(
             if any(await cancellable(asked)):
                 return
             await asyncio.sleep(POLL_S)
-
-
-T = TypeVar("T")
 
 
 def run(client: RedisClient, operations: Sequence[Operation[T]], what: str) -> list[T]:
