@@ -176,15 +176,20 @@ def test_a_source_is_not_the_consumers_own_database(regions: Regions) -> None:
         replace(regions, database_url=regions.eu.url).drain()
 
 
-def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
-    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
-) -> None:
-    """Guarantee 8: the other source goes on, and no record at a lost offset is taken for one that was applied."""
+def back_up_applied(regions: Regions, postgres: EmbeddedPostgres) -> Backup:
+    """A copy of a source, all of whose twenty records, ``kept 1`` and so on, have been applied."""
     regions.us.stream()
     regions.eu.stage(20, "kept ")
     regions.eu.stream()
     regions.drain()
-    backup = Backup.of(regions.eu, postgres)
+    return Backup.of(regions.eu, postgres)
+
+
+def test_a_restored_source_stops_its_own_shards_and_the_way_out_is_exact(
+    regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
+) -> None:
+    """Guarantee 8: the other source goes on, and no record at a lost offset is taken for one that was applied."""
+    backup = back_up_applied(regions, postgres)
     regions.eu.stage(30, "lost ")
     regions.eu.stream()
     regions.drain()
@@ -259,11 +264,7 @@ def test_what_a_source_staged_at_lost_offsets_is_not_skipped_by_a_consumer_that_
     regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
     """Restored, reset and streaming beyond the consumer's checkpoints before it looks again, at the log or at the source."""
-    regions.us.stream()
-    regions.eu.stage(20, "kept ")
-    regions.eu.stream()
-    regions.drain()
-    backup = Backup.of(regions.eu, postgres)
+    backup = back_up_applied(regions, postgres)
     regions.eu.stage(30, "lost ")
     regions.eu.stream()
     worker = regions.worker()
@@ -285,11 +286,7 @@ def test_a_source_restored_with_an_emptied_redis_is_noticed_by_the_record_at_the
     regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:
     """No epoch was opened, since nothing in Redis disagreed."""
-    regions.us.stream()
-    regions.eu.stage(20, "kept ")
-    regions.eu.stream()
-    regions.drain()
-    backup = Backup.of(regions.eu, postgres)
+    backup = back_up_applied(regions, postgres)
     regions.eu.stage(30, "lost ")
     regions.eu.stream()
     regions.drain()
@@ -318,11 +315,7 @@ def test_one_lost_record_halts_its_shard_applied_or_not(
     said: str,
 ) -> None:
     """Applied, it is known to the checkpoint alone: what is staged next would get its offset, and be skipped."""
-    regions.us.stream()
-    regions.eu.stage(20, "kept ")
-    regions.eu.stream()
-    regions.drain()
-    backup = Backup.of(regions.eu, postgres)
+    backup = back_up_applied(regions, postgres)
     regions.eu.stage(1, "lost ")
     regions.eu.stream()
     if is_applied:

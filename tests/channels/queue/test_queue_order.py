@@ -22,6 +22,14 @@ NUMBERS = range(95, 250)
 EXPECTED = [str(number) for number in NUMBERS]
 
 
+def taken_in_one_moment(probe: Probe) -> list[Any]:
+    """All of ``NUMBERS``, written and taken; the clock is frozen from then on."""
+    numbered(probe, NUMBERS)
+    probe.pass_time(1000)
+    probe.is_frozen = True
+    return [*probe.take(100), *probe.take(100)]
+
+
 def test_what_is_due_in_one_millisecond_comes_in_the_order_of_writing(probe: Probe) -> None:
     """More of them than one call moves: 100."""
     numbered(probe, NUMBERS, due=datetime.now(UTC) + timedelta(seconds=50))
@@ -31,10 +39,7 @@ def test_what_is_due_in_one_millisecond_comes_in_the_order_of_writing(probe: Pro
 
 
 def test_that_order_survives_retries_and_a_rebuild(probe: Probe) -> None:
-    numbered(probe, NUMBERS)
-    probe.pass_time(1000)
-    probe.is_frozen = True
-    given = probe.take(100) + probe.take(100)
+    given = taken_in_one_moment(probe)
     for each in random.Random(7).sample(given, len(given)):
         probe.settle(each, "retry", delay_s=10.0)
     probe.client.delete(probe.key("messages"), probe.key("delayed"))
@@ -46,10 +51,7 @@ def test_that_order_survives_retries_and_a_rebuild(probe: Probe) -> None:
 
 
 def test_dead_letters_of_one_millisecond_are_listed_in_the_order_of_writing(probe: Probe) -> None:
-    numbered(probe, NUMBERS)
-    probe.pass_time(1000)
-    probe.is_frozen = True
-    given = probe.take(100) + probe.take(100)
+    given = taken_in_one_moment(probe)
     probe.run(probe.shard.settle([each.settlement("dead") for each in given]))
 
     found = probe.run(probe.shard.dead(1000))
