@@ -14,9 +14,9 @@ from benchmarks.backlogs import ACCOUNTS, Backlog, drain, fill, unsequence
 from benchmarks.connections import connect
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection
-from penstock.database.initialise import initialise
 from penstock.database.registry import register_consumer
 from penstock.embedded import EmbeddedServers
+from penstock.schema.initialise import initialise
 from penstock.testing import eventually
 
 POSTGRES_SETTINGS = {

@@ -99,7 +99,7 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
 def penstock_database_url(_penstock_databases: "TemplateDatabases", penstock_pipeline: "Pipeline") -> Iterator[str]:
     """URL of the test's database: Penstock's tables and yours, all empty, and the triggers that the pipeline declares."""
     with _extra():
-        from penstock.capture import install_triggers  # noqa: PLC0415  not at start
+        from penstock.schema.capture import install_triggers  # noqa: PLC0415  not at start
     with _penstock_databases.copy(penstock_pipeline.scope.schema) as url:
         install_triggers(url, penstock_pipeline)
         yield url

@@ -12,8 +12,9 @@ from benchmarks.backlogs import Backlog, Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
-from penstock.channels.queue import FairQueue, NewMessage
+from penstock.channels.queue import NewMessage
 from penstock.channels.server import RedisClient
+from penstock.clients import FairQueue
 
 QUEUE, STREAM, GROUP = "bench-queue", "bench-stream", "bench-group"
 TENANTS = 100

@@ -8,9 +8,10 @@ from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
 from penstock.batches import FIELDS, Columns, Entry
-from penstock.channels.log import NAMES, LogReader
+from penstock.channels.log import NAMES
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient
+from penstock.clients import LogReader
 from penstock.records import Offset, Shard, ShardName
 
 SHARD = ShardName("bench-seek", Shard(0))

@@ -81,7 +81,7 @@ def _requests(database_url: str, redis_url: str) -> Iterator[tuple[Started, Path
 
 def _serve(pipe: Pipe, database_url: str, redis_url: str) -> None:
     from benchmarks.watching.noting import four  # noqa: PLC0415  it notes commits in this process
-    from penstock.stealing import Chores, Recruiter  # noqa: PLC0415  in the child alone
+    from penstock.engines.stealing import Chores, Recruiter  # noqa: PLC0415  in the child alone
 
     recruiter = Recruiter()
     chores = Chores(four, database_url, redis_url)

@@ -18,7 +18,7 @@ import sqlalchemy.orm  # noqa: F401  the same
 
 def enlist() -> None:
     """Enlists until a job was done, and many times more."""
-    from penstock.stealing import Recruiter  # noqa: PLC0415
+    from penstock.engines.stealing import Recruiter  # noqa: PLC0415
 
     recruiter, done = Recruiter(), Event()
     recruiter.install(done.set, "job", 1.0)
@@ -31,7 +31,7 @@ def enlist() -> None:
 def chore(database_url: str, redis_url: str) -> None:
     """Has a chore done."""
     from penstock import Log, Pipeline  # noqa: PLC0415
-    from penstock.stealing import Chores, Recruiter  # noqa: PLC0415
+    from penstock.engines.stealing import Chores, Recruiter  # noqa: PLC0415
 
     pipeline = Pipeline(channels=[Log("movements")])
     recruiter, done = Recruiter(report=lambda *_: done.set()), Event()

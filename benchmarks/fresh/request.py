@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from penstock.stealing import ASGIEnlister, Recruiter
+from penstock.engines.stealing import ASGIEnlister, Recruiter
 
 AT_ONCE, ROUNDS, RATE = 500, 100, 0.02
 

@@ -155,12 +155,12 @@ def _work(  # noqa: PLR0913, PLR0917  the arguments of a process
     pipeline = load_pipeline(app)
     pipe.send("ready")
     if engine == "spark":
-        from penstock.spark.engine import application  # noqa: PLC0415  an optional dependency
+        from penstock.engines.spark import application  # noqa: PLC0415  an optional dependency
 
         application.run(
             app, pipeline, database_url, redis_url, stop=ended.is_set, consumers=consumers, streamer=streamer
         )
     else:
-        from penstock import inline  # noqa: PLC0415  in the child alone
+        from penstock.engines import inline  # noqa: PLC0415  in the child alone
 
         inline.run(pipeline, database_url, redis_url, stop=ended.is_set, consumers=consumers, streamer=streamer)

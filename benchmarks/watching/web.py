@@ -21,7 +21,7 @@ def serve(pipe: Pipe, path: str, database_url: str, redis_url: str) -> None:
     from starlette.responses import JSONResponse  # noqa: PLC0415
     from starlette.routing import Mount, Route  # noqa: PLC0415
 
-    from penstock.stealing import ASGIEnlister, Chores, Recruiter  # noqa: PLC0415
+    from penstock.engines.stealing import ASGIEnlister, Chores, Recruiter  # noqa: PLC0415
 
     async def answer(request: Request) -> JSONResponse:
         return JSONResponse([{"id": n, "path": request.url.path} for n in range(20)])

@@ -5,7 +5,7 @@ Revises: penstock_0004
 Create Date: 2026-11-22
 """
 
-from penstock.database.migrating import execute
+from penstock.schema.migrating import execute
 
 revision = "penstock_0005"
 down_revision = "penstock_0004"

@@ -5,7 +5,7 @@ Revises: penstock_0013
 Create Date: 2026-11-23
 """
 
-from penstock.database.migrating import execute
+from penstock.schema.migrating import execute
 
 revision = "penstock_0014_since_0013"
 down_revision = "penstock_0013"

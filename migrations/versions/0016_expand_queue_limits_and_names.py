@@ -5,7 +5,7 @@ Revises: penstock_0015_since_0014
 Create Date: 2026-11-24
 """
 
-from penstock.database.migrating import execute
+from penstock.schema.migrating import execute
 
 revision = "penstock_0016_since_0014"
 down_revision = "penstock_0015_since_0014"

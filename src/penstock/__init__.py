@@ -10,36 +10,29 @@ Data flows one way, and the folders show it:
     consuming    effects and checkpoint in one Postgres transaction
     reconciling  a consumer's state compared with the canonical tables, at one cut
     verifying    staged records, journal, log and checkpoints compared with one another
-
-What runs these steps:
-
-    inline       the inline engine: threads in one Python process
-    spark        the Spark engine, tasks of one Spark application; and Spark's data sources
-    stealing     the application's own processes, in small slices between their requests
+    engines      what runs these steps: threads (inline), tasks of Spark, the application's own processes (stealing)
 
 What an application declares, and what the parts pass to each other:
 
-    pipeline             where it declares, and how it is loaded; kinds, declarations: channels, rules, consumers, workers
-    handlers             which functions a consumer may be declared with
-    jobs, messages       what a worker gets and answers; what a message of a queue may have
-    records, errors      the values that the parts pass to each other; every error that is raised on purpose
-    parsing              texts that somebody else may have written: JSON, and numbers
-    settings             a command's settings
+    pipeline     where it declares, and how it is loaded
+    declaring    the declarations: channels, rules, consumers, workers
+    records      the values that the parts pass to each other
+    errors       every error that is raised on purpose
+    parsing      texts that somebody else may have written: JSON, and numbers
 
 Around them:
 
-    database             Postgres: connections, errors, statements, tables
-    migrations           the tables in the migrations of the application's own Alembic
-    capture              the triggers of rules in the database; alembic_operations: the same in migrations
-    structures           Redis without a pipeline: fields that expire, pinned keys, locks, which ids have queued work
-    operating            what operators ask: status, doctor, resets, dead letters
-    cli                  the command line; logs, display: its log, and text for a terminal
-    embedded             Postgres and Valkey from wheels
-    testing              what an application's own tests need
-    demo                 an application that shows it all, with faults
-    crashpoints          the places where the order of two writes matters, by name, for tests
-    parallel             loops side by side in one process
-    spark_daemon         the process that forks Spark's Python workers
+    database     Postgres: connections, errors, statements, tables
+    schema       what ``penstock init`` puts into a database: tables, roles, triggers
+    clients      Redis without a pipeline or Postgres
+    spark        Spark's data sources, and comparison of tables
+    operating    what operators ask: status, doctor, resets, dead letters
+    cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal
+    embedded     Postgres and Valkey from wheels
+    testing      what an application's own tests need
+    demo         an application that shows it all, with faults
+    crashpoints  the places where the order of two writes matters, by name, for tests
+    parallel     loops side by side in one process
 
 A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of
 them, and each would spend half a second of processor time on it.
@@ -49,10 +42,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.batches import Records
-    from penstock.declarations import Ick, Log, Queue
+    from penstock.declaring.declarations import Ick, Log, Queue
+    from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
+    from penstock.declaring.unique import TenantLimits, Unique
     from penstock.errors import PenstockError, TryAgain
-    from penstock.jobs import Cancel, DeadLetter, Job, Snooze
-    from penstock.messages import TenantLimits, Unique
     from penstock.pipeline import Pipeline
     from penstock.records import Record
     from penstock.staging.explicit import (
@@ -90,10 +83,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Ick", "Log", "Queue"), "declarations"),
+    **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
     **dict.fromkeys(("PenstockError", "TryAgain"), "errors"),
-    **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "jobs"),
-    **dict.fromkeys(("TenantLimits", "Unique"), "messages"),
+    **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
+    **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),
     "Pipeline": "pipeline",
     "Record": "records",
     "Records": "batches",

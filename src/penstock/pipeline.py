@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from penstock.declarations import (
+from penstock.declaring.declarations import (
     CHANGES,
     MEMBERS_A_BATCH,
     Capture,
@@ -24,8 +24,7 @@ from penstock.declarations import (
     checked_changes,
     table_named,
 )
-from penstock.errors import DeclarationError
-from penstock.handlers import (
+from penstock.declaring.handlers import (
     BatchDecorator,
     ConsumerOptions,
     DataFrameDecorator,
@@ -37,7 +36,8 @@ from penstock.handlers import (
     WorkerDeclaration,
     default_name,
 )
-from penstock.kinds import check_reconciled, refuse_sources
+from penstock.declaring.kinds import check_reconciled, refuse_sources
+from penstock.errors import DeclarationError
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import checks, hooks
 

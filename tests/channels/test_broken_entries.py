@@ -13,9 +13,10 @@ from fixtures.command_line import CommandLine
 from fixtures.damaged_entries import rewrite
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, inspect_shards, update_progress
+from penstock.channels.ick import inspect_shards, update_progress
 from penstock.channels.log import Follower, read, read_newest
 from penstock.channels.routing import ick_shard_keys
+from penstock.clients import DirtyList
 from penstock.consuming import LogWorker, make_worker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedIck, ForeignLog

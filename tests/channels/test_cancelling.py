@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.channels.cancelling import cancellable
-from penstock.channels.queue import AsyncFairQueue
 from penstock.channels.scripts import Call, script
 from penstock.channels.server import connect_redis_async
-from penstock.structures import AsyncPinnedKeys
+from penstock.clients import AsyncFairQueue, AsyncPinnedKeys
 
 STEPS = 40
 """More turns of the event loop than sending a command takes."""

@@ -17,9 +17,9 @@ from fixtures.flow import stage_rows
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
 from penstock.batches import FIELDS, MAX_BYTES, MAX_RECORDS, Columns, Entry
-from penstock.channels.log import LogReader
 from penstock.channels.log.entries import parse_entries, parse_leading
 from penstock.cli.app import main
+from penstock.clients import LogReader
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog

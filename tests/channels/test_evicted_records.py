@@ -13,8 +13,9 @@ from fixtures.logs import Driven
 from fixtures.restored import Restored, stage, stream
 from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
-from penstock.channels.log import AsyncLogReader, LogReader, LogSlice, evict, extents
+from penstock.channels.log import evict, extents
 from penstock.channels.server import connect_redis_async
+from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import older

@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.logs import START_US, FilledLog, MakeReader
 from penstock import Log
-from penstock.channels.log import LogReader, LogSlice
+from penstock.clients import LogReader, LogSlice
 from penstock.errors import ForeignLog, InvalidLogCall, InvalidName, LogLost
 from penstock.records import Offset, OffsetRange
 from penstock.testing import eventually
@@ -312,7 +312,7 @@ def test_a_reader_that_waits_notices_that_the_log_lost_its_newest_records(
     filled_log: FilledLog, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("reader", "aio"):
-        monkeypatch.setattr(f"penstock.channels.log.{module}.MAX_WAIT_S", 0.1)
+        monkeypatch.setattr(f"penstock.clients.log.{module}.MAX_WAIT_S", 0.1)
     filled_log.add(20)
     reader = make_reader()
     reader.read(0, 1, 20)

@@ -13,8 +13,9 @@ import redis
 from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.batches import Columns
-from penstock.channels.log import AsyncLogWriter, Batch, LogWriter, NewRecord, Unusable, append_together
-from penstock.channels.log.groups import LogGroup
+from penstock.channels.log import Batch, Unusable, append_together
+from penstock.clients import AsyncLogWriter, LogWriter, NewRecord
+from penstock.clients.log.groups import LogGroup
 from penstock.errors import (
     AppendRefused,
     ForeignLog,

@@ -10,9 +10,9 @@ import redis
 
 from channels.groups.conftest import GroupedLog
 from penstock import Log
-from penstock.channels.log import AsyncLogReader, LogReader
-from penstock.channels.log.groups import AsyncLogGroup, LogGroup
 from penstock.channels.server import connect_redis, connect_redis_async
+from penstock.clients import AsyncLogReader, LogReader
+from penstock.clients.log.groups import AsyncLogGroup, LogGroup
 from penstock.errors import DeclarationError
 
 LOGS = ["orders@eu", Log("orders", shards=1, source="eu")]

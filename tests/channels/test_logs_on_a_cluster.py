@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from fixtures.topologies import Cluster
-from penstock.channels.log import AsyncLogReader, AsyncLogWriter, LogReader, LogWriter
+from penstock.clients import AsyncLogReader, AsyncLogWriter, LogReader, LogWriter
 
 SHARDS = 6
 

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from fixtures.logs import FilledLog
-from penstock.channels.log import LogReader, LogWriter
+from penstock.clients import LogReader, LogWriter
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-log.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -8,10 +8,10 @@ import redis
 from redis.asyncio.connection import AbstractConnection
 
 from fixtures.topologies import Cluster
-from penstock.channels.log import AsyncLogReader, LogReader, LogWriter
-from penstock.channels.log.groups import AsyncLogGroup
 from penstock.channels.scripts import Call, script
 from penstock.channels.server import connect_redis_async
+from penstock.clients import AsyncLogReader, LogReader, LogWriter
+from penstock.clients.log.groups import AsyncLogGroup
 from penstock.errors import ForeignLog
 
 SHARDS = 6

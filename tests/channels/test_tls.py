@@ -20,11 +20,11 @@ from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming import LogWorker
 from penstock.database.connections import connect_postgres, make_engine
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.embedded.directories import DirectoryLock
 from penstock.embedded.processes import OwnedProcess, free_port
 from penstock.errors import ServerUnavailable
+from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

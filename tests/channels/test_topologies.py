@@ -10,10 +10,11 @@ import redis
 from fixtures.intervals import refresh_now
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
-from penstock import Log, Pipeline, inline
+from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
+from penstock.engines import inline
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.streaming import Streamer
 from penstock.testing import eventually

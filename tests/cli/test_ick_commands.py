@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from fixtures.command_line import CommandLine
-from penstock.channels.ick import DirtyList
+from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 
 APPLICATION = """

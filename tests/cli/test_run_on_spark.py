@@ -175,7 +175,7 @@ def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporar
 UNREACHABLE = """
 from dataclasses import replace
 from penstock.cli.app import main
-from penstock.spark.engine import application
+from penstock.engines.spark import application
 
 class Elsewhere(application.ControlServer):
     \"\"\"As behind a firewall: the tasks are given a port at which nobody listens; the plan comes all the same.\"\"\"

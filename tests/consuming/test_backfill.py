@@ -10,7 +10,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.consuming import LogWorker
-from penstock.consuming.log_source import backfill
+from penstock.consuming.log.log_source import backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer

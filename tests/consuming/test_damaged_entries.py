@@ -19,11 +19,11 @@ from penstock.channels.log import read, read_newest
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
-from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 from penstock.verifying import FindingKind, verify
+from penstock.verifying.examiner import InlineExaminer
 
 STREAM = "penstock:{things/0}:log"
 BY_CODEC = {"none": PLAIN, "zstd": COMPRESSED}

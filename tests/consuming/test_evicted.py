@@ -13,7 +13,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents
 from penstock.consuming import LogWorker
-from penstock.consuming.log_source import backfill
+from penstock.consuming.log.log_source import backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record, ShardName
 from penstock.streaming import Streamer

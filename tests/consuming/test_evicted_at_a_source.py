@@ -15,8 +15,8 @@ from penstock.channels.log import Appended, Batch, Follower, append_together, ev
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
 from penstock.consuming.delivered import Consumed
-from penstock.consuming.evicted import Evicted
-from penstock.consuming.sources.worker import ConfirmedFollower
+from penstock.consuming.log.evicted import Evicted
+from penstock.consuming.several.worker import ConfirmedFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.reset import reset_epoch

@@ -10,7 +10,7 @@ from penstock import Log, Pipeline
 from penstock.channels.log import read
 from penstock.channels.server import connect_redis
 from penstock.consuming import LogWorker
-from penstock.consuming.log_source import LogSource
+from penstock.consuming.log.log_source import LogSource
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres

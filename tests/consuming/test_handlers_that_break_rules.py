@@ -168,7 +168,7 @@ def commits(session: Session, records: Sequence[Record]) -> None:
 @pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_commits_several_shards_is_called_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee 5: another call would double its effects."""
-    monkeypatch.setattr("penstock.consuming.log_worker.TOGETHER_S", math.inf)
+    monkeypatch.setattr("penstock.consuming.log.log_worker.TOGETHER_S", math.inf)
     reader.declare(commits)
     worker = reader.worker()
     worker._record_s = 0.0

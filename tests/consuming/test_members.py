@@ -16,8 +16,8 @@ from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index,
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
+from penstock.clients import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HistoryDiverged, Refused
@@ -306,7 +306,7 @@ def test_the_reservation_of_a_dead_consumer_is_taken_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantees 4 and 6: its reservation is stale, and it has no transaction open on the shard."""
-    monkeypatch.setattr("penstock.consuming.ick_worker.TAKEOVER_AFTER_S", 0.1)
+    monkeypatch.setattr("penstock.consuming.ick.ick_worker.TAKEOVER_AFTER_S", 0.1)
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
     for shard in index.shard_names:

@@ -101,7 +101,7 @@ def test_a_task_in_a_group_may_raise_try_again(reader: Reader) -> None:
 def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.log_worker.REREAD_CHECKPOINTS_S", 0.05)
+    monkeypatch.setattr("penstock.consuming.log.log_worker.REREAD_CHECKPOINTS_S", 0.05)
     reader.stage(1)
 
     def waits(_: Session, __: Sequence[Record]) -> None:

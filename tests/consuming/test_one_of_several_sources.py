@@ -23,12 +23,12 @@ from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.log import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
-from penstock.consuming.offset_source import Most
-from penstock.consuming.sources.link import SourceLink
+from penstock.consuming.log.offset_source import Most
+from penstock.consuming.several.link import SourceLink
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import connect_postgres
-from penstock.database.role_plan import make_roles
 from penstock.embedded import EmbeddedPostgres
+from penstock.engines.stealing import Chores
 from penstock.errors import (
     ConsumerRenamed,
     DeclarationError,
@@ -50,8 +50,8 @@ from penstock.operating.resharding import reshard
 from penstock.operating.retrying import retry
 from penstock.operating.status import status
 from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, ShardName
+from penstock.schema.role_plan import make_roles
 from penstock.settings import load_settings
-from penstock.stealing import Chores
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 

@@ -23,11 +23,11 @@ from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.channels.server import connect_redis
 from penstock.consuming.workers import make_worker
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 from penstock.embedded import EmbeddedPostgres
+from penstock.engines.stealing import Chores
 from penstock.errors import HistoryDiverged
-from penstock.stealing import Chores
+from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

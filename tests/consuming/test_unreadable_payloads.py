@@ -21,8 +21,8 @@ from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.jobs import JOBS, Bench
 from fixtures.sources import Regions
 from penstock import Ick, Job, Log, Pipeline
-from penstock.channels.ick import DirtyList
 from penstock.channels.routing import ick_shard_keys
+from penstock.clients import DirtyList
 from penstock.consuming import QueueWorker, make_worker
 from penstock.database.connections import Connection
 from penstock.operating.dead_letters import newest

@@ -25,10 +25,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from fixtures.documents import BLOCK, DOCS, ROOT, blocks, run_page
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, errors, stage
-from penstock.capture import install_triggers
-from penstock.channels.ick import DirtyList
-from penstock.channels.log import LogWriter
+from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
+from penstock.schema.capture import install_triggers
 from penstock.settings import load_settings
 from staging.test_connections import make_django
 
@@ -38,7 +37,7 @@ RUN_BY = {
     "README.md": "documents/test_documented_handlers.py",
     "docs/explanation/queues.md": "channels/queue/test_page.py",
     "docs/how-to/archive-a-log.md": "spark/test_sinks.py",
-    "docs/how-to/keep-things-for-a-time.md": "structures/test_structures_page.py",
+    "docs/how-to/keep-things-for-a-time.md": "clients/test_structures_page.py",
     "docs/how-to/let-requests-do-the-work.md": "stealing/test_frameworks.py",
     "docs/how-to/put-the-migrations-beside-yours.md": "migrations/test_beside_your_own.py",
     "docs/how-to/read-a-log.md": "channels/test_read_a_log_page.py",
@@ -174,7 +173,7 @@ def test_another_member_and_the_trigger_of_a_retired_channel(
     monkeypatch.setenv("DATABASE_URL", engine_url(database_url))
     with tables.begin() as connection_:
         op = Operations(MigrationContext.configure(connection_))
-        import penstock.alembic_operations  # noqa: F401, PLC0415  adds its operations
+        import penstock.schema.alembic_operations  # noqa: F401, PLC0415  adds its operations
 
         names = run_page(
             "docs/how-to/change-channels.md", {"op": op}, {"stage_orders_1f0c2ab9": function}, {1: connection_.commit}

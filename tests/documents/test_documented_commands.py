@@ -22,7 +22,7 @@ from fixtures.sources import MakeDatabase
 from penstock import Log, stage
 from penstock.channels.acl import COMMANDS as USERS
 from penstock.cli.app import load_commands
-from penstock.database.roles import ROLE_NAMES
+from penstock.schema.roles import ROLE_NAMES
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 INLINE = re.compile(r"`(penstock [a-z][^`]*)`")

@@ -15,7 +15,7 @@ from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze, TryAgain
 from penstock.consuming import Consumed, QueueWorker
 from penstock.crashpoints import install_crashpoint
-from penstock.jobs import JobOutcome
+from penstock.declaring.outcomes import JobOutcome
 from penstock.testing import eventually
 
 

@@ -74,7 +74,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_work
 def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
     start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.jobs.worker.GRACE_S", 0.2)
+    monkeypatch.setattr("penstock.consuming.queue.worker.GRACE_S", 0.2)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:

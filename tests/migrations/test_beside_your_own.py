@@ -13,10 +13,10 @@ from sqlalchemy import MetaData, Table
 
 from fixtures.forking import fork, redirect
 from fixtures.migrations import get_revision, tables
-from penstock.database.initialise import initialise
-from penstock.database.revisions import newest_shipped
 from penstock.embedded import EmbeddedPostgres
-from penstock.migrations import include_object
+from penstock.schema.initialise import initialise
+from penstock.schema.migrations import include_object
+from penstock.schema.revisions import newest_shipped
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "put-the-migrations-beside-yours.md"
 MIGRATION, CONFIGURE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -19,12 +19,12 @@ from sqlalchemy.exc import DBAPIError
 
 from fixtures.migrations import get_revision, tables
 from fixtures.postgres import engine_url
-from penstock.database.initialise import alembic_config, initialise, migration_sql, reporting_waits
-from penstock.database.revisions import newest_shipped
 from penstock.database.statements import directory
 from penstock.database.tables import metadata
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ServerUnavailable
+from penstock.schema.initialise import alembic_config, initialise, migration_sql, reporting_waits
+from penstock.schema.revisions import newest_shipped
 from penstock.testing import eventually
 
 TABLES = {"staged_records", "epochs", "ticks", "journal", "channels", "checkpoints", "dead_letters"}
@@ -101,7 +101,7 @@ def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
     ["SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))", "LOCK TABLE penstock.staged_records"],
 )
 def test_an_init_that_waits_says_for_whom(lock: str, fresh_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.database.initialise.WATCH_S", 0.05)
+    monkeypatch.setattr("penstock.schema.initialise.WATCH_S", 0.05)
     initialise(fresh_url, revision="penstock_0004")
     said: list[str] = []
 

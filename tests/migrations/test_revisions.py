@@ -16,19 +16,12 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.executor import Rows
-from penstock.database.initialise import initialise
-from penstock.database.revisions import (
-    OLDEST,
-    FoundRevision,
-    check_revision,
-    find_revision,
-    newest_shipped,
-    why_unusable,
-)
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.records import DEFAULT_SCOPE, Record
+from penstock.schema.initialise import initialise
+from penstock.schema.revisions import OLDEST, FoundRevision, check_revision, find_revision, newest_shipped, why_unusable
 from penstock.streaming import Streamer
 from penstock.testing import drained
 

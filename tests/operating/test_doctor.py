@@ -15,7 +15,6 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
 from penstock.operating.doctor import CheckResult, diagnose, worst
@@ -23,6 +22,7 @@ from penstock.operating.doctor import flow as flow_checks
 from penstock.operating.doctor import server as server_checks
 from penstock.operating.status import status
 from penstock.records import Record
+from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer, tick
 
 

@@ -9,8 +9,9 @@ import redis
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, Reservation, Reservations, oldest
+from penstock.channels.ick import oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
+from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
 from penstock.errors import Unknown
 from penstock.operating.doctor import CheckResult, diagnose

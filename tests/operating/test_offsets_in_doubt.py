@@ -10,9 +10,9 @@ from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents, read
 from penstock.channels.log.entries import parse_entries
-from penstock.channels.log.groups import LogGroup
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
+from penstock.clients.log.groups import LogGroup
 from penstock.database.connections import connect_postgres
 from penstock.errors import HistoryDiverged, LogDiverged
 from penstock.operating.reset import ConsumerInDoubt

@@ -13,12 +13,12 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.directories import hand_over
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
 from penstock.embedded.processes import account_options
 from penstock.records import Record
+from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import redis
 
 from fixtures.command_line import CommandLine
 from penstock import Log, Pipeline, Queue
-from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.queue.inspection import CheckedShard, oldest_messages
+from penstock.clients import FairQueue
 from penstock.database.connections import Connection
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import ForeignQueue
-from penstock.inline import InlineExaminer
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import queue as queue_checks
 from penstock.operating.doctor.queue import check_clocks
@@ -24,6 +24,7 @@ from penstock.operating.status.report import ShardStatus
 from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.verifying import verify
+from penstock.verifying.examiner import InlineExaminer
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
-from penstock.channels.log.groups import LogGroup
 from penstock.channels.routing import log_keys
+from penstock.clients.log.groups import LogGroup
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres

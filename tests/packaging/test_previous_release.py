@@ -12,9 +12,9 @@ import pytest
 
 from fixtures.command_line import APPLICATION
 from fixtures.migrations import get_revision
-from penstock.database.initialise import initialise
-from penstock.database.revisions import newest_shipped
 from penstock.embedded import EmbeddedPostgres
+from penstock.schema.initialise import initialise
+from penstock.schema.revisions import newest_shipped
 
 pytestmark = pytest.mark.slow
 

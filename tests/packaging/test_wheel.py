@@ -86,7 +86,7 @@ def test_an_application_that_only_stages_needs_only_sqlalchemy(empty: Path) -> N
 
 def test_the_installed_package_finds_its_scripts_and_migrations(empty: Path) -> None:
     code = (
-        "from penstock.channels.scripts import script; from penstock.database.initialise import migration_sql; "
+        "from penstock.channels.scripts import script; from penstock.schema.initialise import migration_sql; "
         "print(len(script('log/append').sha), 'CREATE TABLE' in migration_sql())"
     )
     borrow = (

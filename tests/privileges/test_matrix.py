@@ -19,9 +19,9 @@ from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.acl import acl_grant
 from penstock.channels.ick.inspection import oldest
 from penstock.channels.log import read_newest
-from penstock.channels.queue import FairQueue
 from penstock.channels.queue.inspection import oldest_messages
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.clients import FairQueue
 from penstock.consuming import IckWorker, LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements

@@ -15,11 +15,12 @@ from fixtures.intervals import care_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Job, Pipeline, Queue, stage
-from penstock.channels.queue import FairQueue, TenantLimits
 from penstock.channels.queue.inspection import check_queues, explain_message, oldest_messages
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.clients import FairQueue
 from penstock.consuming import QueueWorker
 from penstock.database.connections import connect_postgres
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import dead_letters, retrying
 from penstock.operating.status import status

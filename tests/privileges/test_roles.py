@@ -17,13 +17,13 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.initialise import initialise
-from penstock.database.revisions import newest_shipped
-from penstock.database.role_plan import make_roles, plan_roles, roles_sql
-from penstock.database.roles import ROLE_NAMES, rights, table_names
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose
+from penstock.schema.initialise import initialise
+from penstock.schema.revisions import newest_shipped
+from penstock.schema.role_plan import make_roles, plan_roles, roles_sql
+from penstock.schema.roles import ROLE_NAMES, rights, table_names
 from penstock.staging import trigger_sql
 from penstock.streaming import Streamer
 

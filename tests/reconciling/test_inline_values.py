@@ -14,11 +14,11 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
-from penstock.inline import InlineComparer, Tables, needs_spark
-from penstock.inline.values import make_equal, to_json
 from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
 from penstock.reconciling import run as reconciling
 from penstock.reconciling.cut import export_snapshot
+from penstock.reconciling.inline import InlineComparer, Tables, needs_spark
+from penstock.reconciling.inline.values import make_equal, to_json
 from penstock.records import DEFAULT_SCOPE, Record
 
 Run = Callable[..., Reconciled]

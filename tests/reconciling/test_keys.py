@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.inline import InlineComparer, Tables
 from penstock.reconciling import Comparer, Intent, Reconciled, Rows, StateComparison, reconcile
+from penstock.reconciling.inline import InlineComparer, Tables
 from penstock.records import DEFAULT_SCOPE, Record
 
 STATE = """

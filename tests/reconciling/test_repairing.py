@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
-from penstock.inline import InlineComparer
 from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.reconciling import repair as repairing
 from penstock.reconciling import run as running
+from penstock.reconciling.inline import InlineComparer
 from penstock.reconciling.repair import Rows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 

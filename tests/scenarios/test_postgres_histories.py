@@ -10,9 +10,9 @@ from fixtures.running_pipeline import APPLICATION, READY_S
 from fixtures.truth import Load
 from penstock import Pipeline
 from penstock.channels.log.entries import parse_entries
+from penstock.engines.stealing import Chore, Chores
 from penstock.errors import HistoryDiverged
 from penstock.records import Shard, ShardName
-from penstock.stealing import Chore, Chores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -13,8 +13,8 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
+from penstock.declaring.kinds import shard_for_key
 from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
-from penstock.kinds import shard_for_key
 from penstock.operating.resharding import reshard
 from penstock.operating.status import status
 from penstock.operating.tracing import explain

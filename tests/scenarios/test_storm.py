@@ -30,10 +30,10 @@ import redis
 from fixtures.servers import Programs
 from fixtures.topologies import Watched
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.processes import free_port
 from penstock.errors import ServerUnavailable
+from penstock.schema.initialise import initialise
 from penstock.testing import eventually
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(7200)]
@@ -115,7 +115,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from penstock.stealing import ASGIEnlister, Chores, Recruiter
+from penstock.engines.stealing import ASGIEnlister, Chores, Recruiter
 from shop import web
 
 recruiter = Recruiter()

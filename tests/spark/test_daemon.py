@@ -42,7 +42,7 @@ def end_of_a_worker(module: str, directory: str) -> str:
     return said.decode()
 
 
-@pytest.mark.parametrize(("module", "prints"), [("penstock.spark_daemon", False), ("pyspark.daemon", True)])
+@pytest.mark.parametrize(("module", "prints"), [("penstock.spark.daemon", False), ("pyspark.daemon", True)])
 def test_a_worker_whose_connection_spark_has_closed_ends_quietly(
     module: str,
     prints: bool,  # noqa: FBT001
@@ -59,7 +59,7 @@ def test_the_daemon_starts_no_thread_before_it_forks() -> None:
     """PyArrow would."""
     threads = "len(os.listdir('/proc/self/task'))" if Path("/proc/self/task").exists() else "1"
     done = subprocess.run(
-        [sys.executable, "-c", f"import os, sys, penstock.spark_daemon as d; d.preload(); print('pyarrow' in sys.modules, {threads})"],
+        [sys.executable, "-c", f"import os, sys, penstock.spark.daemon as d; d.preload(); print('pyarrow' in sys.modules, {threads})"],
         capture_output=True,
         text=True,
         check=True,

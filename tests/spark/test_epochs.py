@@ -11,14 +11,15 @@ from pyspark.sql import SparkSession
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
+from penstock.engines.spark.application import _supervise_epochs
+from penstock.engines.spark.assignment import Part, Task
+from penstock.engines.spark.control_channel import ControlServer, Plan
+from penstock.engines.spark.epoch_query import EpochQuery
+from penstock.engines.spark.epochs import EpochsReader, EpochsSource
+from penstock.engines.spark.progress import LiveProgress
+from penstock.engines.spark.schedule import Schedule
 from penstock.errors import DriverUnreachable
-from penstock.spark.engine.application import _supervise_epochs
-from penstock.spark.engine.assignment import Part, Task
-from penstock.spark.engine.control_channel import ControlServer, Plan
-from penstock.spark.engine.epoch_query import EpochQuery
-from penstock.spark.engine.epochs import EpochsReader, EpochsSource
-from penstock.spark.engine.progress import LiveProgress
-from penstock.spark.engine.schedule import Schedule, Slots
+from penstock.spark.jobs import Slots
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 

@@ -12,8 +12,8 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents
 from penstock.database.connections import Connection
+from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import Gap
-from penstock.spark.engine.dataframes import FrameWorker
 from penstock.spark.sources.log import LogStore
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.reading import BatchReader
@@ -74,7 +74,7 @@ def test_a_set_based_consumer_far_behind_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 12: in several DataFrames of each place, and exactly."""
-    monkeypatch.setattr("penstock.spark.engine.dataframes.RECORDS_A_BATCH", 1000)
+    monkeypatch.setattr("penstock.engines.spark.dataframes.RECORDS_A_BATCH", 1000)
     connection.execute('CREATE TABLE public.applied (shard int, "offset" bigint)')
 
     @flow.consumer(reads=things, dataframe=True)

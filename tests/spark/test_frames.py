@@ -18,12 +18,12 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE
-from penstock.spark.engine.dataframes import FrameWorker
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.engines.spark.dataframes import FrameWorker
 from penstock.operating.resharding import reshard
-from penstock.spark.engine.dataframes import FrameWorker
 from penstock.streaming import Streamer
 
 

@@ -17,10 +17,10 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline, TryAgain
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
+from penstock.engines.spark.dataframes import FrameWorker
+from penstock.engines.spark.rows import make_frame
 from penstock.operating.dead_letters import of_consumer
 from penstock.operating.retrying import retry
-from penstock.spark.engine.dataframes import FrameWorker
-from penstock.spark.engine.rows import make_frame
 from penstock.streaming import Streamer
 
 POISON = "7"

@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 from fixtures.redis_ick import RedisIck
 from fixtures.spark import run_to_end
 from penstock import Ick
-from penstock.channels.ick import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
+from penstock.clients import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
 from penstock.spark.sources.ick import IckSource
 from penstock.spark.sources.ick.options import IckOptions

@@ -13,9 +13,9 @@ from fixtures.spark import run_to_end
 from fixtures.topologies import Cluster
 from fixtures.verifying import only
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
+from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.verify import SparkExaminer

@@ -15,8 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fixtures.documents import DOCS, MANY, ROOT, Declared, blocks, run_blocks, run_page
 from penstock import Ick, Log, Pipeline
-from penstock.channels.log import LogReader
-from penstock.spark.engine.dataframes import FrameWorker
+from penstock.clients import LogReader
+from penstock.engines.spark.dataframes import FrameWorker
 
 pytestmark = pytest.mark.spark
 

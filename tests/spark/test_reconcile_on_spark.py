@@ -20,8 +20,8 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
-from penstock.inline import InlineComparer
 from penstock.reconciling import Comparer, DifferenceKind, Reconciled, Rows, StateComparison, reconcile
+from penstock.reconciling.inline import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from structlog.testing import capture_logs
 
-from penstock.spark.engine import schedule as schedule_module
-from penstock.spark.engine.schedule import EPOCHS, Running, Schedule, Slots
-from penstock.spark.names import named_jobs
+from penstock.engines.spark import schedule as schedule_module
+from penstock.engines.spark.schedule import Schedule
+from penstock.spark.jobs import EPOCHS, Running, Slots, named_jobs
 from penstock.testing import eventually
 
 CONSUMERS = {"a": range(4), "b": range(1)}

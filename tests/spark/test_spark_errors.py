@@ -5,8 +5,8 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PythonException
 
 from penstock.consuming.failures import reason
+from penstock.engines.spark.spark_errors import _ENDED, in_one_line, is_sparks_fault, reading_errors
 from penstock.errors import ForeignLog, ServerUnavailable
-from penstock.spark.engine.spark_errors import _ENDED, in_one_line, is_sparks_fault, reading_errors
 
 FAILED = "Job aborted due to stage failure: Task 0 in stage 4.0 failed 2 times, most recent failure: Lost task 0.1 in stage 4.0 "
 

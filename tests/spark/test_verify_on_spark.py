@@ -16,11 +16,11 @@ from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.log import evict
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import verify as engine
 from penstock.streaming import Streamer, tick
 from penstock.verifying import FindingKind, Verified, bounds, reading, verify
+from penstock.verifying.examiner import InlineExaminer
 
 STREAM = "penstock:{things/0}:log"
 KEEP = timedelta(hours=1)

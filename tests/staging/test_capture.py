@@ -9,12 +9,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from fixtures.application import Base, StagedRecords
 from penstock import Ick, Log, Pipeline
-from penstock.capture import check_triggers, inspect_triggers, install_triggers
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
 from penstock.operating.resharding import reshard
+from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers
 from penstock.streaming import Streamer
 
 
@@ -235,7 +235,7 @@ def test_a_table_in_use_is_not_queued_for_long(
     rides: Log, application: Engine, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a CREATE TRIGGER waits for a long transaction, every writer would wait behind it."""
-    monkeypatch.setattr("penstock.capture.LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.schema.capture.LOCK_TIMEOUT_S", 0.1)
     with connection.transaction():
         connection.execute("INSERT INTO parcels (id) VALUES (1)")
         with pytest.raises(ServerUnavailable, match=r"trigger of parcels.*LockNotAvailable"):

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from fixtures.application import Base, StagedRecords
 from penstock import Ick, Log, Pipeline, mark_dirty, stage
-from penstock.capture import install_triggers
 from penstock.errors import DeclarationError, InvalidRecord
+from penstock.schema.capture import install_triggers
 
 SECRET = {"secret": True}
 

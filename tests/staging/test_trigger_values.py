@@ -16,8 +16,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
+from penstock.schema.initialise import initialise
 from penstock.staging import trigger_sql
 from penstock.staging.payload import json_text
 

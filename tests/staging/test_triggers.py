@@ -38,12 +38,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 from typing_extensions import override
 
-import penstock.alembic_operations  # noqa: F401  adds operations
+import penstock.schema.alembic_operations  # noqa: F401  adds operations
 from fixtures.application import Base, Ride, StagedRecords
 from penstock import Log, Pipeline
-from penstock.declarations import StagingRule
+from penstock.declaring.declarations import StagingRule
 from penstock.errors import DeclarationError
-from penstock.staging import drop_trigger_sql, trigger_migration, trigger_sql
+from penstock.schema import trigger_migration
+from penstock.staging import drop_trigger_sql, trigger_sql
 
 Sessions = sessionmaker[Session]
 

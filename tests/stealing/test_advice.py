@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Log, Pipeline
-from penstock.stealing import Chores, Gauges, Lag, Load, Outcome, Recruiter, advise
-from penstock.stealing import advice as advice_module
+from penstock.engines.stealing import Chores, Gauges, Lag, Load, Outcome, Recruiter, advise
+from penstock.engines.stealing import advice as advice_module
 
 QUIET = Gauges(0, 0.0, 0, sequenced=1000, ticked_s=0.0, consumers={}, queued={}, measured_at=100.0)
 
@@ -87,7 +87,7 @@ def world(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch) -> Calla
     def make(**options: Any) -> World:
         made.append(World(flow, **options))
         monkeypatch.setattr(advice_module, "monotonic", lambda: made[0].now)
-        monkeypatch.setattr("penstock.stealing.gauges.monotonic", lambda: made[0].now)
+        monkeypatch.setattr("penstock.engines.stealing.gauges.monotonic", lambda: made[0].now)
         return made[0]
 
     return make

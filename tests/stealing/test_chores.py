@@ -23,10 +23,10 @@ from penstock import Ick, Job, Log, Pipeline, Snooze
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.timeouts import Timeouts
+from penstock.engines.stealing import Chores, Outcome, Recruiter
+from penstock.engines.stealing.budget import Terms, terms
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore
 from penstock.records import Record
-from penstock.stealing import Chores, Outcome, Recruiter
-from penstock.stealing.budget import Terms, terms
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -518,7 +518,7 @@ FORKING = """
 import logging, os, sys
 from datetime import timedelta
 from penstock import Log, Pipeline
-from penstock.stealing import Chores, Outcome
+from penstock.engines.stealing import Chores, Outcome
 import psycopg
 
 logging.basicConfig(level="INFO", stream=sys.stderr)

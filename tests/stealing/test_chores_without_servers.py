@@ -17,9 +17,9 @@ from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.engines.stealing import Chores, Outcome, Recruiter
+from penstock.engines.stealing import tools as tools_module
 from penstock.errors import ServerUnavailable
-from penstock.stealing import Chores, Outcome, Recruiter
-from penstock.stealing import tools as tools_module
 from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2)

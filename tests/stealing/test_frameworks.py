@@ -24,7 +24,7 @@ FILES = {
     "recruiting.py": """
         import os, sys, threading
         from pathlib import Path
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         def work():
             with Path(__file__).with_name("work").open("a") as file:

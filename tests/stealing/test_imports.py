@@ -11,7 +11,7 @@ def test_a_web_process_that_enlists_loads_no_driver(run_program: RunProgram) -> 
     lines = run_program(
         """
         import sys
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         recruiter = Recruiter()
         recruiter.install(lambda: None, "job", 0.5)
@@ -30,7 +30,7 @@ def test_a_place_needs_no_framework(run_program: RunProgram) -> None:
     lines = run_program(
         """
         import sys
-        from penstock.stealing import ASGIEnlister, WSGIEnlister, enlist_after_commit
+        from penstock.engines.stealing import ASGIEnlister, WSGIEnlister, enlist_after_commit
 
         print(*sys.modules)
         """

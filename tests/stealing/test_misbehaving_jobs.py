@@ -11,8 +11,8 @@ from contextvars import ContextVar
 import pytest
 
 from fixtures.recruiting import MakeRecruiter, RunProgram
-from penstock.stealing import Outcome, Recruiter, time_left_s, when_idle
-from penstock.stealing import recruiter as recruiter_module
+from penstock.engines.stealing import Outcome, Recruiter, time_left_s, when_idle
+from penstock.engines.stealing import recruiter as recruiter_module
 from penstock.testing import eventually
 
 
@@ -292,7 +292,7 @@ def test_a_forked_process_has_its_own_thread_counters_and_draws(run_program: Run
     lines = run_program(
         """
         import os, threading, time
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         recruiter = Recruiter()
         release = threading.Event()
@@ -364,7 +364,7 @@ def test_a_process_ends_while_a_job_runs(run_program: RunProgram, kind: str) -> 
     run_program(
         """
         import asyncio, concurrent.futures.thread, logging, socket, sys, tempfile, threading, time
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         log = logging.getLogger("job")
         log.addHandler(logging.StreamHandler(sys.stdout))
@@ -403,7 +403,7 @@ def test_a_job_is_shown_the_end_of_the_process(run_program: RunProgram) -> None:
     lines = run_program(
         """
         import threading, time
-        from penstock.stealing import Recruiter, time_left_s, when_idle
+        from penstock.engines.stealing import Recruiter, time_left_s, when_idle
 
         began = threading.Event()
 
@@ -453,7 +453,7 @@ def test_where_no_thread_can_be_started_the_job_is_dismissed(run_program: RunPro
     lines = run_program(
         """
         import logging, resource, sys
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         recruiter = Recruiter()

@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.recruiting import MakeRecruiter, RunProgram
 from penstock import Log, Pipeline
+from penstock.engines.stealing import Chores, JobCounters, Outcome, Recruiter, time_left_s, when_idle
 from penstock.errors import DeclarationError, InvalidChore, Unknown
-from penstock.stealing import Chores, JobCounters, Outcome, Recruiter, time_left_s, when_idle
 from penstock.testing import eventually
 
 CHI_SQUARE_ONE_IN_A_MILLION = 33.38
@@ -116,7 +116,7 @@ def test_enlisting_in_a_signal_handler_waits_for_nothing(run_program: RunProgram
     lines = run_program(
         """
         import signal
-        from penstock.stealing import Recruiter
+        from penstock.engines.stealing import Recruiter
 
         recruiter = Recruiter()
         recruiter.install(lambda: None, "job", 0.5)

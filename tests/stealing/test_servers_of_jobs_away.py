@@ -10,7 +10,7 @@ import redis
 
 from fixtures.proxy import Proxy, behind
 from fixtures.recruiting import MakeRecruiter
-from penstock.stealing import JobCounters, Outcome, Recruiter, WSGIEnlister
+from penstock.engines.stealing import JobCounters, Outcome, Recruiter, WSGIEnlister
 from penstock.testing import eventually
 
 FAULTS = {

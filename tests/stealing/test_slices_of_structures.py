@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock.channels.server import RedisClient
+from penstock.clients import PinnedKeys, QueuedIds, QueueTracker, VolatileHash
+from penstock.engines.stealing import Outcome, Recruiter, make_slice
 from penstock.errors import ServerUnavailable
-from penstock.stealing import Outcome, Recruiter, make_slice
-from penstock.structures import PinnedKeys, QueuedIds, QueueTracker, VolatileHash
 from penstock.testing import eventually
 
 

@@ -17,8 +17,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from fixtures.postgres import engine_url
+from penstock.engines.stealing import ASGIEnlister, Recruiter, WSGIEnlister, enlist_after_commit, enlist_on_hit
 from penstock.errors import DeclarationError
-from penstock.stealing import ASGIEnlister, Recruiter, WSGIEnlister, enlist_after_commit, enlist_on_hit
 
 
 class Noting(Recruiter):

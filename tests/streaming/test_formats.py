@@ -16,7 +16,6 @@ from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
 from penstock.consuming import LogWorker
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
 from penstock.database.registry import registered_channels
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import UnsafeSetting
@@ -26,6 +25,7 @@ from penstock.operating.doctor import diagnose
 from penstock.operating.status import status
 from penstock.reconciling.history import last_runs
 from penstock.records import DEFAULT_SCOPE, Record
+from penstock.schema.initialise import initialise
 from penstock.staging import trigger_sql
 from penstock.streaming import Streamer
 

@@ -3,9 +3,11 @@
 import pytest
 
 from penstock import Pipeline, Queue
-from penstock.channels.queue import FairQueue, NewMessage, TenantLimits
+from penstock.channels.queue import NewMessage
 from penstock.channels.server import RedisClient
+from penstock.clients import FairQueue
 from penstock.database.connections import Connection
+from penstock.declaring.unique import TenantLimits
 from penstock.streaming import Streamer
 from penstock.streaming.queues import FEED_A_TENANT, FEED_TENANTS
 from penstock.testing import eventually

@@ -16,12 +16,13 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.log import Appended, Foreign, Reply
-from penstock.channels.queue import FairQueue, Lease, TenantLimits
 from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.clients import FairQueue, Lease
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
 from penstock.journal import missed_records
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName

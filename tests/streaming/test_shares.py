@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
-from penstock import Log, Pipeline, Queue, inline
+from penstock import Log, Pipeline, Queue
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
+from penstock.engines import inline
 from penstock.errors import InvalidSetting
 from penstock.operating.status import status
 from penstock.records import DEFAULT_SCOPE, Record, Shard, ShardName

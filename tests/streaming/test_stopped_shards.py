@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from fixtures.flow import ReadLog, drop_limits, running
 from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList
 from penstock.channels.log import read
+from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.operating.doctor import diagnose, worst
 from penstock.operating.reset import reset_epoch

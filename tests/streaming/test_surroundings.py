@@ -13,10 +13,10 @@ from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ReadOnlyPostgres
 from penstock.records import Record
+from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer
 
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from fixtures.flow import ReadLog, entry_of_a_record, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList, repair
+from penstock.clients import DirtyList, repair
 from penstock.database.connections import Connection
 from penstock.errors import DamagedIck, Fenced, ForeignLog, HistoryDiverged, PenstockError
 from penstock.records import Offset

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from fixtures.application import Base, Ride, StagedRecords
 from penstock import Ick, Log, Pipeline, TryAgain, mark_dirty, stage
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
+from penstock.schema.initialise import initialise
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job, make_record, staged
 from penstock.testing.databases import TemplateDatabases, delete_keys
 

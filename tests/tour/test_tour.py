@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.postgres import engine_url
 from fixtures.running_pipeline import READY_S, Processes
 from penstock import stage
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
+from penstock.schema.initialise import initialise
 from penstock.testing import eventually
 
 SHOP = """

@@ -26,7 +26,7 @@ from penstock import (
     stage,
     stage_many,
 )
-from penstock.stealing import Outcome, Recruiter, enlist_on_hit
+from penstock.engines.stealing import Outcome, Recruiter, enlist_on_hit
 from penstock.testing import assert_staged, make_job, make_record
 
 Handler = TypeVar("Handler", bound=Callable[..., object])

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty, stage
-from penstock.stealing import Recruiter, enlist_on_hit
+from penstock.engines.stealing import Recruiter, enlist_on_hit
 
 rides = Log("rides")
 index = Ick("index")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Log
-from penstock.spark.engine.assignment import Part, Task, assign, find_pieces, most_streamers
+from penstock.engines.spark.assignment import Part, Task, assign, find_pieces, most_streamers
 from penstock.spark.session import available_cores
 
 consumers = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 12).map(range))

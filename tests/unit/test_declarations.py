@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Ick, Log, Pipeline, Queue, TenantLimits
 from penstock.database.registry import RegisteredChannel
-from penstock.declarations import ConsumerSpec, StagingRule, checked_changes
+from penstock.declaring.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidMessage, InvalidName
 from penstock.records import Record, Scope
 

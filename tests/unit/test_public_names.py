@@ -23,7 +23,7 @@ def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
 
 def test_a_planner_of_spark_loads_neither_sqlalchemy_nor_a_driver() -> None:
     """Each of them is a process of its own, and spent a second of processor time on it."""
-    script = "import sys, penstock.spark.engine.epochs, pyspark_penstock_log; print(*sys.modules)"
+    script = "import sys, penstock.engines.spark.epochs, pyspark_penstock_log; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     loaded = set(done.stdout.split())

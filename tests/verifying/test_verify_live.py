@@ -13,15 +13,15 @@ from fixtures.spark import IN_SESSION
 from fixtures.topologies import Cluster
 from fixtures.verifying import Verify, only
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import DirtyList
 from penstock.channels.server import connect_redis
+from penstock.clients import DirtyList
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.inline import InlineExaminer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick, upkeep
 from penstock.testing import eventually
 from penstock.verifying import Examiner, FindingKind, bounds, verify
+from penstock.verifying.examiner import InlineExaminer
 
 LOG = "penstock:{things/0}:log"
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.cli.command import parse_conf, require_extra
 from penstock.cli.render import say
 from penstock.cli.servers import Connections
-from penstock.declarations import ConsumerSpec, ReconciliationSpec
+from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
-from penstock.inline import InlineComparer, InlineExaminer, needs_spark
 from penstock.reconciling import Comparer
+from penstock.reconciling.inline import InlineComparer, needs_spark
 from penstock.records import Record
 from penstock.settings import Settings
 from penstock.verifying import Examiner
+from penstock.verifying.examiner import InlineExaminer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,7 +171,7 @@ def open_frames(settings: Settings, consumer: ConsumerSpec) -> Iterator[Callable
         yield None
         return
     with start_spark(settings, "retrying with DataFrames") as spark:
-        from penstock.spark.engine.rows import make_frame  # noqa: PLC0415  an optional extra
+        from penstock.engines.spark.rows import make_frame  # noqa: PLC0415  an optional extra
 
         yield partial(make_frame, spark)
 

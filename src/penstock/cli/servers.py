@@ -16,13 +16,13 @@ from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.cli.command import find_pipeline
 from penstock.cli.render import say
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.initialise import initialise
-from penstock.database.revisions import check_revision
 from penstock.embedded.directories import url_file
 from penstock.embedded.ownership import check_own, read_own
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.schema.initialise import initialise
+from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
 
 DIRECTORY = Path(".penstock")

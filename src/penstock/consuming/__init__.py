@@ -20,9 +20,9 @@ happens once.
 """
 
 from penstock.consuming.delivered import Consumed
-from penstock.consuming.ick_worker import IckWorker
-from penstock.consuming.jobs import QueueWorker
-from penstock.consuming.log_worker import LogWorker
+from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.queue import QueueWorker
 from penstock.consuming.worker import Worker
 from penstock.consuming.workers import make_worker
 from penstock.errors import TryAgain

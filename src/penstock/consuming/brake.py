@@ -5,7 +5,7 @@ And what to type when a consumer is halted, for whatever reason: a test types al
 
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.database.executor import Executor
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.records import Offset, Place, ShardName
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.database.executor import Executor
 from penstock.database.registration import why_unreadable, why_unregistered
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, PenstockError, SchemaMissing
 from penstock.records import Offset, Scope, Shard, ShardName
 

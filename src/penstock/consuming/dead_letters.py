@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.journal.older import make_records
 from penstock.records import Offset, Record, Scope, ShardName
 

@@ -34,7 +34,7 @@ from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.errors import driver_error
 from penstock.database.executor import Executor
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
 from penstock.records import Offset, Scope, ShardName
 

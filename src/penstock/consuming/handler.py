@@ -28,9 +28,9 @@ from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.timeouts import Timeouts
-from penstock.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.outcomes import JobOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
-from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.consumer")

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.consuming.failures import Culprit, InvalidPayload
 from penstock.database.errors import first_line
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DeclarationError
 from penstock.records import Record
 

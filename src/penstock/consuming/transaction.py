@@ -29,7 +29,7 @@ from penstock.database import errors
 from penstock.database.errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
 from penstock.database.timeouts import Timeouts
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
 from penstock.pipeline import Pipeline

@@ -13,7 +13,6 @@ from typing import Any, Generic, Self, TypedDict, Unpack
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, connect_redis, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivered import Consumed, Delivered
@@ -24,14 +23,15 @@ from penstock.database.connections import Connection, Database, connect_postgres
 from penstock.database.errors import CONFLICTS, describe, postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.registry import RegisteredChannel, register_consumer
-from penstock.database.revisions import check_revision
-from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.journal import check_tails, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
+from penstock.schema.capture import check_triggers
+from penstock.schema.revisions import check_revision
+from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.consumer")
 

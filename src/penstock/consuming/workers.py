@@ -2,13 +2,13 @@
 
 from typing import Any, Unpack
 
-from penstock.consuming.ick_worker import IckWorker
-from penstock.consuming.jobs import QueueWorker
-from penstock.consuming.log_worker import LogWorker
-from penstock.consuming.sources import SourcesWorker
+from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.queue import QueueWorker
+from penstock.consuming.several import SourcesWorker
 from penstock.consuming.worker import Worker, WorkerOptions
 from penstock.database.connections import Database
-from penstock.declarations import ConsumerSpec, Ick, Log, Queue
+from penstock.declaring.declarations import ConsumerSpec, Ick, Log, Queue
 from penstock.pipeline import Pipeline
 
 

@@ -4,7 +4,6 @@
     statements    named blocks of SQL, from the ``statements.sql`` beside the code that runs them; names inside of SQL
     tables        Penstock's tables for SQLAlchemy Core, on the application's own session
     registry      what is registered: ``registered_channels`` is the one answer to what a channel is
-    initialise    creates and upgrades the tables
 
 Import the module you need: an application that only stages imports ``tables`` and ``statements``, and no driver.
 """

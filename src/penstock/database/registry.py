@@ -15,7 +15,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
-from penstock.declarations import Channel, ConsumerSpec, Log, Queue
+from penstock.declaring.declarations import Channel, ConsumerSpec, Log, Queue
 from penstock.records import Scope, Shard, ShardName
 
 

@@ -118,7 +118,7 @@ def busy_workers(pid: int) -> list[int]:
 
 def _is_busy_worker(process: psutil.Process) -> bool:
     try:
-        is_worker = "penstock.spark_daemon" in process.cmdline() and not process.children()
+        is_worker = "penstock.spark.daemon" in process.cmdline() and not process.children()
         return is_worker and bool(process.net_connections("tcp"))
     except psutil.Error:
         return False

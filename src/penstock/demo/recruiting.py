@@ -14,8 +14,8 @@ from penstock.demo.audit import LATE_CONSUMER
 from penstock.demo.processes import SupervisedProcess
 from penstock.demo.rides import pipeline
 from penstock.demo.simulator import free_port
+from penstock.engines.stealing import ASGIEnlister, Chores, Outcome, Recruiter
 from penstock.pipeline import Pipeline
-from penstock.stealing import ASGIEnlister, Chores, Outcome, Recruiter
 
 RATE = "PENSTOCK_DEMO_RATE"
 """Environment variable: the share of requests that are recruited for each chore that moves records."""

@@ -14,7 +14,6 @@ import httpx
 
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
-from penstock.database.initialise import initialise
 from penstock.demo.audit import LATE_CONSUMER, Audit, audit
 from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
 from penstock.demo.faults import CRASH_EVERY
@@ -25,6 +24,7 @@ from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator, free_port
 from penstock.errors import DemoFailed
 from penstock.logs import quieten
+from penstock.schema.initialise import initialise
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0

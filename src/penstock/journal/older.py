@@ -10,18 +10,18 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
-from penstock.channels.log import LogSlice
-from penstock.channels.log.reading import MAX_BYTES
 from penstock.channels.server import RedisClient, connect_redis
+from penstock.clients.log import LogSlice
+from penstock.clients.log.reading import MAX_BYTES
 from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.revisions import check_revision
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.journal.lineage import check_epoch, check_same_server, check_tails, server_start_us
 from penstock.parsing import find_number
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Record, RecordId, Scope, ShardName
+from penstock.schema.revisions import check_revision
 
 
 class FoundRecords(NamedTuple):

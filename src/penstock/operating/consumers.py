@@ -8,8 +8,8 @@ import structlog
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.declaring.kinds import checked_consumer
 from penstock.errors import Refused, Unknown
-from penstock.kinds import checked_consumer
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")

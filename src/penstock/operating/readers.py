@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from penstock.kinds import REPLAY_RULE
+from penstock.declaring.kinds import REPLAY_RULE
 
 ReaderKind = Literal["consumer", "reported", "replay"]
 """``consumer``: its checkpoints are here.  ``reported``: they are in another database, which reports them here.  ``replay``: a

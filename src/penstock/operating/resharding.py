@@ -14,8 +14,8 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
+from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import InvalidSetting, Refused
-from penstock.kinds import MAX_SHARDS
 from penstock.operating.channels import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope
 

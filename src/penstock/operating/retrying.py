@@ -25,13 +25,13 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.connections import Database, connect_postgres, get_database_url
 from penstock.database.executor import Executor
-from penstock.database.roles import check_privileges
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, Ick, Log, WorkerSpec
+from penstock.declaring.declarations import ConsumerSpec, Ick, Log, WorkerSpec
 from penstock.errors import DeclarationError, HandlerCommitted, ServerUnavailable
 from penstock.operating.dead_letters import DeadLetter, find_later, letter_key, make_record
 from penstock.pipeline import Pipeline
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
+from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.operator")
 

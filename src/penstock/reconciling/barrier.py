@@ -19,7 +19,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Unknown
 from penstock.reconciling.cut import Connect, Cut, export_snapshot
 from penstock.records import Offset, Scope, Shard, ShardName

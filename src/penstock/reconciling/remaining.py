@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import Refused
 from penstock.reconciling.cut import Connect
 from penstock.records import Scope

@@ -18,7 +18,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused, Unknown
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut

@@ -6,7 +6,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 
 

@@ -17,7 +17,7 @@ from psycopg import IsolationLevel
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, ReconciliationSpec
+from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import DeclarationError, PenstockError, Refused
 from penstock.pipeline import Pipeline
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached

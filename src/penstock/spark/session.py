@@ -36,7 +36,7 @@ SETTINGS = {
     # Over TCP, the JVM and Python lose 45 ms a task to a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",
-    "spark.python.daemon.module": "penstock.spark_daemon",
+    "spark.python.daemon.module": "penstock.spark.daemon",
     # Otherwise each column that Python names asks the JVM ten times, to have a line of the program in an error.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",

@@ -31,7 +31,6 @@ from penstock.staging.explicit import (
     stage_many_async,
 )
 from penstock.staging.hooks import attach
-from penstock.staging.trigger_migration import trigger_migration
 from penstock.staging.triggers import drop_trigger_sql, trigger_sql
 
 __all__ = [
@@ -44,6 +43,5 @@ __all__ = [
     "stage_async",
     "stage_many",
     "stage_many_async",
-    "trigger_migration",
     "trigger_sql",
 ]

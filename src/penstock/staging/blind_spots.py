@@ -18,7 +18,7 @@ from sqlalchemy import Column, ForeignKey, event
 from sqlalchemy.orm import Mapper, Session, class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
-from penstock.declarations import StagingRule
+from penstock.declaring.declarations import StagingRule
 from penstock.errors import UnstagedChanges
 from penstock.staging.rules import Declarations, find_attachments
 

@@ -5,9 +5,9 @@ Nothing here configures the mappers: classes that they refer to may still be und
 
 from sqlalchemy.orm import class_mapper
 
-from penstock.declarations import Queue, StagingRule
+from penstock.declaring.declarations import Queue, StagingRule
+from penstock.declaring.kinds import refuse_sources
 from penstock.errors import DeclarationError, InvalidRecord
-from penstock.kinds import refuse_sources
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
 from penstock.staging.rules import Declarations, is_secret, key_names, object_name, tenant_names

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 from penstock.errors import NotAttached, StagingError
 from penstock.staging.registered import Check, Rows, check_channels, known_at, next_question, run_check
 from penstock.staging.rows import AUTOCOMMIT, Row, insert_rows, insert_sql, make_refusal, split_rows

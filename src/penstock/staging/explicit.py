@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declarations import Channel, Ick, Log, Queue
+from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.staging import nudge
 from penstock.staging.connections import DriverConnection, insert_by_async_psycopg, insert_directly, is_async_driver

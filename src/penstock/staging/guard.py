@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, class_mapper
 from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.sql.selectable import TextualSelect
 
-from penstock.declarations import Change, StagingRule
+from penstock.declaring.declarations import Change, StagingRule
 from penstock.errors import BypassedStaging
 from penstock.staging.rules import find_attachments
 

@@ -26,7 +26,7 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
-from penstock.declarations import Change, Channel, StagingRule
+from penstock.declaring.declarations import Change, Channel, StagingRule
 from penstock.staging import blind_spots, guard
 from penstock.staging import nudge as nudging
 from penstock.staging.rows import Row, insert_rows

@@ -9,10 +9,10 @@ A message's times are compared by Redis' clock; ``delay_ms`` counts from ``creat
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
-from penstock.declarations import Channel, Queue
+from penstock.declaring.declarations import Channel, Queue
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.unique import Unique, check_times, check_unique, checked_text
 from penstock.errors import InvalidMessage, InvalidRecord
-from penstock.jobs import RESERVED
-from penstock.messages import Unique, check_times, check_unique, checked_text
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
 

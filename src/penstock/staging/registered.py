@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Pool
 
 from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import quote
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 
 CHECK_EVERY_S = 60.0
 """How long an answer holds, in seconds."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from penstock.database.statements import quote
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 from penstock.staging.registered import check_channels, known_to_engine, run_check

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Column, Table
 from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
-from penstock.declarations import Change, Channel, Ick, Named, Queue, StagingRule
+from penstock.declaring.declarations import Change, Channel, Ick, Named, Queue, StagingRule
 from penstock.errors import DeclarationError
 from penstock.records import Scope
 from penstock.staging.messages import make_message

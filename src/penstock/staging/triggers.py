@@ -31,10 +31,10 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
 from penstock.database.statements import quote, quote_literal
-from penstock.declarations import CHANGES, Change, Ick, Queue, StagingRule
+from penstock.declaring.declarations import CHANGES, Change, Ick, Queue, StagingRule
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError
-from penstock.jobs import RESERVED
-from penstock.messages import MAX_NAME_BYTES
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name, tenant_names

@@ -12,8 +12,8 @@ import structlog
 
 from penstock.channels.log import Batch
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord
-from penstock.jobs import RESERVED
-from penstock.messages import name_within
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.unique import name_within
 from penstock.parsing import parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
 

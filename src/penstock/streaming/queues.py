@@ -24,9 +24,9 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged
 from penstock.errors import Fenced
-from penstock.jobs import RESERVED
-from penstock.messages import MAX_NAME_BYTES, name_as_staged
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
 from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch

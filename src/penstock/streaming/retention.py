@@ -23,7 +23,7 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import Channel, Ick, Log, Queue
+from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 
 RECORDS_PER_TRANSACTION = 5000

@@ -14,19 +14,19 @@ from typing import Any, Self
 import psycopg
 import structlog
 
-from penstock.capture import check_triggers
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
-from penstock.database.revisions import check_revision
-from penstock.database.roles import check_privileges
 from penstock.database.timeouts import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
+from penstock.schema.capture import check_triggers
+from penstock.schema.revisions import check_revision
+from penstock.schema.roles import check_privileges
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher, SlicePublisher
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache

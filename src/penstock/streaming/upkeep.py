@@ -4,7 +4,7 @@ from time import monotonic
 
 from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming.faults import FaultLog, check_missed

@@ -12,9 +12,9 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declarations import LARGEST_MAX_BYTES, Channel, Queue
+from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel, Queue
+from penstock.declaring.outcomes import RESERVED
 from penstock.errors import InvalidRecord
-from penstock.jobs import RESERVED
 from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
 from penstock.staging.connections import DriverConnection, read_directly

@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
-from penstock.database.initialise import initialise
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.embedded.databases import create_database, database_url, drop_database
+from penstock.schema.initialise import initialise
 
 FORGETFUL = {"fsync": "off", "full_page_writes": "off"}
 """Settings of a Postgres whose data need not survive a crash."""

@@ -12,9 +12,9 @@ from penstock.consuming import Consumed, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.outcomes import JobOutcome
 from penstock.errors import DeclarationError
-from penstock.jobs import JobOutcome
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
 

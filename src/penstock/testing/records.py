@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.consuming.failures import InvalidPayload
 from penstock.consuming.payloads import make_model_decoder
-from penstock.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.declaring.outcomes import RESERVED, Job
 from penstock.errors import InvalidRecord
-from penstock.jobs import RESERVED, Job
 from penstock.records import Offset, Payload, Record, RecordId, Shard
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 

@@ -8,9 +8,9 @@ import redis
 
 from penstock.batches import Columns
 from penstock.channels.log import Appended, Batch, append_together
-from penstock.channels.log.groups import LogGroup, reading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
+from penstock.clients.log.groups import LogGroup, reading
 from penstock.records import Epoch, Offset, Shard, ShardName
 
 CURSOR = "penstock:{work/0}:group:mailers"

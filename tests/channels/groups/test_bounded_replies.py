@@ -9,9 +9,9 @@ import redis
 
 from channels.groups.conftest import GroupedLog, Reader
 from fixtures.logs import MakeWriter
-from penstock.channels.log import LogReader
-from penstock.channels.log.running import run
-from penstock.channels.log.writing import LogWriting
+from penstock.clients import LogReader
+from penstock.clients.log.running import run
+from penstock.clients.log.writing import LogWriting
 
 MIB = 1024 * 1024
 LARGE = '"' + "x" * (MIB - 2) + '"'

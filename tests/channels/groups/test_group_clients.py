@@ -15,8 +15,8 @@ from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log
-from penstock.channels.log.groups import AsyncLogGroup, LogGroup
 from penstock.channels.server import connect_redis
+from penstock.clients.log.groups import AsyncLogGroup, LogGroup
 from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
 from penstock.records import Record
 from penstock.testing import eventually

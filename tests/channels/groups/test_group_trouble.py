@@ -13,15 +13,15 @@ import pytest
 import redis
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
-from penstock.channels.log import LogWriter
-from penstock.channels.log.groups import reading
+from penstock.clients import LogWriter
+from penstock.clients.log.groups import reading
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
 from penstock.records import Record
 from penstock.testing import eventually
 
 WAIT = """
 import sys
-from penstock.channels.log.groups import LogGroup
+from penstock.clients.log.groups import LogGroup
 LogGroup.connect(sys.argv[1], "work", "mailers").read(10, block_s=60)
 """
 

@@ -10,9 +10,9 @@ import redis
 from channels.groups.conftest import GroupedLog, Reader
 from fixtures.logs import Driven
 from penstock import Log
-from penstock.channels.log import AsyncLogReader, LogReader
-from penstock.channels.log.groups import AsyncLogGroup, LogGroup
-from penstock.channels.log.groups import reading as groups_reading
+from penstock.clients import AsyncLogReader, LogReader
+from penstock.clients.log.groups import AsyncLogGroup, LogGroup
+from penstock.clients.log.groups import reading as groups_reading
 from penstock.errors import ForeignLog, InvalidLogCall
 
 MakeRead = Callable[..., Any]

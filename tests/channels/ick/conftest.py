@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from penstock.channels.ick import DirtyList
+from penstock.clients import DirtyList
 
 
 @pytest.fixture

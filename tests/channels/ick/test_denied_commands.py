@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.ick import DirtyList, Reservation, Reservations
+from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.errors import AppendRefused
 
 KEY = "ride-index"

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from fixtures.redis_ick import RedisIck
-from penstock.channels.ick import Busy, Committed, DirtyList, Reservation, Reservations, Superseded
+from penstock.clients import Busy, Committed, DirtyList, Reservation, Reservations, Superseded
 
 KEY = "ride-index"
 

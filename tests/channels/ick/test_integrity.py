@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
+from penstock.clients import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.errors import DamagedIck
 
 KEY = "ride-index"

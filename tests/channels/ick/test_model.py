@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from fixtures.redis_ick import RedisIck
-from penstock.channels.ick import DirtyList
+from penstock.clients import DirtyList
 
 KEY = "ride-index"
 MEMBERS = st.sampled_from([b"", b"a", b"b", b"c", b"\x00", b"\xff", b"{k}", b"7", b"8", b"9"])

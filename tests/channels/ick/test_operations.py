@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock.channels.ick import (
-    Added,
-    DirtyList,
-    Exchanged,
-    Member,
-    QueuedDirtyList,
-    Score,
-    Span,
-    add_each,
-    operations,
-)
+from penstock.channels.ick import Added, Exchanged, Member, Score, Span, operations
+from penstock.clients import DirtyList, QueuedDirtyList, add_each
 from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable
 
 NOTHING = Span(0, None, None)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.ick import Added, DirtyList, Exchanged, QueuedDirtyList
+from penstock.channels.ick import Added, Exchanged
+from penstock.clients import DirtyList, QueuedDirtyList
 from penstock.errors import InvalidIckCall
 
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.channels.ick import (
+from penstock.clients import (
     ALL_MEMBERS,
     Busy,
     Committed,

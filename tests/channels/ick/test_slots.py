@@ -9,8 +9,8 @@ import redis
 from redis.crc import key_slot
 
 from fixtures.topologies import Cluster
-from penstock.channels.ick import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.channels.routing import ick_keys, ick_shard_keys
+from penstock.clients import DirtyList, QueuedDirtyList, Reservation, Reservations, repair
 from penstock.errors import InvalidIckCall
 from penstock.records import Shard, ShardName
 

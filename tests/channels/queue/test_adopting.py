@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.channels.queue import FairQueue, PlainStream
 from penstock.channels.server import RedisClient
+from penstock.clients import FairQueue, PlainStream
 from penstock.errors import InvalidMessage
 
 OLD, GROUP = "old-jobs", "workers"

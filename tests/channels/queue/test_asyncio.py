@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from penstock.channels.queue import AsyncFairQueue, TenantLimits
+from penstock.clients import AsyncFairQueue
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import StaleLease, TenantFull
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, Unique
-from penstock.declarations import shard_for_key
+from penstock.channels.queue import NewMessage
+from penstock.clients import FairQueue
+from penstock.declaring.declarations import shard_for_key
+from penstock.declaring.unique import TenantLimits, Unique
 from penstock.errors import DeclarationError, InvalidMessage, StaleLease, TenantFull
 
 MEBIBYTE = 1024 * 1024

@@ -13,8 +13,8 @@ import redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queue_readers import finish_all, killed_after_reading
 from fixtures.queues import Probe
-from penstock.channels.queue import FairQueue, Lease, Reader
 from penstock.channels.server import connect_redis
+from penstock.clients import FairQueue, Lease, Reader
 from penstock.errors import ServerUnavailable, StaleLease
 
 
@@ -66,7 +66,7 @@ def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(
     queue: FairQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BullMQ 2466: a wake-up depends on a marker.  Here a reader sleeps until the next is due, at most a second."""
-    monkeypatch.setattr("penstock.channels.queue.rounds.MAX_WAIT_S", 30)
+    monkeypatch.setattr("penstock.clients.queue.rounds.MAX_WAIT_S", 30)
     queue.write("t", "one", delay_s=0.2)
     with queue.reader() as reader:
         began = monotonic()

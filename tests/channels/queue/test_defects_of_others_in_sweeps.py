@@ -7,7 +7,9 @@ import redis
 
 from fixtures.queue_readers import finish_all, killed_after_reading
 from fixtures.queues import Given, Probe
-from penstock.channels.queue import FairQueue, Lease, NewMessage, Reader, Unique
+from penstock.channels.queue import NewMessage
+from penstock.clients import FairQueue, Lease, Reader
+from penstock.declaring.unique import Unique
 
 
 @pytest.fixture

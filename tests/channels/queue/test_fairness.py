@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from fixtures.queues import Given, Probe
-from penstock.channels.queue import NewMessage, TenantLimits, choose_hand
+from penstock.channels.queue import NewMessage, choose_hand
+from penstock.declaring.unique import TenantLimits
 
 MICE = [f"mouse-{number}" for number in range(50)]
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.queue import FairQueue, choose_hand, odds_of_sharing
+from penstock.channels.queue import choose_hand, odds_of_sharing
 from penstock.channels.server import connect_redis
+from penstock.clients import FairQueue
 
 PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_text()
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")

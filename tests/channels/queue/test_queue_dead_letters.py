@@ -3,7 +3,9 @@
 import pytest
 import redis
 
-from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, Unique
+from penstock.channels.queue import NewMessage
+from penstock.clients import FairQueue
+from penstock.declaring.unique import TenantLimits, Unique
 from penstock.errors import TenantFull
 
 

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue import NewMessage, TenantLimits, Unique
+from penstock.channels.queue import NewMessage
+from penstock.declaring.unique import TenantLimits, Unique
 
 TENANTS = st.sampled_from(["elephant", "mouse", "mouse2", "ä"])
 KEYS = st.sampled_from(["", "", "k", "k2"])

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue import NewMessage, Unique
+from penstock.channels.queue import NewMessage
+from penstock.declaring.unique import Unique
 from penstock.errors import AppendRefused, ForeignQueue, QueueDamaged
 
 FAR = datetime(2099, 1, 1, tzinfo=UTC)

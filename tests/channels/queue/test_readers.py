@@ -10,8 +10,10 @@ import redis
 
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
-from penstock.channels.queue import FairQueue, NewMessage, reading, rounds
+from penstock.channels.queue import NewMessage
 from penstock.channels.server import connect_redis
+from penstock.clients import FairQueue
+from penstock.clients.queue import reading, rounds
 from penstock.errors import ServerUnavailable
 from penstock.testing import eventually
 

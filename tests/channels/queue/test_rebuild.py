@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue import Unique
 from penstock.channels.queue.messages import new_id
+from penstock.declaring.unique import Unique
 
 LEASE_AFTER_S = 31
 """A lease whose end was lost lasts for 30 s."""

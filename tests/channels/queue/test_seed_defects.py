@@ -12,8 +12,10 @@ import pytest
 import redis
 
 from fixtures.queues import Probe
-from penstock.channels.queue import FairQueue, Reader, TenantLimits, choose_hand
+from penstock.channels.queue import choose_hand
 from penstock.channels.scripts import as_text
+from penstock.clients import FairQueue, Reader
+from penstock.declaring.unique import TenantLimits
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.queues import Probe
-from penstock.channels.queue import FairQueue, NewMessage, TenantLimits, choose_hand, odds_of_sharing
+from penstock.channels.queue import NewMessage, choose_hand, odds_of_sharing
+from penstock.clients import FairQueue
+from penstock.declaring.unique import TenantLimits
 
 VECTORS = {
     ("elephant", 16, 2): (0, 6),

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.queue import AsyncFairQueue, FairQueue, rounds
 from penstock.channels.routing import queue_keys
+from penstock.clients import AsyncFairQueue, FairQueue
+from penstock.clients.queue import rounds
 from penstock.errors import ForeignQueue, PenstockError
 from penstock.records import Shard, ShardName
 from penstock.testing import eventually

@@ -9,53 +9,26 @@ serve a pipeline, whose records mark members in the order of their offsets.  ``i
 Ick holds.
 """
 
-from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
 from penstock.channels.ick.inspection import ShardState, Waiting, inspect_shards, oldest
 from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
 from penstock.channels.ick.marks import Member, Score
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
-from penstock.channels.ick.repair import Damage, repair
-from penstock.channels.ick.reservations import (
-    ALL_MEMBERS,
-    Busy,
-    Committed,
-    CurrentReservation,
-    HolderWatch,
-    Released,
-    Reservation,
-    Reservations,
-    Superseded,
-)
 
 __all__ = [
-    "ALL_MEMBERS",
     "Added",
-    "Busy",
-    "Committed",
-    "CurrentReservation",
-    "Damage",
-    "DirtyList",
     "Exchanged",
-    "HolderWatch",
     "IckStats",
     "Mark",
     "MarkBatch",
     "MarkProgress",
     "Member",
-    "QueuedDirtyList",
-    "Released",
-    "Reservation",
-    "Reservations",
     "Score",
     "ShardState",
     "Span",
-    "Superseded",
     "Waiting",
-    "add_each",
     "coalesce",
     "inspect_shards",
     "mark_shards",
     "oldest",
-    "repair",
     "update_progress",
 ]

@@ -121,7 +121,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     if "WRONGTYPE" in str(error):
         return DamagedIck(
             f"{shard}: a key of the Ick holds another type; penstock doctor names it, "
-            "penstock.channels.ick.repair repairs the Ick"
+            "penstock.clients.ick.repair repairs the Ick"
         )
     return translate_error(error, f"inspecting {shard}")
 

@@ -129,7 +129,7 @@ def parse_damage(error: Exception) -> DamagedIck | None:
         return None
     return DamagedIck(
         f"{found['found']}; nothing was written. "
-        "penstock.channels.ick.repair repairs the Ick, and moves foreign content aside"
+        "penstock.clients.ick.repair repairs the Ick, and moves foreign content aside"
     )
 
 

@@ -6,7 +6,6 @@ entries that every consumer has passed.  Applications read a log by offset with 
 ``LogWriter`` and ``AsyncLogWriter`` write one without a pipeline.
 """
 
-from penstock.channels.log.aio import AsyncLogReader, AsyncLogWriter
 from penstock.channels.log.appending import (
     Appended,
     Batch,
@@ -32,30 +31,18 @@ from penstock.channels.log.log import (
     shards_with_more,
 )
 from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
-from penstock.channels.log.reader import LogReader
-from penstock.channels.log.slices import LogInfo, LogSlice
-from penstock.channels.log.writer import LogWriter
-from penstock.channels.log.writing import Evicted, NewRecord
 
 __all__ = [
     "NAMES",
     "POLL_S",
     "Appended",
-    "AsyncLogReader",
-    "AsyncLogWriter",
     "Batch",
     "Behind",
-    "Evicted",
     "Extent",
     "FencedOff",
     "Follower",
     "Foreign",
-    "LogInfo",
-    "LogReader",
-    "LogSlice",
-    "LogWriter",
     "MemoryTaken",
-    "NewRecord",
     "Reply",
     "Room",
     "Unusable",

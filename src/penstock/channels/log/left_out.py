@@ -9,8 +9,8 @@ from typing import Any
 from penstock.channels.cancelling import cancellable
 from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
+from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import InvalidLogCall
-from penstock.kinds import MAX_SHARDS
 from penstock.records import Shard, ShardName
 
 LOOKED_UP = 16

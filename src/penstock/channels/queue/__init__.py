@@ -15,31 +15,17 @@ letter.  A lease that ends by itself gives the message to another reader, and th
     queue, aio    ``FairQueue`` and ``AsyncFairQueue``
 """
 
-from penstock.channels.queue.adopting import PlainStream
-from penstock.channels.queue.aio import AsyncFairQueue, AsyncLease, AsyncReader
 from penstock.channels.queue.hands import choose_hand, odds_of_sharing
 from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written
-from penstock.channels.queue.queue import FairQueue
-from penstock.channels.queue.reading import Lease, Reader
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
-from penstock.messages import TenantLimits, Unique
 
 __all__ = [
-    "AsyncFairQueue",
-    "AsyncLease",
-    "AsyncReader",
     "DeadMessage",
     "Dwell",
     "Explanation",
-    "FairQueue",
-    "Lease",
     "Message",
     "NewMessage",
-    "PlainStream",
     "QueueStats",
-    "Reader",
-    "TenantLimits",
-    "Unique",
     "Written",
     "choose_hand",
     "odds_of_sharing",

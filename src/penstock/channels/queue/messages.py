@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from penstock.declaring.unique import Unique, check_times, check_unique, checked_text, utf8
 from penstock.errors import InvalidMessage, TenantFull
-from penstock.messages import Unique, check_times, check_unique, checked_text, utf8
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload, and largest headers, in bytes."""

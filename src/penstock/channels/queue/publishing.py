@@ -18,8 +18,8 @@ from penstock.channels.queue.shard import ITEMS, QueueShard, Steps
 from penstock.channels.routing import log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
 from penstock.channels.server import RedisClient
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import QueueDamaged
-from penstock.messages import TenantLimits
 from penstock.records import Epoch, Offset, RecordId, ShardName
 
 log = structlog.get_logger("penstock.streamer")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from penstock.channels.queue.messages import NewMessage, Written, new_id
 from penstock.channels.queue.shard import QueueShard
 from penstock.channels.routing import queue_keys
-from penstock.declarations import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, shard_for_key
+from penstock.declaring.declarations import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, shard_for_key
+from penstock.declaring.kinds import checked_name
 from penstock.errors import DeclarationError, InvalidMessage
-from penstock.kinds import checked_name
 from penstock.records import Shard, ShardName
 
 

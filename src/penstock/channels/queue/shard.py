@@ -15,9 +15,9 @@ from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, W
 from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys
 from penstock.channels.scripts import Argument, Call, as_text
-from penstock.declarations import MAX_STREAMS
+from penstock.declaring.declarations import MAX_STREAMS
+from penstock.declaring.unique import TenantLimits, name_within
 from penstock.errors import ForeignQueue, InvalidMessage, QueueDamaged, TenantFull
-from penstock.messages import TenantLimits, name_within
 
 ITEMS = 100
 """Most messages in one call of a script: Redis serves no other client while a script runs."""

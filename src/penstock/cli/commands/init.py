@@ -4,19 +4,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.capture import install_triggers, make_triggers
 from penstock.channels.acl import SAVE, acl_lines, save_users
 from penstock.channels.server import connect_redis
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
 from penstock.cli.render import say, show_text
 from penstock.cli.servers import get_scope, servers
 from penstock.database.connections import connect_postgres
-from penstock.database.initialise import initialise, migration_sql, reporting_waits
-from penstock.database.revisions import newest_shipped
-from penstock.database.role_plan import make_roles, plan_roles, roles_sql
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.schema.capture import install_triggers, make_triggers
+from penstock.schema.initialise import initialise, migration_sql, reporting_waits
+from penstock.schema.revisions import newest_shipped
+from penstock.schema.role_plan import make_roles, plan_roles, roles_sql
 from penstock.settings import Settings
 
 

@@ -10,7 +10,7 @@ from penstock.cli.command import Json, command, require_pipeline
 from penstock.cli.engines import open_comparer
 from penstock.cli.render import say, show, show_json, show_table
 from penstock.cli.servers import open_connections
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline

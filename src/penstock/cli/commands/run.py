@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from penstock import inline
 from penstock.cli.command import (
     command,
     parse_conf,
@@ -18,6 +17,7 @@ from penstock.cli.engines import choose_engine
 from penstock.cli.loops import ProgressLine, Stop, choose_share
 from penstock.cli.render import say
 from penstock.cli.servers import Servers, servers
+from penstock.engines import inline
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
@@ -89,7 +89,7 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
 
 def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Work) -> None:
     with require_extra("spark", "the engine spark", ", or take --engine inline"):
-        from penstock.spark.engine import application  # noqa: PLC0415  an optional extra
+        from penstock.engines.spark import application  # noqa: PLC0415  an optional extra
     assert settings.app is not None  # the pipeline was loaded from it
     application.run(
         settings.app,

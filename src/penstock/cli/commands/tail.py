@@ -16,14 +16,14 @@ import typer
 
 from penstock.channels.ick import Waiting, oldest
 from penstock.channels.log import Follower, extents
-from penstock.channels.log.reading import LogReading
-from penstock.channels.log.running import run
 from penstock.channels.queue import Explanation
 from penstock.channels.queue.inspection import FoundMessage, explain_message, oldest_messages
 from penstock.cli.command import Json, command, parse_position
 from penstock.cli.loops import Stop
 from penstock.cli.render import show, with_payload
 from penstock.cli.servers import Connections, open_connections
+from penstock.clients.log.reading import LogReading
+from penstock.clients.log.running import run
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from penstock import inline
 from penstock.cli.command import Json, command, require_pipeline, spared_from_garbage_collection
 from penstock.cli.loops import ProgressLine, Stop, raise_if_halted
 from penstock.cli.render import say, show_json
 from penstock.cli.servers import Servers, servers
 from penstock.consuming import Consumed, make_worker
-from penstock.declarations import WorkerSpec
+from penstock.declaring.declarations import WorkerSpec
+from penstock.engines import inline
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings

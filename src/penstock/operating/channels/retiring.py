@@ -20,8 +20,8 @@ from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import Refused, Unknown
-from penstock.kinds import MAX_SHARDS
 from penstock.operating.channels.changing import SETTLE_S, LeftReader, changing, finishing, read_contents
 from penstock.operating.channels.listing import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from penstock.capture import inspect_triggers
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult
+from penstock.schema.capture import inspect_triggers
 
 
 def triggers(context: CheckContext) -> Iterator[CheckResult]:

@@ -7,7 +7,7 @@ from penstock.batches import compress
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
-from penstock.declarations import Channel
+from penstock.declaring.declarations import Channel
 from penstock.errors import CodecMissing
 from penstock.operating.doctor.check import CheckContext, CheckResult
 from penstock.pipeline import Pipeline

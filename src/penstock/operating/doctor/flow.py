@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from penstock.consuming.brake import how_to_resume
-from penstock.database.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.database.statements import quote, statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.doctor.declared import declared
 from penstock.operating.status import ChannelStatus, ConsumerShard, Status
+from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000

@@ -12,7 +12,7 @@ from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
-from penstock.declarations import MAX_STREAMS
+from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult

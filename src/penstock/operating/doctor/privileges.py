@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from penstock.database.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 from penstock.database.statements import quote, statements
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult
+from penstock.schema.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 
 _WORK: Mapping[RoleName, str] = {"producer": "stage", "streamer": "stream", "consumer": "consume", "viewer": "view"}
 

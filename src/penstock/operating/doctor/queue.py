@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import queue_keys
-from penstock.declarations import MAX_STREAMS
+from penstock.declaring.declarations import MAX_STREAMS
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.status import ChannelStatus
 from penstock.operating.status.report import QueueStatus

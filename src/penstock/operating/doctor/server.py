@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
-from penstock.database.initialise import check_encoding
 from penstock.database.statements import quote, statements
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.schema.initialise import check_encoding
 
 OLDEST_POSTGRES = 140_000
 LONG_S = 60

@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy import Select
 
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, SAMPLES, Difference, DifferenceKind, StateComparison
 from penstock.reconciling.repair import Rows
-from penstock.spark.names import named_jobs
+from penstock.spark.jobs import named_jobs
 from penstock.spark.reconcile.differences import ORDER, full_join, one_row_per_key
 from penstock.spark.reconcile.exact import align, to_exact
 from penstock.spark.reconcile.rows import row_to_json

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructType
 
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.reconciling.comparison import DifferenceKind
 from penstock.spark.reconcile.exact import FLOAT, NUMBERS, NUMERIC, get_kind

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.declarations import ReconciliationSpec
+from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.spark.reconcile.rows import quote
 from penstock.spark.sources.values import KIND

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.engine.schedule import Slots
+from penstock.spark.jobs import Slots
 from penstock.spark.session import SETTINGS
 
 PARTITION_BYTES = 32 * 1024 * 1024

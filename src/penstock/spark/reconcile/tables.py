@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from penstock import errors
 from penstock.database.statements import quote
-from penstock.declarations import table_named
+from penstock.declaring.declarations import table_named
 from penstock.spark.sources.table import reading
 
 ROW_BYTES = 24

@@ -21,7 +21,7 @@ from penstock.channels.log import NAMES
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.records import Scope, Shard, ShardName
-from penstock.spark.names import named_jobs
+from penstock.spark.jobs import named_jobs
 from penstock.spark.reconcile import task_errors
 from penstock.spark.reconcile.sizing import Partitions
 from penstock.spark.sources.connections import arrow, postgres, redis_client, warm

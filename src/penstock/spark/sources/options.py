@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pyspark.sql.types import StructField, StructType
 
-from penstock.declarations import Log
+from penstock.declaring.declarations import Log
+from penstock.declaring.kinds import checked_name
 from penstock.display import mask
 from penstock.errors import DeclarationError, InvalidSetting
-from penstock.kinds import checked_name
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.spark.sources.columns import HEADERS, SPARK_SCHEMA
 from penstock.spark.sources.places import EARLIEST, LATEST, Where, parse_offsets, parse_time, parse_times

@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.declarations import Log
+from penstock.declaring.declarations import Log
+from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
-from penstock.kinds import MAX_PAYLOAD_BYTES, checked_channel
 from penstock.parsing import parse_json
 from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError
 from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.daemon import end_quietly
 from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import Positions
-from penstock.spark_daemon import end_quietly
 
 # Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
 # after an idle minute, long before a large table has been read.

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from penstock.declaring.kinds import checked_channel
 from penstock.errors import InvalidSetting, Unknown
-from penstock.kinds import checked_channel
 from penstock.parsing import parse_json
 from penstock.records import Shard, ShardName
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
+from penstock.declaring.kinds import checked_name
 from penstock.errors import InvalidSetting, Unknown
-from penstock.kinds import checked_name
 from penstock.records import Scope, Shard, ShardName
 from penstock.spark.sources.options import find_database_url, known_options, parse_scope, redis_url, whole_number
 

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.channels.ick import add_each
-from penstock.channels.ick.dirty_list import checked_keys
 from penstock.channels.server import RedisClient, redis_errors
-from penstock.declarations import Ick
+from penstock.clients.ick import add_each
+from penstock.clients.ick.dirty_list import checked_keys
+from penstock.declaring.declarations import Ick
 from penstock.errors import InvalidRecord, InvalidSetting
 from penstock.spark.sources.connections import redis_client, warm
 from penstock.spark.sources.ick.options import SOURCE, IckOptions

@@ -1,0 +1,294 @@
+"""Reading as one of a group, without any input or output.
+
+A group's readers take records in turn.  A reader that finds none joins the line, in Redis.  The first in the line watches the
+log.  When records come, it takes its share of them, which is what is there divided by the number of readers in the line, and
+leaves; the next one becomes the first, is woken, and does the same.  So a burst is divided among all that wait, and who was
+served goes to the end.
+
+The line is a hint.  It decides who is woken, and nothing is assigned to a reader before it comes: one that dies takes no
+record with it.  A wake-up that is lost, since the first in the line has died, costs at most ``HEARTBEAT_S``: then the others
+look for themselves.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from penstock.batches.compression import CODECS, is_installed
+from penstock.channels.log.left_out import next_shards, refuse_left_out
+from penstock.channels.routing import GroupKeys, group_keys
+from penstock.channels.scripts import Call
+from penstock.clients.log.arguments import check_number
+from penstock.clients.log.groups.options import MAX_COUNT, GroupOptions
+from penstock.clients.log.groups.results import GroupState, ShardRead, Taken, parse_read, parse_state
+from penstock.clients.log.groups.steps import Ask, AwaitTurn, FindWritten, Steps, WatchLog
+from penstock.clients.log.reading import MAX_BYTES
+from penstock.errors import PenstockError
+from penstock.records import Offset, ShardName
+
+log = structlog.get_logger("penstock.log")
+
+HEARTBEAT_S = 0.5
+"""Interval at which a waiting reader says that it is there, and looks for records that nobody takes, in seconds."""
+
+VALID_MS = 1500
+"""A waiting reader that was not heard of for so long has left the line, in milliseconds."""
+
+YIELD_S = 0.1
+"""How long a reader that comes lets those who wait already go first, in seconds."""
+
+GRACE_S = 0.05
+"""How long records may be there before a reader takes them whose turn it is not, in seconds."""
+
+CHECK_S = 60.0
+"""Interval at which a read looks for shards that the group leaves out, in seconds."""
+
+FULL_S = 0.1
+"""Interval at which a shard is looked at whose pending records are as many as may be, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A reader's place among those that wait.
+
+    Attributes:
+        place: 0 for the first; -1 if it does not wait.
+        others: Number of other readers that wait.
+        wake: The list on which this one is woken.
+    """
+
+    place: int
+    others: int
+    wake: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What an attempt to read has found.
+
+    Attributes:
+        taken: The records.
+        positions: Where to wait for more, in each shard that had none.
+        wait_s: How long to wait there, in seconds.
+    """
+
+    taken: Taken
+    positions: Mapping[ShardName, Offset]
+    wait_s: float
+
+    @property
+    def is_something(self) -> bool:
+        """Whether there is something to tell the caller."""
+        return bool(self.taken or self.taken.missed or self.taken.dropped)
+
+
+class GroupReader:
+    """Decides what one reader of a group asks Redis for."""
+
+    def __init__(self, options: GroupOptions) -> None:
+        """Sets up; nothing is sent."""
+        self.options = options
+        self._name = uuid.uuid4().hex[:16]
+        self.shards = {
+            shard: group_keys(options.namespace, shard, options.group)
+            for shard in map(options.shard, range(options.shards))
+        }
+        self._known: set[ShardName] = set()
+        self._error: PenstockError | None = None
+        self._round = 0
+        self._check_at = 0.0
+        self._codecs = f" {' '.join(codec for codec in CODECS if is_installed(codec))} "
+
+    def read(self, count: int, block_s: float) -> Steps[Taken]:
+        """The next records; see ``LogGroup.read``."""
+        check_number("count", count, 1, MAX_COUNT)
+        self._raise_error()
+        yield from self._refuse_left_out()
+        until = monotonic() + block_s
+        line = yield from self._ask_line("look")
+        if line.others == 0 or block_s <= 0:
+            attempt = yield from self._attempt(count, line)
+            if attempt.is_something or block_s <= 0:
+                return attempt.taken
+        return (yield from self._wait(count, until))
+
+    def _refuse_left_out(self) -> Steps[None]:
+        if monotonic() >= self._check_at:
+            options = self.options
+            written = yield FindWritten(next_shards(options.log, options.shards))
+            refuse_left_out(options.shards, written)
+            self._check_at = monotonic() + CHECK_S
+
+    def _wait(self, count: int, until: float) -> Steps[Taken]:
+        patience_s, is_overdue = YIELD_S, False
+        while True:
+            line = yield from self._ask_line("wait")
+            attempt = None
+            if line.place == 0 or is_overdue:
+                attempt = yield from self._attempt(count, line)
+                if attempt.is_something:
+                    return attempt.taken
+            left = until - monotonic()
+            if left <= 0:
+                yield from self._ask_line("leave")
+                return Taken()
+            if attempt is not None and line.place == 0:
+                yield _watch(attempt, self._wake(line), min(left, HEARTBEAT_S))
+                is_overdue = False
+            else:
+                wait_s = max(0.01, min(left, patience_s))
+                is_overdue = yield from self._await_turn(self._wake(line), wait_s)
+                patience_s = HEARTBEAT_S
+
+    def _await_turn(self, key: str, wait_s: float) -> Steps[bool]:
+        """Waits to be woken; whether nobody takes what is there, though it was somebody else's turn."""
+        if (yield AwaitTurn(key, wait_s)):
+            return False
+        states = yield from self.states()
+        if not any(map(self._available, states.values())):
+            return False
+        return not (yield AwaitTurn(key, GRACE_S))
+
+    def _wake(self, line: _Line) -> str:
+        return self._home.wake(line.wake)
+
+    @property
+    def _home(self) -> GroupKeys:
+        """The keys that are the group's, and not a shard's: they are in the first shard's slot."""
+        return self.shards[self.options.shard(0)]
+
+    def _ask_line(self, word: str) -> Steps[_Line]:
+        call = Call(self._home.line, (self._name, word, VALID_MS))
+        [[_, place, others, wake]] = yield Ask("log/group/line", [call])
+        return _Line(int(place), int(others), int(wake))
+
+    def _attempt(self, count: int, line: _Line) -> Steps[_Attempt]:
+        """Takes this reader's share of what is there; leaves the line with it, so that the next one comes."""
+        try:
+            attempt = yield from self._take(count, line.others)
+        except PenstockError:
+            yield from self._leave(line)
+            raise
+        if attempt.is_something:
+            yield from self._leave(line)
+        return attempt
+
+    def _leave(self, line: _Line) -> Steps[None]:
+        if line.place >= 0:
+            yield from self._ask_line("leave")
+
+    def _take(self, count: int, others: int) -> Steps[_Attempt]:
+        states: Mapping[ShardName, GroupState] = {}
+        if others or len(self.shards) > 1:
+            states = yield from self.states()
+            total = sum(map(self._available, states.values()))
+            count = min(count, max(1, -(-total // (others + 1))))
+        taken, positions, waits = Taken(), dict[ShardName, Offset](), [HEARTBEAT_S]
+        left = MAX_BYTES
+        for shard in self._rotated():
+            if len(taken) >= count or left <= 0:
+                break
+            state = states.get(shard)
+            if state is not None and not self._is_worth_reading(state):
+                read = self._nothing(state)
+            else:
+                found = yield from self._read_shard(shard, count - len(taken), left, taken)
+                if found is None:
+                    break
+                read = found
+            taken += read.taken
+            left -= read.bytes
+            if read.after is not None:
+                positions[shard] = read.after
+            waits.append(FULL_S if read.after is None else HEARTBEAT_S)
+            waits += [] if read.due_in_s is None else [read.due_in_s]
+        return _Attempt(taken, positions, min(waits))
+
+    def _rotated(self) -> list[ShardName]:
+        """The shards, beginning with another one each time."""
+        self._round += 1
+        every = [*self.shards]
+        at = self._round % len(every)
+        return every[at:] + every[:at]
+
+    def _available(self, state: GroupState) -> int:
+        return state.available(self.options.most)
+
+    def _is_worth_reading(self, state: GroupState) -> bool:
+        """Whether a read takes something, or says something: the group has to begin, or the log ends before the cursor."""
+        at = state.next_offset
+        return at is None or state.tail < at - 1 or self._available(state) > 0
+
+    @staticmethod
+    def _nothing(state: GroupState) -> ShardRead:
+        at = state.next_offset
+        is_at_end = at is not None and state.tail < at
+        return ShardRead(Taken(), state.tail if is_at_end else None, state.due_in_s)
+
+    def _read_shard(self, shard: ShardName, count: int, most_bytes: int, before: Taken) -> Steps[ShardRead | None]:
+        """Reads a shard; None if that fails and there are records of other shards, which the caller gets first."""
+        options = self.options
+        keys = self.shards[shard]
+        call = Call(
+            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger),
+            (
+                count,
+                options.start or "",
+                int(shard in self._known),
+                _milliseconds(options.retry_s),
+                _milliseconds(options.expire_s),
+                options.max_pending,
+                int(options.evicted == "skip"),
+                most_bytes,
+                self._codecs,
+            ),
+        )
+        [reply] = yield Ask("log/group/read", [call])
+        try:
+            read = parse_read(reply, shard, options.group)
+        except PenstockError as error:
+            if not before:
+                raise
+            self._error = error
+            return None
+        self._known.add(shard)
+        self._report(read.taken)
+        self._error = self._error or read.error
+        return read
+
+    def _report(self, taken: Taken) -> None:
+        """Logs what nobody gets: a caller may not ask for it."""
+        for event, ranges in (("records missed", taken.missed), ("records dropped", taken.dropped)):
+            for each in ranges:
+                log.warning(event, group=self.options.group, shard=str(each.shard), first=each.first, last=each.last)
+
+    def _raise_error(self) -> None:
+        """Raises what the last read has met behind the records that it returned."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def states(self, *, whole: bool = False) -> Steps[dict[ShardName, GroupState]]:
+        """The group in each shard; without ``whole``, the first record of the log is not looked for."""
+        calls = [
+            Call((keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger), (int(whole),))
+            for keys in self.shards.values()
+        ]
+        replies = yield Ask("log/group/info", calls)
+        return {
+            shard: parse_state(reply, shard, self.options.group)
+            for shard, reply in zip(self.shards, replies, strict=True)
+        }
+
+
+def _watch(attempt: _Attempt, wake: str, longest_s: float) -> WatchLog | AwaitTurn:
+    """Waits for records; where none can be taken, for the time to look again."""
+    wait_s = max(0.01, min(longest_s, attempt.wait_s))
+    return WatchLog(attempt.positions, wait_s) if attempt.positions else AwaitTurn(wake, wait_s)
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, int(seconds * 1000))

@@ -1,0 +1,176 @@
+"""Leases that a reader holds: how they end, and what keeps them alive."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from threading import Event, Lock, Thread
+from time import monotonic
+from weakref import WeakMethod
+
+import structlog
+
+from penstock.channels.queue.messages import Message
+from penstock.channels.queue.shard import Settlement
+from penstock.declaring.unique import checked_delay
+from penstock.errors import InvalidMessage, PenstockError, StaleLease
+
+log = structlog.get_logger("penstock.queue")
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
+"""Longest pause after the first failure, in seconds, doubled by each further one; and the longest at all."""
+
+MAX_REASON_BYTES = 4_000
+"""So much is kept of the reason of a dead letter."""
+
+HEARTBEATS = 3
+"""So many heartbeats in the time of a lease."""
+
+
+@dataclass
+class Held:
+    """A message under a lease of this reader.
+
+    Attributes:
+        message: The message.
+        token: The token of the lease.
+        begun_at: Monotonic time at which its work began, in seconds: when it was read, or ``begin`` was called.
+        is_stale: Whether the lease was found to have ended.
+        extended_at: Monotonic time from which the lease lasts at least, in seconds.
+    """
+
+    message: Message
+    token: str
+    begun_at: float = field(default_factory=monotonic)
+    is_stale: bool = False
+    extended_at: float = field(default_factory=monotonic)
+
+    def begin(self) -> None:
+        """Says that the work begins only now: the tenant is charged from here."""
+        self.begun_at = monotonic()
+
+    def settlement(
+        self, outcome: str, *, delay_s: float = 0.0, reason: str = "", seconds: float | None = None
+    ) -> Settlement:
+        """The end of the lease with an outcome."""
+        worked = monotonic() - self.begun_at if seconds is None else seconds
+        if isnan(worked):
+            raise InvalidMessage("seconds", "is not a number; it takes the time that the work took")
+        text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
+        return Settlement(self.message.id, self.token, outcome, checked_delay(delay_s), worked, text)
+
+    def failed(self, reason: str, attempts: int, delay_s: float | None = None) -> Settlement:
+        """The settlement after a failure: another attempt after a random pause, or none if this was the last."""
+        if self.message.attempts >= attempts:
+            return self.settlement("dead", reason=reason)
+        return self.settlement("retry", delay_s=pause_s(self.message.attempts) if delay_s is None else delay_s)
+
+
+def pause_s(attempts: int, first_s: float = FIRST_PAUSE_S) -> float:
+    """A pause after so many failed attempts, in seconds: random, so that what failed together does not come together.
+
+    Args:
+        attempts: How many have failed.
+        first_s: Longest pause after the first one.
+    """
+    longest: float = min(first_s * 2.0 ** min(attempts - 1, 60), MAX_PAUSE_S)
+    return random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
+
+
+def stale(held: Held) -> StaleLease:
+    """The error of a lease that has ended."""
+    held.is_stale = True
+    return StaleLease(
+        f"message {held.message.id}: its lease has ended, and another reader may have it; what this one did is not "
+        "acknowledged. Work takes longer than limit_s, Redis was away for longer than a lease, or the message was deleted"
+    )
+
+
+class LeaseBook:
+    """The leases of one reader, by shard."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._held: dict[tuple[int, str], Held] = {}
+        self._lock = Lock()
+
+    def add(self, held: Sequence[Held]) -> None:
+        """Leases that were handed over."""
+        with self._lock:
+            self._held.update({(each.message.shard, each.message.id): each for each in held})
+
+    def remove(self, held: Sequence[Held]) -> None:
+        """Leases that have ended."""
+        with self._lock:
+            for each in held:
+                self._held.pop((each.message.shard, each.message.id), None)
+
+    def all(self) -> list[Held]:
+        """All leases."""
+        with self._lock:
+            return list(self._held.values())
+
+    def to_extend(self) -> dict[int, list[Held]]:
+        """The leases of each shard whose work is within its time limit: a hung one is not kept alive."""
+        oldest = monotonic() - self._limit_s
+        found: dict[int, list[Held]] = {}
+        for each in self.all():
+            if each.begun_at > oldest and not each.is_stale:
+                found.setdefault(each.message.shard, []).append(each)
+        return found
+
+
+class Heartbeat:
+    """Extends leases from a thread of its own, whatever the thread or the event loop of the work is doing.
+
+    It ends with its reader: the leases of one that was dropped without being closed end by themselves.
+    """
+
+    def __init__(
+        self, book: LeaseBook, lease_s: float, extend: Callable[[int, list[tuple[str, str]]], list[bool]]
+    ) -> None:
+        """Sets up.
+
+        Args:
+            book: The leases.
+            lease_s: How long a lease lasts.
+            extend: The reader's method that extends leases of a shard, given as ids and tokens; False for each that is stale.
+        """
+        self._book, self._lease_s, self._extend = book, lease_s, WeakMethod(extend)
+        self._stop = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread, unless it runs."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="penstock-queue-heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_s / HEARTBEATS) and self._extend() is not None:
+            self.beat()
+
+    def beat(self) -> None:
+        """Extends all leases once, as far as their shards can be reached."""
+        for shard, held in self._book.to_extend().items():
+            if self._stop.is_set():
+                return
+            try:
+                self._beat(shard, held)
+            except PenstockError as error:  # it may be over by the next; else the lease ends
+                log.warning("heartbeat failed", shard=shard, error=type(error).__name__)
+
+    def _beat(self, shard: int, held: Sequence[Held]) -> None:
+        if (extend := self._extend()) is None:
+            return
+        asked_at = monotonic()
+        extended = extend(shard, [(each.message.id, each.token) for each in held])
+        for each, is_ours in zip(held, extended, strict=True):
+            each.is_stale = not is_ours
+            each.extended_at = asked_at if is_ours else each.extended_at

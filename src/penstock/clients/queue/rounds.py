@@ -1,0 +1,265 @@
+"""What a reader remembers between two rounds, whether it runs in a thread or in asyncio."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count as counting
+from time import monotonic
+
+import structlog
+
+from penstock.channels.isolation import UNUSABLE
+from penstock.channels.queue.shape import QueueShape
+from penstock.channels.queue.shard import QueueShard, Settlement, Steps, Taken
+from penstock.clients.queue.leases import Held, LeaseBook
+from penstock.declaring.declarations import MAX_STREAMS
+from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
+
+log = structlog.get_logger("penstock.queue")
+
+MAX_WAIT_S = 1.0
+"""Longest wait to be woken, in seconds."""
+
+CLUSTER_POLL_S = 0.02
+"""Pause between two rounds over shards on several servers of a Cluster, in seconds."""
+
+SWEEP_EVERY_S = 1.0
+"""Interval between two sweeps of a queue, whichever of its readers sweeps it, in seconds."""
+
+UNUSABLE_PAUSE_S, UNAVAILABLE_PAUSE_S = 5.0, 1.0
+"""How often a shard is tried again whose keys cannot be used, or whose server in a Cluster does not answer, in seconds."""
+
+LEFT_OUT_S = 0.1
+"""Pause between two rounds of a reader that has no shard to read, in seconds."""
+
+OnError = Callable[[int, PenstockError], None]
+"""Called with the number of a shard that is left out for a while, and the reason."""
+
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How a reader reads.
+
+    Attributes:
+        lease_s: How long a message is this reader's, in seconds, without a heartbeat: the time after which another has it
+            if this process dies.
+        limit_s: Longest time that the work on a message may take, in seconds: its lease is not extended beyond.
+        attempts: So many times a message is handed over before it is dead-lettered.
+        preferred: A stream whose messages come first, as long as no tenant waits longer for it than one message.
+    """
+
+    lease_s: float = 30.0
+    limit_s: float = 300.0
+    attempts: int = 5
+    preferred: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the options.
+
+        Raises:
+            DeclarationError: One of them is out of range.
+        """
+        if not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
+            raise DeclarationError(f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
+        if not self.limit_s > 0 or self.attempts < 1:
+            raise DeclarationError("limit_s and attempts take more than 0")
+        if self.preferred is not None and not 0 <= self.preferred < MAX_STREAMS:
+            raise DeclarationError(
+                f"preferred is {self.preferred}; it takes the number of a stream, 0 to {MAX_STREAMS - 1}"
+            )
+
+
+@dataclass
+class Rounds:
+    """What a reader remembers between two rounds; the same for both kinds of reader.
+
+    Attributes:
+        requests: The request of each shard: one whose reply was lost is repeated.
+        seen: Numbers of the shards that have been read.
+        due_s: Seconds from the last round until something is due.
+        left_out: Numbers of shards that are not read for now.
+        retry_at: When each shard that has failed is tried again, by its number; monotonic, in seconds.
+        on_error: Called with each shard that fails; None lets a round raise their errors when it has found nothing.
+        is_cluster: Whether shards are on several servers, of which one may be away.
+    """
+
+    shape: QueueShape
+    worker: str
+    options: ReaderOptions
+    book: LeaseBook
+    requests: dict[int, str] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    due_s: float | None = None
+    sweep_at: float = 0.0
+    left_out: frozenset[int] = frozenset()
+    retry_at: dict[int, float] = field(default_factory=dict)
+    on_error: OnError | None = None
+    is_cluster: bool = False
+    _errors: dict[int, PenstockError] = field(default_factory=dict)
+    _numbers: "counting[int]" = field(default_factory=counting)
+    _start: int = 0
+
+    def begin(self) -> list[QueueShard]:
+        """Begins a round: the shards in the order of this round; none is always first."""
+        self.due_s = None
+        self._start += 1
+        at = self._start % len(self.shape.shards)
+        every = self.shape.shards[at:] + self.shape.shards[:at]
+        return [shard for shard in every if self._is_read(shard.number)]
+
+    def _is_read(self, number: int) -> bool:
+        return number not in self.left_out and self.retry_at.get(number, 0.0) <= monotonic()
+
+    @contextmanager
+    def isolated(self, shard: QueueShard) -> Iterator[None]:
+        """Leaves a shard out for a while if it cannot be read, so that the others are.
+
+        Raises:
+            ServerUnavailable: The only server does not answer.
+        """
+        try:
+            yield
+        except UNUSABLE as error:
+            self._fail(shard, error, UNUSABLE_PAUSE_S)
+        except ServerUnavailable as error:
+            if not self.is_cluster:
+                raise
+            self._fail(shard, error, UNAVAILABLE_PAUSE_S)
+        else:
+            self.retry_at.pop(shard.number, None)
+            self._errors.pop(shard.number, None)
+
+    def _fail(self, shard: QueueShard, error: PenstockError, pause_s: float) -> None:
+        self.retry_at[shard.number] = monotonic() + pause_s
+        if self.on_error is None:
+            self._errors[shard.number] = error
+        else:
+            self.on_error(shard.number, error)
+
+    def raise_error(self) -> None:
+        """Raises the error of a shard that was left out, once for each time that it was tried."""
+        for number in [*self._errors]:
+            raise self._errors.pop(number)
+
+    def take(self, shard: QueueShard, count: int) -> Steps[Taken]:
+        """The operation that takes messages of a shard."""
+        request = self.requests.setdefault(shard.number, f"{self.worker}/{shard.number}/{next(self._numbers)}")
+        return shard.take(
+            request, self.worker, lease_s=self.options.lease_s, count=count, preferred=self.options.preferred
+        )
+
+    def taken(self, shard: QueueShard, taken: Taken) -> tuple[list[Held], list[Held]]:
+        """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
+        request = self.requests.pop(shard.number)
+        self.seen.add(shard.number)
+        if taken.due_s is not None:
+            self.due_s = taken.due_s if self.due_s is None else min(self.due_s, taken.due_s)
+        self.report_lost(shard, taken.lost)
+        held = [Held(message, request) for message in taken.messages]
+        self.book.add(held)
+        good = [each for each in held if each.message.attempts <= self.options.attempts]
+        return good, [each for each in held if each.message.attempts > self.options.attempts]
+
+    def by_shard(
+        self, held: Sequence[Held], settlements: Sequence[Settlement]
+    ) -> Iterator[tuple[QueueShard, list[Settlement]]]:
+        """The settlements of each shard that has some."""
+        for shard in self.shape.shards:
+            of = [
+                settlement
+                for each, settlement in zip(held, settlements, strict=True)
+                if each.message.shard == shard.number
+            ]
+            if of:
+                yield shard, of
+
+    def name(self, shard: QueueShard) -> str:
+        """What error texts call a shard."""
+        return f"queue {self.shape.name}/{shard.number}"
+
+    def report_lost(self, shard: QueueShard, lost: int) -> None:
+        """Logs that messages are lost."""
+        if lost:
+            log.error(
+                "messages lost: their bodies were deleted from Redis",
+                queue=self.shape.name,
+                shard=shard.number,
+                count=lost,
+            )
+
+    def wait_s(self, left: float) -> float:
+        """How long to wait before the next round, in seconds."""
+        return max(0.0, min(left, MAX_WAIT_S, MAX_WAIT_S if self.due_s is None else self.due_s))
+
+    def is_sweep_due(self) -> bool:
+        """Whether the queue is to be swept; notes that it is."""
+        is_due = monotonic() >= self.sweep_at
+        if is_due:
+            self.sweep_at = monotonic() + SWEEP_EVERY_S
+        return is_due
+
+    @property
+    def read_shards(self) -> list[QueueShard]:
+        """The shards that have been read, and whose keys can be used."""
+        return [self.shape.shards[number] for number in self.seen if number not in self.retry_at]
+
+    def wakes(self) -> list[str]:
+        """The lists on which to wait."""
+        return [self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)]
+
+    def pause_s(self, seconds: float) -> float | None:
+        """How long to pause instead of waiting to be woken; None if there is a list to wait on."""
+        wakes = len(self.wakes())
+        if not wakes:
+            return min(seconds, LEFT_OUT_S)
+        return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
+
+    def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
+        """Buries messages that were handed over too often: the work on them ended each time without an outcome."""
+        attempts = self.options.attempts
+        reason = f"handed over {attempts} times, and never settled: its readers died or hung"
+        return [each.settlement("dead", reason=reason, seconds=0.0) for each in held]
+
+
+class Settled:
+    """What has become of leases that are settled shard by shard."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._asked = held
+        self._results: dict[tuple[int, str], bool] = {}
+        self._error: PenstockError | None = None
+
+    @contextmanager
+    def noting_error(self) -> Iterator[None]:
+        """Lets the other shards be settled if one fails."""
+        try:
+            yield
+        except PenstockError as error:
+            self._error = self._error or error
+
+    def add(self, shard: QueueShard, some: Sequence[Settlement], results: Sequence[bool]) -> None:
+        """What a shard has answered."""
+        answers = zip(some, results, strict=True)
+        self._results.update(((shard.number, each.id), result) for each, result in answers)
+
+    @property
+    def held(self) -> list[Held]:
+        """The leases that have an answer."""
+        return [each for each in self._asked if _place(each) in self._results]
+
+    @property
+    def results(self) -> list[bool]:
+        """False for each lease that is stale.
+
+        Raises:
+            PenstockError: The first error of a shard.
+        """
+        if self._error is not None:
+            raise self._error
+        return [self._results[_place(each)] for each in self._asked]
+
+
+def _place(held: Held) -> tuple[int, str]:
+    return held.message.shard, held.message.id

@@ -1,0 +1,253 @@
+"""The worker of a consumer that reads an Ick.
+
+    reserve at the Ick  →  lock the checkpoint's row  →  handler(session, members)  →  commit  →  exchange at the Ick
+
+A visit to a shard is one reservation after the other: each exchange commits the members that are done and reserves the next.
+The end of a visit releases the reservation, so that other processes may work on the shard.  A process that dies during a
+visit leaves a reservation behind; another process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no
+transaction in Postgres holds the shard.
+
+The handler reads the tables as they are when it runs, so handling a member twice is harmless, and that is what a crash
+between the two commits leads to.  No member is forgotten: it leaves the Ick only under the reservation that gave it out, and
+what has made it dirty again in the meantime stays.
+"""
+
+import os
+import random
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Unpack
+
+import structlog
+
+from penstock.channels.ick import update_progress
+from penstock.channels.isolation import ask_each, isolated
+from penstock.channels.routing import ick_shard_keys
+from penstock.channels.server import redis_errors
+from penstock.clients.ick import Busy, HolderWatch, Reservation, Reservations, Superseded
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.ick.ick_source import IckSource, ReservedMember, plan_progress, reserved_members
+from penstock.consuming.transaction import Plan
+from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Database
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.errors import ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.records import Offset, ShardName
+
+log = structlog.get_logger("penstock.consumer")
+
+MAX_VISIT_S = 0.5
+"""Longest visit to a shard, in seconds, before the others are visited."""
+
+TAKEOVER_AFTER_S = 1.0
+"""Age of another process's heartbeat, in seconds, from which its reservation is stale."""
+
+BUSY_PAUSE_S = 0.1
+"""Pause, in seconds, before another attempt at a shard that another process works on."""
+
+IDLE_PAUSE_S = 0.02
+"""Pause, in seconds, between two inspections of empty Icks."""
+
+PROGRESS_EVERY_S = 1.0
+"""Interval, in seconds, at which the checkpoints follow what is done."""
+
+HEARTBEAT_S = 0.3
+"""Interval, in seconds, of the heartbeat while a handler is retried."""
+
+
+class IckWorker(Worker[ReservedMember]):
+    """Runs one consumer of an Ick over some or all of its shards, in one thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database: Database,
+        redis_url: str,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        """Sets up; ``open`` connects."""
+        super().__init__(pipeline, consumer, database, redis_url, **options)
+        self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
+        self._identities: dict[ShardName, str] = {}
+        self._icks: dict[ShardName, Reservations] = {}
+        self._holder_watch: dict[ShardName, HolderWatch] = {}
+        self._halted: set[ShardName] = set()
+        self._done_up_to: dict[ShardName, Offset] = {}
+        self._progress_at = 0.0
+
+    def open(self) -> None:
+        """As ``Worker.open``."""
+        super().open()
+        for shard in self._shards:
+            ick = self._icks[shard] = Reservations(
+                self._client,
+                ick_shard_keys(self._pipeline.scope.namespace, shard).name,
+                holder=self._holder,
+                size=self.consumer.batch,
+            )
+            # After a connection that failed, what we hold is still ours.
+            ick.holder = self._identities.setdefault(shard, ick.holder)
+            # Kept: a process that seldom takes a slice would see no reservation for long enough.
+            self._holder_watch.setdefault(shard, HolderWatch(TAKEOVER_AFTER_S))
+        self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
+
+    def _source(self) -> IckSource:
+        return IckSource(self.consumer, self._pipeline.scope)
+
+    def round(self, block_ms: int | None = None) -> Consumed:
+        """Waits for members, ``block_ms`` at the longest, and visits each shard that has some.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            AppendRefused: Redis takes no writes now.
+            HandlerExited: The handler wants the process to end.
+        """
+        self._opened()
+        consumed = Consumed()
+        end = monotonic() + (self._block_ms if block_ms is None else block_ms) / 1000
+        while not self._stop():
+            waiting = self._waiting()
+            self._retry_unusable()
+            for shard in waiting:
+                with isolated(shard, self._leave_out):
+                    self._visit(shard, consumed)
+                if self._is_over(consumed):
+                    break
+            if monotonic() >= self._progress_at:
+                self._follow()
+            left = end - monotonic()
+            if consumed.applied or consumed.dead or left <= 0:
+                break
+            self._pause(min(IDLE_PAUSE_S, left))
+        return consumed
+
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        """Rounds until the Ick has nothing more, but for shards that are halted; gives the number of members applied.
+
+        Raises:
+            DamagedIck: A shard's Ick is damaged; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
+        """
+        applied = 0
+        while True:
+            consumed = self.round(block_ms=0)
+            applied += consumed.applied
+            report(consumed)
+            if set(self._occupied()) <= self._halted | self._unusable.keys():
+                break
+            if consumed.idle:
+                self._pause(IDLE_PAUSE_S)
+        self._follow()
+        self._raise_unusable()
+        return applied
+
+    def _occupied(self) -> list[ShardName]:
+        """The shards that have members: dirty, reserved or held.  Writes nothing."""
+        pipeline = self._client.pipeline(transaction=False)
+        for shard in self._shards:
+            keys = self._icks[shard].keys
+            for key in (keys.dirty, keys.reserved, keys.held):
+                pipeline.exists(key)
+        with redis_errors("looking at Icks"):
+            found = pipeline.execute()
+        return [s for i, s in enumerate(self._shards) if any(found[3 * i : 3 * i + 3])]
+
+    def _waiting(self) -> list[ShardName]:
+        """The shards that have members and are not to be left alone, beginning anywhere: processes should spread."""
+        now = monotonic()
+        found = [s for s in self._occupied() if self._rest_until.get(s, 0.0) <= now]
+        at = random.randrange(len(found)) if found else 0  # noqa: S311  not for secrets
+        return found[at:] + found[:at]
+
+    def _visit(self, shard: ShardName, consumed: Consumed) -> None:
+        """Batch after batch of one shard, for a while."""
+        ick = self._icks[shard]
+        held = self._reserve(shard)
+        if isinstance(held, Busy):
+            self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
+            consumed.left.add(shard)
+            return
+        until = monotonic() + MAX_VISIT_S
+        reservation: Reservation | Superseded = held
+        while isinstance(reservation, Reservation) and reservation.marks:
+            crashpoint("members.after_reserve")
+            delivered = self._deliver(shard, reservation)
+            consumed.add(shard, delivered)
+            if self._reread_chance and random.random() < self._reread_chance:  # noqa: S311  the same
+                delivered.members.clear()
+            is_whole = len(delivered.members) == len(reservation.marks)
+            if not is_whole or self._is_over(consumed) or monotonic() >= until:
+                ick.release(reservation, delivered.members)
+                self._note_delivered(shard, delivered)
+                return
+            reservation = ick.exchange(reservation)
+            crashpoint("members.after_exchange")
+        if isinstance(reservation, Reservation):
+            ick.release(reservation)
+
+    def _reserve(self, shard: ShardName) -> Reservation | Busy:
+        ick = self._icks[shard]
+        answer = ick.reserve()
+        if not isinstance(answer, Busy) or not self._holder_watch[shard].is_stale(answer):
+            return answer
+        if not self._is_free(shard):
+            return answer
+        log.warning("taking over", consumer=self.consumer.name, shard=str(shard), of=answer.holder)
+        return ick.reserve(in_place_of=answer)
+
+    def _is_free(self, shard: ShardName) -> bool:
+        """Whether nobody works on the shard now, as far as Postgres knows."""
+        transaction, _ = self._opened()
+        try:
+            return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+        except NotApplied:  # not known
+            return False
+
+    def _deliver(self, shard: ShardName, reservation: Reservation) -> Delivered:
+        transaction, deliverer = self._opened()
+        ick = self._icks[shard]
+
+        def pause(seconds: float) -> bool:
+            """Waits, with heartbeats; true if there is no sense in another attempt."""
+            end = monotonic() + seconds
+            while (left := end - monotonic()) > 0:
+                if self._pause(min(left, HEARTBEAT_S)):
+                    return True
+                if isinstance(ick.commit(reservation, ()), Superseded):
+                    return True
+            return self._stop()
+
+        members = reserved_members(reservation.marks)
+        return deliverer.deliver(transaction, shard, members, pause)
+
+    def _note_delivered(self, shard: ShardName, delivered: Delivered) -> None:
+        """When to look at the shard again."""
+        self._note(shard, delivered, BUSY_PAUSE_S)
+        self._halted.discard(shard)
+        if delivered.halted is not None:
+            self._halted.add(shard)
+
+    def _follow(self) -> None:
+        """Moves the checkpoints up to what is done: nothing before that has to be kept."""
+        transaction, _ = self._opened()
+        with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
+            transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
+        found = ask_each(
+            partial(update_progress, self._client, self._pipeline.scope.namespace),
+            [shard for shard in self._shards if shard not in self._unusable],
+            self._leave_out,
+        )
+        for shard, progress in found.items():
+            if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
+                with suppress(NotApplied):  # it is tried again
+                    transaction.apply([shard], plan_progress(shard, progress.done_up_to))
+                    self._done_up_to[shard] = progress.done_up_to
+        self._progress_at = monotonic() + PROGRESS_EVERY_S

@@ -1,0 +1,375 @@
+"""The worker of a consumer that reads a log: waits for records, delivers them.
+
+Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
+working on is left alone for a while.  Records that are applied already are skipped.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, ClassVar, Unpack
+
+import structlog
+from typing_extensions import override
+
+from penstock.channels.isolation import ask_each
+from penstock.channels.log import Follower, extents
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.delivery import Broken, Placed, get_offsets
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.log.evicted import Evicted
+from penstock.consuming.log.following import JournalFollower
+from penstock.consuming.log.log_source import LogSource
+from penstock.consuming.log.offset_source import Most, OffsetSource
+from penstock.consuming.transaction import HandlerTransaction
+from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Connection, Database
+from penstock.database.errors import describe, driver_error
+from penstock.database.executor import Executor
+from penstock.declaring.declarations import ConsumerSpec, Ick
+from penstock.errors import DamagedEntry, DeclarationError, PenstockError
+from penstock.pipeline import Pipeline
+from penstock.records import Offset, Shard, ShardName
+
+log = structlog.get_logger("penstock.consumer")
+
+SHARED_PAUSE_S = 1.0
+"""How long a shard is left alone that another process is working on."""
+
+HELD_PAUSE_S = 0.02
+"""Pause, in seconds, between two attempts at a shard that stands at a barrier."""
+
+WAITING_PAUSE_S = 0.2
+"""Pause, in seconds, between two attempts at a shard while those of an earlier generation are not passed."""
+
+TOGETHER_S = 0.02
+"""Upper bound, in seconds, on the estimated duration of a transaction that spans several shards."""
+
+REREAD_CHECKPOINTS_S = 2.0
+"""How often, in seconds, an idle worker reads its checkpoints again: an operator may have moved them."""
+
+
+class LogWorker(Worker[Placed]):
+    """Runs one consumer of a log over some or all of its shards, in one thread."""
+
+    _takes_dataframes: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database: Database,
+        redis_url: str,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Raises:
+            DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
+        """
+        if isinstance(consumer.channel, Ick):
+            raise DeclarationError(
+                f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
+            )
+        if consumer.dataframe and not self._takes_dataframes:
+            raise DeclarationError(
+                f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
+            )
+        super().__init__(pipeline, consumer, database, redis_url, **options)
+        self._records = self._make_source()
+        self._follower: JournalFollower[Placed] | None = None
+        self._evicted: Evicted[Placed]
+        self._positions: dict[ShardName, Offset] = {}
+        self._held: set[ShardName] = set()
+        self._exhausted: set[ShardName] = set()
+        self._damaged: dict[ShardName, DamagedEntry] = {}
+        self._reported: dict[ShardName, int] = {}
+        self._reread_at = 0.0
+        self._record_s = math.inf  # of a handler that is not known yet
+
+    def _registered(self, connection: Connection) -> None:
+        """Reads where the consumer stands."""
+        crashpoint("consumer.after_register")
+        standing = Checkpoints(self.consumer, self._pipeline.scope).all(connection)
+        self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+
+    def open(self) -> None:
+        """As ``Worker.open``, and reads the consumer's checkpoints."""
+        super().open()
+        self._evicted = Evicted(self._read_journal, batch=self._most_delivered)
+        self._follower = self._make_follower()
+        self._held, self._exhausted, self._reread_at = set(), set(), 0.0
+
+    def close(self) -> None:
+        """As ``Worker.close``."""
+        if self._follower is not None:
+            self._follower.close()
+        super().close()
+        self._follower = None
+
+    def _source(self) -> OffsetSource[Placed]:
+        return self._records
+
+    def _make_source(self) -> OffsetSource[Any]:
+        return LogSource(self.consumer, self._pipeline.scope)
+
+    def _make_follower(self) -> JournalFollower[Any]:
+        return JournalFollower(self._follow_log(), self._evicted)
+
+    def _follow_log(self) -> Follower:
+        return Follower(
+            self._client, self._pipeline.scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out
+        )
+
+    @property
+    def _most_delivered(self) -> int:
+        """Most records of a shard that are delivered at once."""
+        return self.consumer.batch
+
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Placed]:
+        """Reads what the log has evicted."""
+        transaction, _ = self._opened()
+        limit = Most(int(min(most.records, self._most)), most.bytes)
+        return transaction.read(lambda executor: self._records.find_missing(executor, shard, after, before, limit))
+
+    @override
+    def _slice(self) -> Consumed:
+        # What others have applied since the last slice is not worth reading.
+        standing = self._read_checkpoints()
+        self._positions = {s: at for s, at in standing.items() if s in self._shards}
+        return self.round(block_ms=0)
+
+    def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
+        """Where the consumer stands; opens again if the channel has more shards than before: see `penstock channels reshard`."""
+        read = Checkpoints(self.consumer, self._pipeline.scope).all
+        transaction, _ = self._opened()
+        standing = transaction.read(read)
+        if standing.keys() <= self._channel_shards:
+            return standing
+        log.info("the number of shards was changed", consumer=self.consumer.name)
+        self.close()
+        transaction, _ = self._opened()
+        return transaction.read(read)
+
+    def round(self, block_ms: int | None = None) -> Consumed:
+        """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
+
+        Raises:
+            ServerUnavailable: Postgres or Redis does not answer.
+            Gap: The log is empty, and the journal does not reach back to a checkpoint.
+            HandlerExited: The handler wants the process to end.
+        """
+        self._opened()
+        assert self._follower is not None
+        block_ms = self._block_ms if block_ms is None else block_ms
+        consumed = Consumed()
+        now = monotonic()
+        awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
+        resting = [until - now for until in self._rest_until.values() if until > now]
+        longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
+        if not awake:
+            self._pause(longest / 1000)
+            return consumed
+        self._retry_unusable()
+        found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._most)
+        journaled = self._follower.journaled.items()
+        consumed.backfilled += sum(min(n, len(found.get(shard, ()))) for shard, n in journaled)
+        crashpoint("consumer.after_read")
+        if self._most == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
+            # There is more, most likely: Redis looks it up while this is applied.
+            last = {shard: get_offsets(records)[-1] for shard, records in found.items()}
+            self._follower.request_ahead({**awake, **last})
+        self._retrying -= awake.keys() - found.keys()  # another process has done it
+        self._deliver(found, consumed)
+        self._refill(consumed)
+        if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
+            self.rewind(consumed.applied)
+        # Also if others hold all that was found: it may have been renamed, or retired.
+        if not consumed.positions and monotonic() >= self._reread_at:
+            self._deliver(self._reread_checkpoints(), consumed)
+        return consumed
+
+    def _deliver(self, found: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
+        """Delivers to shards together, as far as that goes, and to the others one after another."""
+        transaction, deliverer = self._opened()
+        began, done_before = monotonic(), consumed.applied + consumed.dead
+        together = self._deliver_together(transaction, found) if self._are_few(found) else {}
+        for shard, delivered in together.items():
+            self._note_delivered(shard, delivered, consumed)
+        for shard in [shard for shard in found if shard not in together]:
+            delivered = deliverer.deliver(transaction, shard, found[shard], self._pause)
+            self._note_delivered(shard, delivered, consumed)
+            if self._is_over(consumed):
+                break
+        if done := consumed.applied + consumed.dead - done_before:
+            self._record_s = (monotonic() - began) / done
+
+    def _are_few(self, found: Mapping[ShardName, Sequence[Placed]]) -> bool:
+        """Whether one transaction takes all of it and is over soon: others of the consumer wait for the shards meanwhile."""
+        return (
+            len(found) > 1
+            and not self.consumer.park_key
+            and not self._retrying
+            and self._is_short(sum(len(records) for records in found.values()))
+        )
+
+    def _is_short(self, records: int) -> bool:
+        return records <= self.consumer.batch and records * self._record_s < TOGETHER_S
+
+    def _deliver_together(
+        self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Placed]]
+    ) -> dict[ShardName, Delivered]:
+        """One transaction for all; shards that are not in the answer are to be delivered alone."""
+        try:
+            plan = self._records.plan_together(found)
+            return transaction.apply(found, plan, name=self._records.name_together)
+        except NotApplied as failed:
+            for records in found.values():
+                self._records.renew(records)
+            if isinstance(failed.outcome, Broken):
+                # Alone, each shard would be called once more.
+                _, deliverer = self._opened()
+                return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
+            # It need not be about all of them: alone, each has its own attempts.
+            log.info(
+                "failed together, going shard by shard",
+                consumer=self.consumer.name,
+                error=type(driver_error(failed.error)).__name__,
+            )
+            return {}
+
+    @override
+    def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
+        """As ``Worker._leave_out``; but the records of a damaged entry may be in the journal."""
+        if isinstance(error, DamagedEntry) and error.last:
+            self._damaged[shard] = error
+        else:
+            super()._leave_out(shard, error)
+
+    def _refill(self, consumed: Consumed) -> None:
+        """Delivers from the journal what is due of damaged entries; leaves a shard out whose journal has it no more."""
+        transaction, deliverer = self._opened()
+        damaged, self._damaged = self._damaged, {}
+        for shard, error in damaged.items():
+            if self._is_over(consumed):
+                return
+            self._report_damaged(shard, error)
+            try:
+                done = transaction.apply([shard], self._records.plan_refill(shard, error))
+            except DamagedEntry as lost:
+                super()._leave_out(shard, lost)
+                continue
+            except NotApplied:  # another process works on it
+                done = Delivered()
+            self._note_delivered(shard, done, consumed)
+            if due := _take_first({shard: done.missing} if done.missing else {}, self._most):
+                refilled = deliverer.deliver(transaction, shard, due[shard], self._pause)
+                self._note_delivered(shard, refilled, consumed)
+
+    def _report_damaged(self, shard: ShardName, error: DamagedEntry) -> None:
+        """Says it once of an entry, however many batches its records are."""
+        if self._reported.get(shard) != error.last:
+            self._reported[shard] = error.last
+            log.error(
+                "damaged entry, reading its records from the journal",
+                consumer=self.consumer.name,
+                shard=str(shard),
+                reason=describe(error),
+            )
+
+    def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
+        """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
+
+        Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
+        """
+        standing = self._read_checkpoints()
+        self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
+        transaction, _ = self._opened()
+        self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
+        ends = ask_each(
+            partial(extents, self._client, self._pipeline.scope.namespace),
+            [shard for shard in self._positions if shard not in self._unusable],
+            self._leave_out,
+        )
+        self._exhausted = {
+            shard
+            for shard, at in self._positions.items()
+            if shard not in standing or (shard in ends and ends[shard].tail <= at)
+        }
+        lost = {
+            shard: Offset(end.tail + 1)
+            for shard, end in ends.items()
+            if shard in standing and end.last <= self._positions[shard] < end.tail
+        }
+        return transaction.read(partial(self._backfill, lost)) if lost else {}
+
+    def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Placed]]:
+        return {
+            shard: self._records.find_missing(executor, shard, self._positions[shard], before)
+            for shard, before in lost.items()
+        }
+
+    def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
+        """Where to read on, and when."""
+        consumed.add(shard, delivered)
+        self._note(shard, delivered, SHARED_PAUSE_S)
+        self._held.discard(shard)
+        self._exhausted.discard(shard)
+        if delivered.halted is not None:
+            self._exhausted.add(shard)
+        if delivered.position is not None:
+            self._positions[shard] = delivered.position
+        if delivered.held:
+            self._note_held(shard, delivered.waits_for)
+
+    def _note_held(self, shard: ShardName, waits_for: Shard | None) -> None:
+        """Tries a shard again soon that stands at a barrier, or waits for one of an earlier generation."""
+        self._rest(shard, HELD_PAUSE_S if waits_for is None else WAITING_PAUSE_S)
+        ours = self._positions.keys() - self._exhausted - self._unusable.keys()
+        if waits_for is None or ShardName(shard.channel, waits_for) in ours:
+            self._held.add(shard)
+
+    def rewind(self, records: int) -> None:
+        """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
+
+        Checkpoints stay where they are: what is read twice is skipped.
+        """
+        self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
+
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        """Rounds until the log has nothing more; gives the number of records applied.
+
+        Raises:
+            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
+            PenstockError: Any other that ``round`` raises.
+        """
+        applied = 0
+        while True:
+            self._reread_at = 0.0  # the end is where the journal ends, not where the log goes silent
+            known = self._channel_shards
+            consumed = self.round(block_ms=0)
+            applied += consumed.applied
+            report(consumed)
+            if consumed.positions or self._channel_shards != known:
+                continue
+            if not (self._held or self._retrying):
+                self._raise_unusable()
+                return applied
+            self._pause(HELD_PAUSE_S)
+
+
+def _take_first(found: Mapping[ShardName, Sequence[Placed]], most: float) -> Mapping[ShardName, Sequence[Placed]]:
+    """At most so many of the records, beginning with any shard: none is always the last."""
+    if most == math.inf:
+        return found
+    shards, taken, left = list(found), dict[ShardName, Sequence[Placed]](), int(most)
+    at = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
+    for shard in shards[at:] + shards[:at]:
+        if records := found[shard][:left]:
+            taken[shard] = records
+            left -= len(records)
+    return taken

@@ -1,0 +1,183 @@
+"""What a worker knows of its jobs: which are with lanes, and what has become of the others.  Used by all of its threads."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Condition
+from time import monotonic
+
+from penstock.clients.queue import Lease
+from penstock.consuming.delivered import Consumed
+from penstock.consuming.queue.deliverer import Ended
+from penstock.consuming.queue.lanes import Lane
+from penstock.errors import ServerUnavailable
+from penstock.records import Shard, ShardName
+
+OWN_RETRY_S = 2.0
+"""How long after it was due a job counts as one that is to come back, in seconds: another process may have done it."""
+
+RECENT = 0.1
+"""Weight of the newest job in the mean time that jobs take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job that a handler works on."""
+
+    lane: Lane
+    lease: Lease
+    begun_at: float
+
+
+class JobBook:
+    """The jobs of one worker.
+
+    Attributes:
+        is_stopping: No job is begun any more.
+        error: What ends the worker.
+        job_s: Mean time that a job takes, in seconds; None if none has been done yet.
+    """
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._changed = Condition()
+        self._waiting: dict[int, Lease] = {}
+        self._running: dict[int, Running] = {}
+        self._ending = 0
+        self._consumed = Consumed()
+        self._uncounted: Counter[tuple[ShardName, str]] = Counter()
+        self._due: dict[str, float] = {}
+        self._unavailable: ServerUnavailable | None = None
+        self.is_stopping = False
+        self.error: BaseException | None = None
+        self.job_s: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Jobs with lanes, begun or not."""
+        return len(self._waiting) + len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no job, and none is being settled."""
+        return not (self.size or self._ending)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether all jobs have ended, and some are being settled."""
+        return not self.size and self._ending > 0
+
+    def take(self, leases: Sequence[Lease]) -> None:
+        """Jobs were read."""
+        with self._changed:
+            self._waiting.update((id(lease), lease) for lease in leases)
+            for lease in leases:
+                self._due.pop(lease.message.id, None)
+
+    def begin(self, lane: Lane, lease: Lease) -> bool:
+        """Whether a lane may begin with a job; it may not if the job has been given back."""
+        with self._changed:
+            if self._waiting.pop(id(lease), None) is None:
+                return False
+            self._running[id(lease)] = Running(lane, lease, monotonic())
+            return True
+
+    def end(self, lease: Lease) -> bool:
+        """A lane, or nobody, works on a job any more; false if that was known."""
+        with self._changed:
+            running = self._running.pop(id(lease), None)
+            waiting = self._waiting.pop(id(lease), None)
+            if running is None and waiting is None:
+                return False
+            if running is not None:
+                took_s = monotonic() - running.begun_at
+                mean_s = took_s if self.job_s is None else self.job_s
+                self.job_s = mean_s + RECENT * (took_s - mean_s)
+            self._ending += 1
+            self._changed.notify_all()
+            return True
+
+    def settled(self, ended: Sequence[Ended]) -> None:
+        """Jobs were settled."""
+        with self._changed:
+            self._ending -= len(ended)
+            for each in ended:
+                self._count(each)
+            self._changed.notify_all()
+
+    def _count(self, ended: Ended) -> None:
+        shard = ShardName(self._channel, Shard(ended.lease.message.shard))
+        if ended.halted is not None:
+            self._consumed.halted[shard] = ended.halted
+        match ended.what:
+            case "repeated":
+                self._consumed.skipped += 1
+            case "put_back":
+                pass
+            case what:
+                setattr(self._consumed, what, getattr(self._consumed, what) + 1)
+        if ended.what in {"applied", "cancelled", "repeated"}:
+            self._uncounted[shard, "skipped" if ended.what == "repeated" else "applied"] += 1
+        is_coming_back = ended.what in {"retried", "put_back"} and ended.halted is None
+        if is_coming_back and ended.settlement is not None and ended.settlement.outcome != "release":
+            self._due[ended.lease.message.id] = monotonic() + ended.settlement.delay_s
+
+    def collect(self) -> Consumed:
+        """What was done since this was called last."""
+        with self._changed:
+            consumed, self._consumed = self._consumed, Consumed()
+            return consumed
+
+    def uncounted(self) -> Counter[tuple[ShardName, str]]:
+        """What Postgres has not counted yet; the caller counts it, or gives it back."""
+        with self._changed:
+            found, self._uncounted = self._uncounted, Counter()
+            return found
+
+    def count_again(self, counts: Counter[tuple[ShardName, str]]) -> None:
+        """Gives back what could not be counted."""
+        with self._changed:
+            self._uncounted.update(counts)
+
+    def is_retrying(self) -> bool:
+        """Whether jobs that failed here are to come back soon."""
+        with self._changed:
+            now = monotonic()
+            self._due = {id_: at for id_, at in self._due.items() if at + OWN_RETRY_S > now}
+            return bool(self._due)
+
+    def overdue(self, limit_s: float) -> list[Running]:
+        """Jobs that take longer than they may."""
+        with self._changed:
+            oldest = monotonic() - limit_s
+            return [each for each in self._running.values() if each.begun_at < oldest]
+
+    def stop(self) -> list[Lease]:
+        """Tries no job again; gives those that were not begun."""
+        with self._changed:
+            self.is_stopping = True
+            return list(self._waiting.values())
+
+    def fail(self, error: BaseException) -> None:
+        """The worker has to end."""
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+
+    def note_unavailable(self, error: ServerUnavailable) -> None:
+        """Postgres does not answer."""
+        with self._changed:
+            self._unavailable = error
+            self._changed.notify_all()
+
+    def take_unavailable(self) -> ServerUnavailable | None:
+        """The error if Postgres did not answer since this was called last."""
+        with self._changed:
+            error, self._unavailable = self._unavailable, None
+            return error
+
+    def wait(self, seconds: float) -> None:
+        """Waits until something has ended."""
+        with self._changed:
+            if self.error is None:
+                self._changed.wait(max(0.0, seconds))

@@ -1,0 +1,119 @@
+"""What a worker writes in Postgres beside effects: dead letters, halts and counts, at the checkpoints' rows.
+
+What is done is said by the staged rows.  The checkpoint's row follows them now and then, for ``penstock status``: up to the
+first record that is not done; and it has the counts, and the reason why a shard is halted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.consuming.brake import brake
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
+from penstock.consuming.dead_letters import DeadLetters
+from penstock.consuming.delivery import Conflict
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.database.executor import Executor
+from penstock.database.statements import statements
+from penstock.declaring.declarations import WorkerSpec
+from penstock.records import Offset, RecordId, Scope, ShardName
+
+MAX_FOLLOWED = 5_000
+"""Most records that a checkpoint follows at once."""
+
+
+class ShardLocked(Exception):
+    """Another process, or another lane, writes to the checkpoint's row at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """What became of a dead letter.
+
+    Attributes:
+        is_written: Whether the dead letter was written; it is not if the job had been done before, or its shard is halted.
+        halted: Why the shard is halted now; None if it is not.
+    """
+
+    is_written: bool
+    halted: str | None = None
+
+
+class JobLetters:
+    """The plans of one worker for its own transactions."""
+
+    def __init__(self, worker: WorkerSpec, scope: Scope) -> None:
+        self._worker = worker
+        self._checkpoints = Checkpoints(worker, scope)
+        self._dead_letters = DeadLetters(worker, scope)
+        self._sql = statements("penstock.consuming", scope.schema)
+
+    def dead_letter(
+        self,
+        shard: ShardName,
+        record_id: RecordId,
+        staged_us: int,
+        reason: str,
+        attempts: int,
+        is_ours: Callable[[], bool],
+    ) -> Planner[Buried | None]:
+        """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[Buried | None]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                raise busy()
+            if not is_ours():
+                return Plan(None)
+            if checkpoint.halted is not None:
+                return Plan(Buried(is_written=False, halted=checkpoint.halted))
+            if not self._dead_letters.write_job(
+                executor, shard, record_id, staged_us, reason=reason, attempts=attempts
+            ):
+                return Plan(Buried(is_written=False))
+            last = f"the last is {shard} record {record_id}: {reason}"
+            halted = brake(self._worker, self._checkpoints, executor, shard, last)
+            return Plan(
+                Buried(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
+            )
+
+        return planner
+
+    def halt(self, shard: ShardName, reason: str) -> Planner[None]:
+        """Halts a shard: none of its jobs is begun until an operator lets it go on."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[None]:
+            if shard not in locked:
+                raise busy()
+            self._checkpoints.halt(executor, shard, reason)
+            return Plan(None)
+
+        return planner
+
+    def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
+        """Counts jobs, and moves the checkpoint; false if another process writes to the row: they are to be counted later."""
+
+        def planner(executor: Executor, locked: Locked) -> Plan[bool]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None:
+                return Plan(result=False)
+            to = self._done_up_to(executor, checkpoint)
+            advance = Advance(checkpoint, to, applied=applied, skipped=skipped)
+            moves = applied or skipped or to > checkpoint.offset
+            return Plan(result=True, advances=[advance] if moves else [])
+
+        return planner
+
+    def _done_up_to(self, executor: Executor, checkpoint: Checkpoint) -> Offset:
+        """Up to where all of a shard's records are done, as far as one statement looks."""
+        shard = checkpoint.shard
+        [(found,)] = executor.execute(
+            self._sql["done_up_to"],
+            {"channel": shard.channel, "shard": shard.shard, "after": checkpoint.offset, "records": MAX_FOLLOWED},
+        )
+        return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))
+
+
+def busy() -> NotApplied:
+    """A conflict: to be tried again soon."""
+    return NotApplied(Conflict(), ShardLocked("the checkpoint's row is locked"))

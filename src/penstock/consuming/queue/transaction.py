@@ -1,0 +1,208 @@
+"""The transaction of a job: the handler's effects, and the fact that they have happened.
+
+    first statement  →  finish_records  →  the handler's statements  →  the lease is still ours  →  COMMIT
+
+It begins with the handler's first statement, so that a handler which computes, or waits for a service, holds no
+transaction open meanwhile.  A handler without a statement has one that only finishes the record.
+"""
+
+from collections.abc import Callable
+from enum import Enum, auto
+from math import inf
+from time import monotonic
+from typing import Any, ClassVar, NoReturn
+
+from sqlalchemy import Connection as EngineConnection
+from sqlalchemy import event
+from typing_extensions import override
+
+from penstock.consuming.failures import NotApplied, find_outcome
+from penstock.consuming.transaction import HandlerTransaction, commit
+from penstock.crashpoints import crashpoint
+from penstock.database.connections import Database, get_database_url
+from penstock.database.executor import Executor
+from penstock.database.statements import statements
+from penstock.database.timeouts import Timeouts
+from penstock.declaring.declarations import WorkerSpec
+from penstock.declaring.outcomes import Job, JobOutcome
+from penstock.errors import BrokenTransaction, ServerReplaced
+from penstock.journal import check_same_server
+from penstock.pipeline import Pipeline
+
+
+class Ending(Enum):
+    """How a job's transaction has ended."""
+
+    APPLIED = auto()
+    REPEATED = auto()
+    """The effect had happened before; nothing was done."""
+    STALE = auto()
+    """The lease has ended, and another worker may have the job; nothing was done."""
+
+
+class _Repeated(Exception):
+    """The record was finished before; a handler that catches it does not change that."""
+
+
+class JobTransaction(HandlerTransaction):
+    """Transactions of one lane of a worker, one after the other."""
+
+    after_commit: ClassVar[str] = (
+        "the handler committed its transaction, and failed afterwards: what it wrote until then is in the database, the job "
+        "counts as done, and will not be done again. Take the COMMIT out of the handler, and see to the rest of this job, "
+        "then: penstock reset checkpoint {consumer} --resume --apply"
+    )
+
+    def __init__(  # noqa: PLR0913  as the class above
+        self,
+        pipeline: Pipeline,
+        worker: WorkerSpec,
+        database: Database,
+        *,
+        prepare: bool = True,
+        in_task: bool = False,
+        server_start_us: int | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        """Sets up; see ``HandlerTransaction``."""
+        super().__init__(
+            pipeline,
+            worker,
+            get_database_url(database),
+            prepare=prepare,
+            in_task=in_task,
+            server_start_us=server_start_us,
+            timeouts=timeouts,
+        )
+        self._sql = statements("penstock.consuming", pipeline.scope.schema)
+        self._job: Job[Any] | None = None
+        self._executing: Executor | None = None
+        self._error: Exception | None = None
+        self._is_repeated = False
+        event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
+
+    def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+        """One attempt at a job.
+
+        Args:
+            job: The job.
+            is_ours: Asked right before COMMIT: whether the lease is still ours.
+
+        Returns:
+            How it has ended, or what the handler has said; unless it is ``APPLIED``, nothing was written.
+
+        Raises:
+            NotApplied: It was rolled back, or its connection was cut at COMMIT.
+            ServerUnavailable: Postgres cannot be reached.
+            ServerReplaced: It is not the one whose history was compared; nothing was committed.
+            HandlerExited: The handler wants the process to end; nothing was committed.
+        """
+        return self._caller.enter(lambda: self._transact(job, is_ours, self._handle))
+
+    def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+        """Finishes a job without an effect.  Returns and raises as ``apply_job``."""
+        return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
+
+    def _transact(
+        self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None]
+    ) -> Ending | JobOutcome:
+        with self._connected() as connection:
+            transaction = connection.begin()  # nothing is sent before the first statement
+            self._begin(connection, job)
+            try:
+                handle(connection)
+                self._check_effect()
+                if not is_ours():
+                    self._end(keep=True)
+                    return Ending.STALE
+                crashpoint("jobs.before_commit")
+                commit(transaction)
+            except JobOutcome as outcome:
+                self._end(keep=True)
+                return outcome
+            except _Repeated:
+                self._end(keep=True)
+                return Ending.REPEATED
+            finally:
+                self._job = self._executing = None
+        crashpoint("jobs.after_commit")
+        return Ending.APPLIED
+
+    def _begin(self, connection: EngineConnection, job: Job[Any]) -> None:
+        self._caller.aborts.last = None
+        self._executing = self._executor(connection)
+        self._job, self._xid, self._called_at = job, "", inf
+        self._error, self._is_repeated = None, False
+
+    def _handle(self, connection: EngineConnection) -> None:
+        self._call(connection, [self._job])
+        crashpoint("jobs.after_apply")
+
+    def _before_statement(self, *_: Any) -> None:
+        """Finishes the record before the handler's first statement."""
+        if self._job is not None and self._executing is not None and not self._xid:
+            self._finish(self._executing, self._job)
+
+    def _finish(self, executor: Executor, job: Job[Any]) -> None:
+        """Finishes the record.
+
+        Raises:
+            _Repeated: It was finished before.
+            ServerReplaced: Another Postgres answers.
+        """
+        if self._is_repeated:
+            raise _Repeated
+        try:
+            [(xid, finished, started_us)] = executor.execute(
+                self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
+            )
+            check_same_server(started_us, self._server_start_us)
+        except Exception as error:
+            self._error = self._error or error  # whatever the handler makes of it
+            raise
+        if not finished:
+            self._is_repeated = True
+            raise _Repeated
+        self._xid, self._called_at = xid, monotonic()
+
+    def _check_effect(self) -> None:
+        """Makes sure that the record is finished in this transaction, and that the transaction can be committed."""
+        assert self._job is not None
+        assert self._executing is not None
+        executor = self._executing
+        self._raise_if_not_ours()
+        try:
+            if self._xid:
+                self._check_same(executor)
+            else:
+                self._finish(executor, self._job)
+        except (_Repeated, ServerReplaced):
+            raise
+        except Exception as error:
+            ended = self._explained(executor, error)
+            raise NotApplied(find_outcome(ended), ended) from error
+
+    def _check_same(self, executor: Executor) -> None:
+        """Makes sure that the handler has not ended the transaction in which the record was finished."""
+        values = {"transaction": self._xid}
+        if not executor.execute(self._sql["is_same_transaction"], values).rowcount:
+            raise BrokenTransaction(
+                f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
+                "its session: return to commit, raise to roll back"
+            )
+
+    def _raise_if_not_ours(self) -> None:
+        """Raises what the first statement met, if the handler has hidden it."""
+        if self._is_repeated:
+            raise _Repeated
+        if isinstance(self._error, ServerReplaced):
+            raise self._error
+        if self._error is not None:
+            raise NotApplied(find_outcome(self._error), self._error) from self._error
+
+    @override
+    def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
+        self._raise_if_not_ours()
+        if isinstance(error, JobOutcome | _Repeated):
+            raise error
+        super()._raise_failure(connection, index, error)

@@ -1,0 +1,301 @@
+"""The database of a source, as a consumer elsewhere uses it: on a connection of its own, for one thread.
+
+Only ``register`` connects, after a pause that grows while the source is away; everything else fails at once without a
+connection.  A role with the rights of a consumer suffices: ``penstock init --roles`` at the source.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+
+import structlog
+
+from penstock.channels.server import RedisClient
+from penstock.consuming.log.log_source import backfill
+from penstock.consuming.log.offset_source import Most
+from penstock.consuming.several.positions import SourcePosition
+from penstock.database.connections import Connection, WorkerConnection, connect_postgres
+from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
+from penstock.database.statements import statements
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
+from penstock.journal import check_tails, journal_bounds
+from penstock.journal.reading import JournaledRecord, records_at
+from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
+from penstock.schema.revisions import check_revision
+from penstock.schema.roles import check_privileges
+
+log = structlog.get_logger("penstock.consumer")
+
+PAUSES = 10
+"""After an attempt to connect that failed, the next one waits so many times as long: rounds wait for neither."""
+
+MIN_PAUSE_S = 1.0
+
+WAY_OUT = (
+    "Once its streamer runs again (penstock reset epoch, there): penstock reset source {consumer} {source}, "
+    "which tells the offsets in doubt"
+)
+
+
+def read_database(executor: Executor, scope: Scope) -> str:
+    """What identifies the database of a connection, and the Penstock schema in it."""
+    [(found,)] = executor.execute(statements("penstock.consuming.several", scope.schema)["database"]).fetchall()
+    return f"{found}/{scope.schema}"
+
+
+class SourceLink:
+    """A source's database.
+
+    Attributes:
+        source: Its name.
+    """
+
+    def __init__(self, source: str, url: str, consumer: ConsumerSpec, scope: Scope, *, prepare: bool = True) -> None:
+        """Sets up; ``register`` connects.
+
+        Args:
+            source: Name of the source.
+            url: Of its Postgres.
+            consumer: The consumer, as the reader of this source's log alone.
+            scope: Of the pipeline: sources use the same schema and namespace.
+            prepare: Whether statements may be prepared; behind a pooler none are.
+        """
+        self.source = source
+        self._url, self._consumer, self._scope, self._prepare = url, consumer, scope, prepare
+        self._channel = consumer.channel.name
+        self._where = {"consumer": consumer.name, "channel": self._channel}
+        self._sql = statements("penstock.consuming.several", scope.schema)
+        self._connection: WorkerConnection | None = None
+        self._next_at = 0.0
+        self._database = ""
+        self._is_retired = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def register(self, database: str, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, SourcePosition]:
+        """Connects, and registers the consumer, so that the source's retention waits for it; gives where it may begin.
+
+        Args:
+            database: Identifies the consumer's own database.
+            positions: Where it stands; nowhere, if it is new.
+
+        Raises:
+            ServerUnavailable: The source is away, or its streamer has not registered the log yet.
+            DeclarationError: A consumer of this name, of another database, is registered there.
+            PrivilegeMissing: The role may not; the text has the grants.
+            SchemaMissing: This release does not work with the source's schema.
+        """
+        began = monotonic()
+        if began < self._next_at:
+            raise ServerUnavailable(f"source {self.source} is away")
+        self.close()
+        try:
+            self._connection = connect_postgres(
+                self._url, application=f"consumer {self._consumer.name}", prepare=self._prepare
+            )
+            with self._connected() as connection:
+                check_revision(connection, self._scope)
+                check_privileges(connection, self._scope, "consumer")
+                return self._register(connection, database, positions)
+        except BaseException:
+            self.close()
+            spent = monotonic() - began
+            self._next_at = monotonic() + max(MIN_PAUSE_S, PAUSES * spent)
+            raise
+
+    def _register(
+        self, connection: Connection, database: str, positions: Mapping[ShardName, SourcePosition]
+    ) -> dict[ShardName, SourcePosition]:
+        if read_database(connection, self._scope) == database:
+            raise DeclarationError(
+                f"consumer {self._consumer.name}: source {self.source} is the consumer's own database; have it read "
+                f"Log(…, source={self.source!r}) itself, and leave {self.source} out of sources"
+            )
+        self._database, self._is_retired = database, False
+        with connection.transaction():
+            shards = self._registered_shards(connection)
+            # Retention takes the same lock, so it does not remove what is begun with.
+            connection.execute(statements("penstock.database", self._scope.schema)["lock_channel"], self._where)
+            known = [positions.get(shard) for shard in shards]
+            connection.execute(
+                self._sql["register"],
+                {
+                    **self._where,
+                    "shards": [shard.shard for shard in shards],
+                    "offsets": [each and each.offset for each in known],
+                    "latest": self._consumer.start == "latest",
+                    "database": database,
+                },
+            )
+            offsets = {shard: at for shard, (at, _) in self._reported(connection).items()}
+        records = records_at(connection, self._scope, offsets)
+        return {shard: SourcePosition(shard, offset, Epoch(0), records.get(shard)) for shard, offset in offsets.items()}
+
+    def _registered_shards(self, connection: Connection) -> list[ShardName]:
+        row = connection.execute(self._sql["registered_log"], self._where).fetchone()
+        if row is None:
+            raise ServerUnavailable(
+                f"source {self.source} has no log {self._channel} yet: its streamer has not run with "
+                f"Log(…, source={self.source!r})"
+            )
+        kind, shards, was_resharded = row
+        if kind != "log":
+            raise DeclarationError(
+                f"consumer {self._consumer.name}: {self._channel} of source {self.source} is a {kind}, not a log"
+            )
+        if was_resharded:
+            raise DeclarationError(
+                f"consumer {self._consumer.name}: the number of shards of {self._channel} was changed, which a consumer of several "
+                "sources does not follow: the order of a key would be lost. Stage into a log of another name there"
+            )
+        return [ShardName(self._channel, Shard(number)) for number in range(shards)]
+
+    def _reported(self, connection: Connection) -> dict[ShardName, tuple[Offset, Epoch]]:
+        """What the source knows of the consumer's checkpoints, with the epoch of each row."""
+        rows = connection.execute(self._sql["reported"], self._where).fetchall()
+        if any(database != self._database for *_, database in rows):
+            raise DeclarationError(
+                f"consumer {self._consumer.name}: source {self.source} has a consumer of this name that belongs to another "
+                "database, and retention would wait for only one of the two. Give this one another name; or, if its database "
+                f"was moved: penstock reset source {self._consumer.name} {self.source}"
+            )
+        return {
+            ShardName(self._channel, Shard(shard)): (Offset(offset), Epoch(epoch)) for shard, offset, epoch, _ in rows
+        }
+
+    def report(self, client: RedisClient, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, str]:
+        """Compares the histories, and reports how far the consumer is; gives the shards whose history has diverged, and how.
+
+        Raises:
+            ServerUnavailable: The source, or Redis, does not answer.
+        """
+        with self._connected() as connection:
+            reported = self._reported(connection)
+            diverged = self._compare_tails(connection, client, list(positions))
+            bounds = journal_bounds(connection, self._scope, positions)
+            known = {s: each.offset for s, each in positions.items() if each.record is not None}
+            records = records_at(connection, self._scope, known)
+            for shard, position in positions.items():
+                found = self._explain(position, bounds[shard][1], records.get(shard))
+                diverged |= {shard: found} if found else {}
+            sound = {s: each for s, each in positions.items() if s not in diverged}
+            retired = sorted(sound.keys() - reported.keys())
+            if retired and not self._is_retired:
+                self._is_retired = True
+                log.error(
+                    "retired at the source, where retention no longer waits",
+                    **self._where,
+                    shards=[shard.shard for shard in retired],
+                )
+            self._write(connection, sound, reported)
+            return diverged
+
+    def _write(
+        self,
+        connection: Connection,
+        positions: Mapping[ShardName, SourcePosition],
+        reported: Mapping[ShardName, tuple[Offset, Epoch]],
+    ) -> None:
+        moved = [s for s, (at, _) in reported.items() if s in positions and positions[s].offset > at]
+        if moved:
+            connection.execute(
+                self._sql["report"],
+                {
+                    **self._where,
+                    "shards": [shard.shard for shard in moved],
+                    "offsets": [positions[shard].offset for shard in moved],
+                    "epochs": [reported[shard][1] for shard in moved],
+                    "database": self._database,
+                },
+            )
+
+    def _compare_tails(
+        self, connection: Connection, client: RedisClient, shards: list[ShardName]
+    ) -> dict[ShardName, str]:
+        """The shards whose log has records that the source has lost: those are not to be applied any more."""
+
+        def leave(_shard: ShardName, _error: Exception) -> None:
+            """The follower reports what it cannot read."""
+
+        try:
+            check_tails(connection, client, self._scope, shards, leave)
+        except HistoryDiverged:
+            if len(shards) > 1:  # which of them?
+                each = (self._compare_tails(connection, client, [shard]) for shard in shards)
+                return {shard: reason for some in each for shard, reason in some.items()}
+            return {shards[0]: self._diverged(f"{shards[0]}: the log has records that the source has lost")}
+        return {}
+
+    def confirm(self, position: SourcePosition, last: Record | None = None) -> bool:
+        """Whether the source's journal has the record at a checkpoint, and ``last``, a later record of the log.
+
+        Returns:
+            False if only ``last`` is another one: the log is not the source's yet.
+
+        Raises:
+            HistoryDiverged: The source has lost the record at the checkpoint.
+            ServerUnavailable: The source is away.
+        """
+        with self._connected() as connection:
+            [(_, tail)] = journal_bounds(connection, self._scope, [position.shard]).values()
+            at = records_at(connection, self._scope, {position.shard: position.offset})
+            if reason := self._explain(position, tail, at.get(position.shard)):
+                raise HistoryDiverged(reason)
+            if last is None or last.offset <= position.offset:
+                return True
+            at = records_at(connection, self._scope, {position.shard: last.offset})
+            return position.shard in at and at[position.shard].is_same_as(last)
+
+    def backfill(self, position: SourcePosition, before: Offset, most: Most) -> list[Record]:
+        """The first records behind a checkpoint that the log has lost, from the source's journal.
+
+        Raises:
+            HistoryDiverged: The source has lost the record at the checkpoint.
+            Gap: Its journal no longer has the next record.
+            ServerUnavailable: The source is away.
+        """
+        self.confirm(position)
+        with self._connected() as connection:
+            return backfill(
+                connection, self._scope, position.shard, position.offset, before, most.records, most_bytes=most.bytes
+            )
+
+    def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
+        """How the source's history has diverged from what was applied; None if it has not."""
+        place = f"{position.shard} offset {position.offset}"
+        if position.offset > tail:
+            return self._diverged(f"{place} is applied, and the journal of source {self.source} ends at {tail}")
+        applied = position.record
+        if applied is None or found is None or found.is_same_as(applied):
+            return None
+        return self._diverged(
+            f"{place}: record {applied.id} is applied, and source {self.source} has another one there, {found.id}"
+        )
+
+    def _diverged(self, found: str) -> str:
+        way_out = WAY_OUT.format(consumer=self._consumer.name, source=self.source)
+        return f"{found}: that database has lost commits that were published. {way_out}"
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        if self._connection is None:
+            raise ServerUnavailable(f"source {self.source} is away")
+        try:
+            with postgres_errors(f"asking source {self.source}"):
+                yield self._connection
+        except (HistoryDiverged, ForeignLog, DamagedJournal):
+            raise
+        except Exception:
+            self.close()
+            raise

@@ -1,0 +1,86 @@
+"""Where a consumer stands in the shards of a source, in its own database, and which record is there."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.database.executor import Executor
+from penstock.database.statements import statements
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.journal.reading import JournaledRecord
+from penstock.records import Epoch, Offset, Record, RecordId, Scope, Shard, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """A checkpoint, as far as the source is concerned.
+
+    Attributes:
+        shard: The shard of the source.
+        offset: Everything up to here has been applied.
+        epoch: Redis' epoch of the shard whose records may be applied; 0 if none was accepted yet.
+        record: The record at ``offset``; None if it is not known.
+        halted: Why the shard is halted; None if it is not.
+    """
+
+    shard: ShardName
+    offset: Offset
+    epoch: Epoch
+    record: JournaledRecord | None
+    halted: str | None = None
+
+
+class SourcePositions:
+    """The positions of one consumer in one source."""
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._channel = consumer.channel.name
+        self._source = self._channel.partition("@")[2]
+        self._where = {"consumer": consumer.name, "channel": self._channel}
+        self._sql = statements("penstock.consuming.several", scope.schema)
+
+    def all(self, executor: Executor) -> dict[ShardName, SourcePosition]:
+        """All of them, those of halted shards too."""
+        rows = executor.execute(self._sql["positions"], self._where).fetchall()
+        found = (
+            SourcePosition(
+                ShardName(self._channel, Shard(shard)),
+                Offset(offset),
+                Epoch(epoch),
+                None if record_id is None else JournaledRecord(RecordId(record_id), staged_us),
+                halted,
+            )
+            for shard, offset, epoch, record_id, staged_us, halted in rows
+        )
+        return {position.shard: position for position in found}
+
+    def begin(self, executor: Executor, positions: Iterable[SourcePosition]) -> None:
+        """Writes the checkpoints of shards in which the consumer has none."""
+        new = list(positions)
+        executor.execute(
+            self._sql["begin"],
+            {
+                **self._where,
+                "source": self._source,
+                "shards": [each.shard.shard for each in new],
+                "offsets": [each.offset for each in new],
+                "ids": [each.record and each.record.id for each in new],
+                "staged": [each.record and each.record.staged_us for each in new],
+            },
+        )
+
+    def note_records(self, executor: Executor, records: Mapping[ShardName, Record]) -> None:
+        """Writes which records the checkpoints are at when the transaction is committed."""
+        executor.execute(
+            self._sql["note_records"],
+            {
+                **self._where,
+                "shards": [shard.shard for shard in records],
+                "ids": [record.id for record in records.values()],
+                "staged": [record.staged_us for record in records.values()],
+            },
+        )
+
+    def accept_epoch(self, executor: Executor, shard: ShardName, epoch: Epoch) -> None:
+        """Writes that what Redis holds of a shard in this epoch follows the checkpoint."""
+        values = {**self._where, "shard": shard.shard, "epoch": epoch}
+        executor.execute(self._sql["accept_epoch"], values)

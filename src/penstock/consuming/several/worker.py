@@ -1,0 +1,283 @@
+"""The worker of one source: as that of a log, with its checkpoints here and the journal elsewhere."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Unpack
+
+import structlog
+from typing_extensions import override
+
+from penstock.channels.isolation import ask_each
+from penstock.channels.log import Follower
+from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.delivered import Consumed
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.log.evicted import Evicted
+from penstock.consuming.log.following import JournalFollower
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.log.offset_source import Most, OffsetSource
+from penstock.consuming.several.link import SourceLink, read_database
+from penstock.consuming.several.positions import SourcePositions
+from penstock.consuming.several.records import SourceRecords
+from penstock.consuming.transaction import Locked, Plan
+from penstock.consuming.worker import HALTED_PAUSE_S, WorkerOptions
+from penstock.database.connections import Connection, Database
+from penstock.database.errors import CONFLICTS, describe
+from penstock.database.executor import Executor
+from penstock.database.registry import check_not_renamed
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
+from penstock.journal.written import log_epochs
+from penstock.pipeline import Pipeline
+from penstock.records import Epoch, Offset, Record, ShardName
+
+Confirm = Callable[[Mapping[ShardName, Sequence[Record]]], Mapping[ShardName, Sequence[Record]]]
+"""Gives what may be applied."""
+
+
+class ConfirmedFollower(JournalFollower[Record]):
+    """A follower whose records, of the log or of the source's journal, are confirmed after they were read.
+
+    What was read ahead is dropped when something is held back: it may be of a stream that is gone.
+    """
+
+    def __init__(self, make: Callable[[], Follower], evicted: Evicted[Record], confirm: Confirm) -> None:
+        super().__init__(make(), evicted)
+        self._make, self._confirm = make, confirm
+
+    @override
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Sequence[Record]]:
+        found = super().wait(positions, block_ms)
+        confirmed = self._confirm(found) if found else found
+        if len(confirmed) < len(found):
+            self._log.close()
+            self._log = self._make()
+        return confirmed
+
+
+log = structlog.get_logger("penstock.consumer")
+
+REPORT_S = 1.0
+"""How often, in seconds, the checkpoints are reported and the histories compared: a restored source is noticed within it."""
+
+
+class SourceWorker(LogWorker[Record]):
+    """Runs a consumer over the shards of one source, in one thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database: Database,
+        redis_url: str,
+        *,
+        source_url: str,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Args:
+            pipeline: The consumer's pipeline.
+            consumer: The consumer, as the reader of this source's log alone.
+            database: Where its effects and checkpoints are.
+            redis_url: Where the log is.
+            source_url: The source's Postgres.
+            **options: See ``WorkerOptions``.
+        """
+        source = consumer.channel.name.partition("@")[2]
+        prepare = options.get("prepare", True)
+        self._link = SourceLink(source, source_url, consumer, pipeline.scope, prepare=prepare)
+        self._source_positions = SourcePositions(consumer, pipeline.scope)
+        self._accepted: dict[ShardName, Epoch] = {}
+        self._report_at = 0.0
+        self._own_database = ""
+        super().__init__(pipeline, consumer, database, redis_url, **options)
+
+    @override
+    def _make_source(self) -> OffsetSource[Any]:
+        return SourceRecords(self.consumer, self._pipeline.scope, self._link)
+
+    @override
+    def _make_follower(self) -> ConfirmedFollower:
+        return ConfirmedFollower(self._follow_log, self._evicted, self._confirm)
+
+    @override
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Record]:
+        """From the source, behind the checkpoint.  Nothing if that cannot be: a delivery finds out why, and notes it."""
+        transaction, _ = self._opened()
+        position = transaction.read(self._source_positions.all)[shard]
+        if position.offset != after:  # another process has gone on
+            return ()
+        limit = Most(int(min(most.records, self._most)), most.bytes)
+        try:
+            return self._link.backfill(position, before, limit)
+        except (ServerUnavailable, HistoryDiverged):
+            return ()
+
+    @override
+    def _register(self, connection: Connection) -> None:
+        """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
+        scope = self._pipeline.scope
+        check_not_renamed(connection, scope, self.consumer)
+        self._own_database = read_database(connection, scope)
+        positions = self._source_positions.all(connection)
+        try:
+            registered = self._link.register(self._own_database, positions)
+        except PenstockError as error:
+            if not positions or not (self._has_opened or isinstance(error, ServerUnavailable)):
+                raise
+            self._warn_away(error)
+        else:
+            self._source_positions.begin(connection, registered.values())
+            positions = self._source_positions.all(connection)
+        self._shards = sorted(positions)
+        self._channel_shards = frozenset(self._shards)
+        self._accepted = {shard: each.epoch for shard, each in positions.items()}
+
+    @override
+    def _check_log(self, connection: Connection) -> None:
+        """The first round compares it with the source's journal."""
+        self._report_at = 0.0
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._link.close()
+
+    @override
+    def round(self, block_ms: int | None = None) -> Consumed:
+        self._opened()
+        if monotonic() >= self._report_at:
+            try:
+                self._report()
+            except ServerReplaced:  # the consumer's own
+                raise
+            except ServerUnavailable as error:
+                log.debug("not reported", consumer=self.consumer.name, reason=describe(error))
+        return super().round(block_ms)
+
+    @override
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        """As ``LogWorker.drain``.
+
+        Raises:
+            ServerUnavailable: The source is away, so that nobody knows whether this is all.
+            PenstockError: Any other that ``LogWorker.drain`` raises.
+        """
+        applied = super().drain(report)
+        self._report()
+        return applied
+
+    def _report(self) -> None:
+        """Compares the histories, halts what has diverged, and reports the checkpoints.
+
+        Raises:
+            ServerUnavailable: The source is away.
+        """
+        transaction, _ = self._opened()
+        positions = transaction.read(self._source_positions.all)
+        try:
+            if not self._link.is_open:
+                self._link.register(self._own_database, positions)
+            running = {s: each for s, each in positions.items() if each.halted is None}
+            diverged = self._link.report(self._client, running)
+        except ServerUnavailable as error:
+            self._warn_away(error)
+            raise
+        except (PenstockError, *CONFLICTS) as error:
+            self._warn_away(error)
+            raise ServerUnavailable(str(error)) from error
+        finally:
+            self._report_at = monotonic() + REPORT_S
+        for shard, reason in diverged.items():
+            self._halt(shard, reason)
+
+    def _confirm(self, found: Mapping[ShardName, Sequence[Record]]) -> dict[ShardName, Sequence[Record]]:
+        """What may be applied: records of the epoch that is accepted, or that continue what was applied.
+
+        The epoch is read after the records.  A new one is written to Redis before any record of another history.  Then what is
+        held of the journal is read again: only the records found now are compared.
+        """
+        epochs = ask_each(partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out)
+        return {
+            shard: records
+            for shard, records in found.items()
+            if shard not in self._unusable
+            and (
+                epochs.get(shard, Epoch(0)) == self._accepted.get(shard) != 0
+                or self._accepts(shard, records, epochs.get(shard, Epoch(0)))
+            )
+        }
+
+    def _accepts(self, shard: ShardName, records: Sequence[Record], epoch: Epoch) -> bool:
+        self._evicted.forget(shard)
+        transaction, _ = self._opened()
+        position = transaction.read(self._source_positions.all)[shard]
+        if position.halted is not None:
+            self._rest(shard, HALTED_PAUSE_S)
+            return False
+        try:
+            is_same = self._link.confirm(position, records[-1])
+        except HistoryDiverged as error:
+            self._halt(shard, str(error))
+            return False
+        except ServerUnavailable as error:
+            self._postpone(shard, f"the log is in another epoch, and {describe(error)}")
+            return False
+        if not is_same:
+            self._postpone(shard, "the log holds other records than the source's journal")
+            return False
+        self._accept(shard, epoch)
+        return True
+
+    def _accept(self, shard: ShardName, epoch: Epoch) -> None:
+        assert self._transaction is not None
+
+        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+            if shard in locked:
+                self._source_positions.accept_epoch(executor, shard, epoch)
+            return Plan(None)
+
+        with suppress(NotApplied):  # then it is compared again
+            self._transaction.apply([shard], plan)
+        self._accepted[shard] = epoch
+
+    def _postpone(self, shard: ShardName, reason: str) -> None:
+        self._note_waiting(shard, reason)
+        self._rest(shard, REPORT_S)
+
+    def _halt(self, shard: ShardName, reason: str) -> None:
+        """Stops a shard whose source has diverged; the others go on."""
+        assert self._transaction is not None
+
+        def plan(executor: Executor, locked: Locked) -> Plan[bool]:
+            is_running = shard in locked and locked[shard].halted is None
+            if is_running:
+                Checkpoints(self.consumer, self._pipeline.scope).halt(executor, shard, reason)
+            return Plan(is_running)
+
+        with suppress(NotApplied):  # it is compared again
+            if self._transaction.apply([shard], plan):
+                log.error(
+                    "shard halted, the source's history has diverged",
+                    consumer=self.consumer.name,
+                    shard=str(shard),
+                    reason=reason,
+                )
+        self._rest(shard, HALTED_PAUSE_S)
+
+    @override
+    def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Record]]:
+        """As ``LogWorker._backfill``; a shard whose source cannot give its records is left out, and met again."""
+        found: dict[ShardName, Sequence[Record]] = {}
+        for shard, before in lost.items():
+            try:
+                found |= super()._backfill({shard: before}, executor)
+            except (ServerUnavailable, HistoryDiverged, Gap) as error:
+                self._warn_away(error)
+        return found
+
+    def _warn_away(self, error: Exception) -> None:
+        log.warning("source is away", consumer=self.consumer.name, source=self._link.source, reason=describe(error))

@@ -1,0 +1,207 @@
+"""Handlers: which functions a consumer may be declared with, checked when they are declared.
+
+What is wrong with a handler's shape is found here and not by its first record: a generator function, for example, would
+be called, return at once, and have done nothing.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
+
+from sqlalchemy.orm import Session
+from typing_extensions import is_typeddict  # knows those of typing, too
+
+from penstock.declaring.outcomes import Job, JobOutcome
+from penstock.errors import DeclarationError
+from penstock.records import Payload, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from penstock.batches import Records
+
+Handler = Callable[..., object]
+Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What can be chosen of any consumer: see ``ConsumerSpec`` for each."""
+
+    name: str
+    batch: int
+    start: Literal["earliest", "latest"]
+    attempts: int
+    on_poison: Literal["dead_letter", "halt"]
+    halt_after: int
+    park_key: bool
+    isolation: Isolation
+    idle_timeout_s: float
+
+
+class WorkerDeclaration(TypedDict, total=False):
+    """What can be chosen of a worker of a queue: see ``WorkerSpec`` for each."""
+
+    name: str
+    concurrency: int
+    lease_s: float
+    limit_s: float
+    attempts: int
+    backoff_s: float
+    on_poison: Literal["dead_letter", "halt"]
+    halt_after: int
+    isolation: Isolation
+    idle_timeout_s: float
+
+
+class JobDecorator(Protocol[Payload]):
+    """Takes ``handler(session, job)`` of a worker, plain or ``async def``; it may return an outcome."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, Job[Payload]], JobOutcome | None], /
+    ) -> Callable[[Session, Job[Payload]], JobOutcome | None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]], /
+    ) -> Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]]: ...
+
+
+class BatchDecorator(Protocol[Payload]):
+    """Takes ``handler(session, records)``, plain or ``async def``; a test may call it with any sequence of records."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, "Records[Payload]"], None], /
+    ) -> Callable[[Session, Sequence[Record[Payload]]], None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", "Records[Payload]"], Awaitable[None]], /
+    ) -> Callable[["AsyncSession", Sequence[Record[Payload]]], Awaitable[None]]: ...
+
+
+class RecordDecorator(Protocol[Payload]):
+    """Takes ``handler(session, record)``, plain or ``async def``."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, Record[Payload]], None], /
+    ) -> Callable[[Session, Record[Payload]], None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", Record[Payload]], Awaitable[None]], /
+    ) -> Callable[["AsyncSession", Record[Payload]], Awaitable[None]]: ...
+
+
+class MembersDecorator(Protocol):
+    """Takes ``handler(session, members)`` of a consumer of an Ick, plain or ``async def``."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, Sequence[str]], None], /
+    ) -> Callable[[Session, Sequence[str]], None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", Sequence[str]], Awaitable[None]], /
+    ) -> Callable[["AsyncSession", Sequence[str]], Awaitable[None]]: ...
+
+
+class MemberDecorator(Protocol):
+    """Takes ``handler(session, member)`` of a consumer of an Ick, plain or ``async def``."""
+
+    @overload
+    def __call__(self, handler: Callable[[Session, str], None], /) -> Callable[[Session, str], None]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", str], Awaitable[None]], /
+    ) -> Callable[["AsyncSession", str], Awaitable[None]]: ...
+
+
+class DataFrameDecorator(Protocol):
+    """Takes ``handler(session, frame)`` of a set-based consumer."""
+
+    def __call__(self, handler: Callable[[Session, "DataFrame"], None], /) -> Callable[[Session, "DataFrame"], None]:
+        """Declares it."""
+
+
+def is_async(handler: Handler) -> bool:
+    """Whether the handler is ``async def``: a function, a method, a partial, or an object with such a ``__call__``."""
+    return inspect.iscoroutinefunction(_function(handler))
+
+
+def default_name(handler: object) -> str:
+    """The name of a consumer that is given none: its handler's, with ``-`` for ``_``.
+
+    Raises:
+        DeclarationError: The handler has no name of its own.
+    """
+    name = getattr(handler, "__name__", None)
+    if not isinstance(name, str):
+        raise DeclarationError(
+            f"a handler of type {type(handler).__name__} has no name of its own: pipeline.consumer(name=…)"
+        )
+    return name.replace("_", "-")
+
+
+def check_handler(consumer: str, handler: object) -> None:
+    """Makes sure that calling the handler with a session and what it is to handle does its work.
+
+    Raises:
+        DeclarationError: It is not callable, is a generator, or does not take two arguments.
+    """
+    if not callable(handler):
+        raise DeclarationError(
+            f"consumer {consumer}: the handler is a {type(handler).__name__}, which cannot be called"
+        )
+    function = _function(handler)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(
+            f"consumer {consumer}: the handler contains `yield`, so calling it does nothing. "
+            "Loop over the records instead, or have it take one at a time: each=True"
+        )
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError as error:
+        raise DeclarationError(
+            f"consumer {consumer}: the handler is called with two arguments, the session and what to handle, "
+            f"and cannot be: {error}"
+        ) from error
+    except ValueError:  # a built-in that does not tell its signature
+        return
+
+
+def check_payload(consumer: str, model: object) -> None:
+    """Makes sure that payloads can be made into ``model``.
+
+    Raises:
+        DeclarationError: It is no dataclass, TypedDict, msgspec Struct or Pydantic model.
+    """
+    if not (
+        isinstance(model, type)
+        and (
+            is_dataclass(model)
+            or is_typeddict(model)
+            or hasattr(model, "model_validate_json")
+            or hasattr(model, "__struct_fields__")
+        )
+    ):
+        raise DeclarationError(
+            f"consumer {consumer}: payload={model!r} takes a class: a dataclass, a TypedDict, "
+            "a msgspec Struct or a Pydantic model"
+        )
+
+
+def _function(handler: Handler) -> Callable[..., Any]:
+    """The function whose body runs when the handler is called."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isroutine(handler) or inspect.isclass(handler):
+        return handler
+    return getattr(type(handler), "__call__", handler)  # noqa: B004  its body is asked for, not whether it has one

@@ -1,0 +1,379 @@
+"""The kinds of channel that an application declares.  Frozen values; nothing here does I/O."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Literal, cast
+
+from typing_extensions import override
+
+from penstock.declaring.unique import TenantLimits, checked_text
+from penstock.errors import DeclarationError, InvalidName
+from penstock.records import Shard, ShardName
+
+NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
+"""Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
+
+REPLAY_RULE = re.compile(r"replay-[0-9]+")
+"""Names of replays, which have checkpoints as consumers have.  Not every role that reads those may read the table of replays."""
+
+_SOURCE_RULE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
+"""Names of sources: they also become parts of environment variables."""
+
+_LONGEST_NAME = 63
+
+MAX_SHARDS = 1024
+"""Most shards of a channel."""
+
+MAX_STREAMS = 256
+"""Most streams of one shard of a queue."""
+
+DEFAULT_HAND = 4
+"""Streams in a hand, if there are as many."""
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
+
+LARGEST_MAX_BYTES = 64 * 1024 * 1024
+"""What ``max_bytes`` may be, in bytes: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,3})?) ?(?P<unit>[KMGT]?)I?B", re.IGNORECASE)
+
+LARGEST_MEMORY = 1 << 60
+"""Upper bound of ``Log.redis_memory``, in bytes."""
+
+
+def checked_name(name: object, of: str) -> str:
+    """The name, if it keeps the rule.
+
+    Raises:
+        InvalidName: Empty, too long, or with characters other than ``a-z 0-9 _ . -``.
+    """
+    if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
+        raise InvalidName(
+            f"{of} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
+            "and begins and ends with a letter or a digit"
+        )
+    return name
+
+
+def checked_consumer(name: object) -> str:
+    """The name of a consumer, if it keeps the rule.
+
+    Raises:
+        InvalidName: As ``checked_name``, or the name of a replay.
+    """
+    checked = checked_name(name, "consumer")
+    if REPLAY_RULE.fullmatch(checked):
+        raise InvalidName(f"consumer {checked!r}: such names are those of replays; take another one")
+    return checked
+
+
+def checked_source(name: object) -> str:
+    """The name of a source, if it keeps the rule.
+
+    Raises:
+        InvalidName: Empty, too long, or with characters other than ``a-z 0-9`` and single ``_`` between them.
+    """
+    if not isinstance(name, str) or not _SOURCE_RULE.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise InvalidName(
+            f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' or 'us_east'"
+        )
+    return name
+
+
+def checked_channel(name: object) -> str:
+    """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source.
+
+    Raises:
+        InvalidName: Either part breaks its rule, or the whole is longer than 63 characters.
+    """
+    base, at, source = name.partition("@") if isinstance(name, str) else (name, "", "")
+    checked_name(base, "channel")
+    if at and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
+        raise InvalidName(f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters")
+    return f"{base}{at}{source}"
+
+
+def is_number(given: object, least: float, most: float) -> bool:
+    """Whether something is a number within limits: a whole one, if ``least`` is."""
+    numbers = int if isinstance(least, int) else (int, float)
+    return isinstance(given, numbers) and not isinstance(given, bool) and least <= given <= most
+
+
+def refuse_sources(channel: "Channel", who: str, why: str) -> None:
+    """Refuses a log that is read from several sources, where only this database's own channels will do.
+
+    Raises:
+        DeclarationError: It is one; the text has ``who`` and ``why``.
+    """
+    if channel.sources:
+        raise DeclarationError(
+            f"{who}: log {channel.name} is read from the sources {', '.join(channel.sources)}, and {why}"
+        )
+
+
+def check_reconciled(channel: "Channel", who: str) -> None:
+    """Makes sure that a consumer of the channel can be compared at a cut.
+
+    Raises:
+        DeclarationError: The channel is no log, or is read from several sources.
+    """
+    if not isinstance(channel, Log):
+        what = "an Ick" if isinstance(channel, Ick) else "a queue"
+        raise DeclarationError(
+            f"{who}: it reads {what}, and stands at no offset that a cut could equal. "
+            "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
+        )
+    refuse_sources(channel, who, "no cut spans several databases")
+
+
+def shard_for_key(key: str | bytes, shards: int) -> Shard:
+    """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+
+    A hash that Postgres and every language have, so that triggers and other producers agree with this function.
+    """
+    given = key.encode() if isinstance(key, str) else key
+    return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
+
+
+def parse_memory(given: object) -> int | None:
+    """A number of bytes, or a text with its unit, as bytes: a kilobyte has 1024, as in Redis and Postgres.  None if it is neither."""
+    if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
+        given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return given if is_number and 1 <= given <= LARGEST_MEMORY else None  # type: ignore[operator, return-value]
+
+
+class _Sharded:
+    """What all kinds of channel share."""
+
+    name: str
+    shards: int
+    keep: timedelta
+    sources: Sequence[str] = ()
+    """Only a log may have some."""
+
+    def _check(self) -> None:
+        self._check_name()
+        if not is_number(self.shards, 1, MAX_SHARDS):
+            raise DeclarationError(f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}")
+        if not isinstance(cast("object", self.keep), timedelta) or self.keep < timedelta(0):
+            raise DeclarationError(
+                f"channel {self.name}: keep is {self.keep!r}; it takes a timedelta that is not negative"
+            )
+
+    def _check_name(self) -> None:
+        checked_name(self.name, "channel")
+
+    def _check_max_bytes(self, most: int) -> None:
+        if not is_number(most, 1, LARGEST_MAX_BYTES):
+            raise DeclarationError(
+                f"channel {self.name}: max_bytes is {most!r}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
+                "Keep larger payloads elsewhere, and stage where they are"
+            )
+
+    def shard_for(self, key: str | bytes) -> Shard:
+        """The shard of a key: see ``shard_for_key``."""
+        return shard_for_key(key, self.shards)
+
+    @property
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All its shards."""
+        return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
+
+
+@dataclass(frozen=True)
+class Log(_Sharded):
+    """A channel that keeps records in order: one Redis stream a shard.
+
+    Attributes:
+        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
+        shards: Number of shards: the key of a record decides its shard.  Changed by ``penstock channels reshard``.
+        keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
+        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
+        entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.
+            May change at any time; readers take both.
+        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock[zstd]'`` where they are written or
+            read.  May change at any time.
+        redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
+            unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
+            read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
+        source: Name of this application's database among several that share the log's name.  The channel is then called
+            ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
+        sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
+            source's own database tells how many shards there are, and ``shards`` means nothing here.
+    """
+
+    name: str
+    shards: int = 4
+    keep: timedelta = timedelta(hours=24)
+    max_bytes: int = MAX_PAYLOAD_BYTES
+    entries: Literal["packed", "plain"] = "packed"
+    compression: Literal["none", "zstd"] = "none"
+    redis_memory: int | str | None = None
+    source: str | None = None
+    sources: Sequence[str] = ()
+    kind: Literal["log"] = field(default="log", init=False)
+
+    def __post_init__(self) -> None:
+        self._name_source()
+        self._check()
+        self._check_max_bytes(self.max_bytes)
+        self._check_choice("entries", self.entries, ("packed", "plain"))
+        self._check_choice("compression", self.compression, ("none", "zstd"))
+        if self.entries == "plain" and self.compression != "none":
+            raise DeclarationError(
+                f"channel {self.name}: entries is 'plain', and only packed entries are compressed: "
+                "leave out one of entries and compression"
+            )
+        if self.redis_memory is not None and self.memory_bytes is None:
+            raise DeclarationError(
+                f"channel {self.name}: redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
+                'its unit, such as "64MB": B, kB, MB, GB or TB'
+            )
+
+    def _name_source(self) -> None:
+        """Makes the source a part of the name, and the sources a tuple."""
+        if isinstance(self.sources, str) or not isinstance(cast("object", self.sources), Iterable):
+            raise DeclarationError(
+                f"channel {self.name}: sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']"
+            )
+        object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
+        base, at, named = str(self.name).partition("@")
+        if self.source is not None and at and self.source != named:
+            raise DeclarationError(f"channel {self.name}: its name has another source than {self.source!r}")
+        if self.sources and (at or self.source is not None):
+            raise DeclarationError(
+                f"channel {self.name}: it has a source where it is staged, or sources where they are read together, not both"
+            )
+        if len(set(self.sources)) < len(self.sources):
+            raise DeclarationError(f"channel {self.name}: sources has a name twice: {', '.join(self.sources)}")
+        if at:
+            object.__setattr__(self, "source", named)
+        elif self.source is not None:
+            object.__setattr__(self, "name", f"{base}@{checked_source(self.source)}")
+
+    @override
+    def _check_name(self) -> None:
+        checked_channel(self.name)
+
+    @property
+    @override
+    def shard_names(self) -> tuple[ShardName, ...]:
+        """All its shards; none, if it is read from several sources, each of which has its own."""
+        return () if self.sources else super().shard_names
+
+    def of_source(self, source: str, shards: int = 1) -> "Log":
+        """The log of one of its sources: ``rides@eu``."""
+        return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
+
+    def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
+        if chosen not in choices:
+            raise DeclarationError(
+                f"channel {self.name}: {what} is {chosen!r}; it takes {' or '.join(map(repr, choices))}"
+            )
+
+    @property
+    def stored_as(self) -> str:
+        """What is registered: ``plain``, or how packed entries are compressed."""
+        return "plain" if self.entries == "plain" else self.compression
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``redis_memory`` in bytes; None if there is no limit."""
+        return parse_memory(self.redis_memory)
+
+
+@dataclass(frozen=True)
+class Ick(_Sharded):
+    """A channel that keeps what is dirty: each member once, since it first became so; one Ick of Redis::Ick a shard.
+
+    Attributes:
+        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
+        shards: Number of shards, fixed for the channel's life: the member decides its shard, and shards are what
+            several processes of the consumer share.
+        keep: How long staged rows stay after what they say is done, for looking back.
+    """
+
+    name: str
+    shards: int = 4
+    keep: timedelta = timedelta(hours=1)
+    kind: Literal["ick"] = field(default="ick", init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    @property
+    def max_bytes(self) -> int:
+        """Its records have no payload."""
+        return MAX_PAYLOAD_BYTES
+
+
+@dataclass(frozen=True)
+class Queue(_Sharded):
+    """A channel that hands each record, a message, to one worker, until its effect is recorded; tenants take turns.
+
+    Attributes:
+        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
+        shards: Number of shards, fixed for the channel's life: the tenant decides the shard.  More than one is for a Redis
+            Cluster, or for more than some 10,000 messages a second.
+        streams: Number of Redis streams that the messages of a shard are spread over; may change at any time.
+        hand: Number of those streams that the messages of one tenant are in; may change at any time.  By default 4, or all
+            of them if there are fewer.
+        keep: How long the journal names messages that are done, for looking back.  Messages that are not done stay in
+            Postgres, however old they are.
+        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
+        limits: Weights and limits of tenants, by name; that of the name ``""`` is for all others.  The streamer sets them, again
+            if Redis has lost them; may change at any time.  What ``FairQueue.limit`` sets comes before them.
+    """
+
+    name: str
+    shards: int = 1
+    streams: int = 16
+    hand: int | None = None
+    keep: timedelta = timedelta(hours=1)
+    max_bytes: int = MAX_PAYLOAD_BYTES
+    limits: Mapping[str, TenantLimits] = field(default_factory=dict, hash=False)
+    kind: Literal["queue"] = field(default="queue", init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        self._check_max_bytes(self.max_bytes)
+        if self.hand is None and isinstance(self.streams, int):
+            object.__setattr__(self, "hand", min(DEFAULT_HAND, max(1, self.streams)))
+        for what, number, most in (("streams", self.streams, MAX_STREAMS), ("hand", self.hand, self.streams)):
+            if not is_number(number, 1, most):
+                raise DeclarationError(f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}")
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        if not isinstance(cast("object", self.limits), Mapping):
+            raise DeclarationError(
+                f"channel {self.name}: limits is {self.limits!r}; it takes a mapping of tenants to TenantLimits"
+            )
+        for tenant, limits in self.limits.items():
+            checked_text("limits", tenant, may_be_empty=True)
+            if not isinstance(limits, TenantLimits):
+                raise DeclarationError(
+                    f"channel {self.name}: limits of {tenant!r} is {type(limits).__name__}; it takes TenantLimits"
+                )
+        object.__setattr__(self, "limits", dict(self.limits))
+
+    @property
+    def limits_as_json(self) -> dict[str, dict[str, float]]:
+        """Those fields of each tenant's limits that are no defaults."""
+        defaults = asdict(TenantLimits())
+        return {
+            tenant: {k: value for k, value in asdict(limits).items() if value != defaults[k]}
+            for tenant, limits in self.limits.items()
+        }
+
+
+Channel = Log | Ick | Queue
+"""Any kind of channel."""

@@ -1,0 +1,372 @@
+"""``penstock run`` on Spark: the whole pipeline as one Spark application."""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Self
+
+import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import errors
+from penstock.consuming.several import check_sources
+from penstock.database.errors import describe
+from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
+from penstock.engines.spark.control_channel import ControlServer, Line
+from penstock.engines.spark.dataframes import FrameWorker
+from penstock.engines.spark.epoch_query import OBSERVED, EpochQuery
+from penstock.engines.spark.epochs import COUNTS, EpochsSource
+from penstock.engines.spark.progress import LiveProgress
+from penstock.engines.spark.schedule import Schedule
+from penstock.engines.spark.set_based import SetBasedConsumers
+from penstock.engines.spark.spark_errors import name_java_error, name_reason
+from penstock.errors import DriverUnreachable, ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.spark.jobs import EPOCHS, Slots
+from penstock.spark.session import (
+    TASK_ATTEMPTS,
+    StartEndedError,
+    available_cores,
+    end_planners,
+    is_jvm_alive,
+    jvm_errors,
+    spark_session,
+    stop_session,
+)
+from penstock.spark.submission import set_urls
+from penstock.streaming.share import IDLE_S
+
+log = structlog.get_logger("penstock.spark")
+
+EPOCH_S = 60.0
+SET_BASED_ATTEMPTS = 2
+"""Attempts of a task where set-based handlers have jobs of their own: a poison record fails each of them."""
+
+STOP_TIMEOUT_S = 5.0
+_PLANNER_UNREACHABLE = "penstock.errors.DriverUnreachable: "
+LONGEST_BACKOFF_S = 10.0
+
+
+def run(  # noqa: PLR0913  the options of a run
+    app: str,
+    pipeline: Pipeline,
+    database_url: str,
+    redis_url: str,
+    *,
+    stop: Callable[[], bool],
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    consumers: Sequence[str] | None = None,
+    streamer: bool = True,
+    epoch_s: float = EPOCH_S,
+    idle_s: float = IDLE_S,
+    prepare: bool = True,
+    resend_chance: float = 0.0,
+    sources: Mapping[str, str] | None = None,
+    checkpoint_directory: str | None = None,
+) -> None:
+    """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one of them fails.
+
+    Args:
+        app: Where executors find the pipeline: ``module:attribute``.
+        pipeline: The same pipeline.
+        database_url: Postgres.  It reaches tasks through their environment, not through options, which Spark may show.
+        redis_url: Redis or Valkey; passed the same way.
+        stop: Called several times a second.
+        master: Spark's master; None takes this machine.
+        conf: Spark settings.
+        consumers: Names of the consumers to run; None takes all of the pipeline's.
+        streamer: False leaves the streamer to another process.
+        epoch_s: Length of an epoch in seconds; Spark then starts all tasks anew.
+        idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
+        prepare: Whether statements may be prepared; behind a pooler none are.
+        resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
+        sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names; passed as the others.
+        checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
+            depends on it; by default the system's directory for temporary files.
+
+    Raises:
+        PenstockError: A task raised it; the others have been stopped.
+        DeclarationError: The pipeline has no consumer of that name.
+        InvalidSetting: The URL of a source is missing.
+        DriverUnreachable: The tasks cannot connect to this process.
+        JavaMissing: No Java runtime.
+    """
+    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
+    for spec in specs:
+        check_sources(spec, sources or {})
+    set_urls(database_url, redis_url, sources or {})
+    pieces = {spec.name: find_pieces(spec.channel) for spec in specs if not spec.dataframe}
+    frames = [spec for spec in specs if spec.dataframe]
+    streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
+    tasks = assign(pieces, max(2, available_cores()), streamers=streamers)
+    directories = _Directories.make(checkpoint_directory)
+    make_session = partial(
+        spark_session,
+        len(tasks) + len(frames),
+        master=master,
+        conf=conf,
+        attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
+        stop=stop,
+    )
+    spark = _start(make_session, directories)
+    if spark is None:
+        return
+    spark.dataSource.register(EpochsSource)
+    schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
+    reports = _Reports(LiveProgress(spark))
+    control = _listen(spark, reports.receive, schedule)
+    options = {
+        "app": app,
+        "control": f"{control.address.host}:{control.address.port}",
+        "token": control.address.token,
+        "seconds": str(epoch_s),
+        "idle": str(idle_s),
+        "prepare": str(prepare).lower(),
+        "resend": str(resend_chance),
+    }
+
+    def stopped() -> bool:
+        return bool(reports.failures) or stop()
+
+    make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
+    workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
+    sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
+    made_of = (spark, options, schedule, reports.live)
+    queries = [_supervise_epochs(EpochQuery(*made_of), directories.checkpoints)] if tasks else []
+    try:
+        with jvm_errors("running on Spark"):
+            schedule.wait_for_slots(stopped)
+            _log_running(spark, [*(spec.name for spec in frames), *(each.name for each in queries)])
+            if not frames:
+                reports.live.when_first_reported = partial(end_planners, spark)
+            sets.start(stopped)
+            check = directories.make_check(spark)
+            _supervise(queries, schedule, control, reports.live, stopped, check)
+    finally:
+        control.stop_tasks()
+        sets.finish()
+        _shut_down(spark, control, directories)
+        log.info("stopped", **reports.totals())
+    reports.raise_first()
+
+
+@dataclass(frozen=True)
+class _Directories:
+    """What Spark writes on this machine.
+
+    Attributes:
+        checkpoints: Of the query; it may vanish at any time.
+        java: Java's temporary files and sockets, without which tasks cannot start.
+    """
+
+    checkpoints: str
+    java: str
+
+    @classmethod
+    def make(cls, within: str | None) -> Self:
+        """Makes them, that of the checkpoints in the named directory."""
+        if within is not None:
+            os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
+        checkpoints = tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
+        return cls(checkpoints, tempfile.mkdtemp(prefix="penstock-java-"))
+
+    def make_check(self, spark: SparkSession) -> Callable[[], None]:
+        """What notices that Java's files have been removed, if Spark has them there: on a cluster it has not."""
+        is_used = any(self.java in value for _, value in spark.sparkContext.getConf().getAll())
+        return self._check if is_used else lambda: None
+
+    def _check(self) -> None:
+        """Ends a run whose every query would fail.
+
+        Raises:
+            ServerUnavailable: Java's files have been removed.
+        """
+        if not os.path.exists(self.java):  # noqa: PTH110  as above
+            raise ServerUnavailable(
+                f"running on Spark: its temporary files in {self.java} have been removed. Nothing is lost: start it again; let "
+                "what cleans temporary files leave penstock-java-*, or set TMPDIR to another directory"
+            )
+
+    def remove(self) -> None:
+        for directory in (self.checkpoints, self.java):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(make_session: Callable[..., SparkSession], directories: _Directories) -> SparkSession | None:
+    """Spark; None if it was stopped before it had started.  The directories are removed if it does not start."""
+    try:
+        return make_session(directory=directories.java)
+    except BaseException as error:
+        directories.remove()
+        if isinstance(error, StartEndedError):
+            return None
+        raise
+
+
+def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
+    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+    log.info("running", queries=names, **ui)
+
+
+class _Reports:
+    """What tasks and set-based consumers report: their counts, and the errors that end them.
+
+    Attributes:
+        live: Has the counts, too.
+        failures: The errors; the first ends the run.
+    """
+
+    def __init__(self, live: LiveProgress) -> None:
+        self.live = live
+        self.failures: list[BaseException] = []
+        self._totals = dict.fromkeys(COUNTS, 0)
+        self._counting = threading.Lock()
+
+    def receive(self, line: Line) -> None:
+        """Handles a line of a task: its counts, or the error that ended it; from any thread."""
+        if "error" in line:
+            log.error("task ended", task=line["task"], error=line["error"])
+            self.failures.append(errors.from_wire(line["error"], line["message"]))
+            return
+        counts = {name: count for name, count in line.items() if name in self._totals}
+        self.live.add(line["task"], counts)
+        with self._counting:
+            for name, count in counts.items():
+                self._totals[name] += count
+        if counts:
+            log.info("progress", task=line["task"], **counts)
+
+    def totals(self) -> dict[str, int]:
+        """The counts of the whole run."""
+        return {name: count for name, count in self._totals.items() if count}
+
+    def raise_first(self) -> None:
+        """Raises the first error, if there was one."""
+        if self.failures:
+            with jvm_errors("running on Spark"):
+                raise self.failures[0]
+
+
+@dataclass
+class _Supervised:
+    """A query that is restarted, with growing pauses, as long as the application runs."""
+
+    name: str
+    start: Callable[[], StreamingQuery]
+    failure: Callable[[], str | None] = lambda: None
+    query: StreamingQuery | None = None
+    has_run: bool = False
+    began: float = 0.0
+    backoff: float = 0.0
+    restart_at: float = 0.0
+
+    def check(self, control: ControlServer) -> None:
+        """Starts the query when it is due; notices that it has ended.
+
+        Raises:
+            DriverUnreachable: Nothing of it has ever reached the driver: no task, or not even what plans them, in whose
+                failed epochs no task runs.
+        """
+        if self.query is None:
+            if monotonic() < self.restart_at:
+                return
+            self.began = monotonic()
+            try:
+                self.query = self.start()
+                self.has_run = True
+            except ServerUnavailable as error:
+                self._wait(describe(error))
+            except Py4JJavaError as error:
+                if not self.has_run:  # it is no fault of Spark's that may pass
+                    raise
+                self._wait(name_java_error(error))
+        elif not control.was_reached and (reason := _unreachable(self.query)):
+            raise DriverUnreachable(reason)
+        elif not self.query.isActive:
+            # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
+            ended = name_reason(str(self.query.exception() or "it was stopped"))
+            reason = self.failure() or ended
+            if not control.was_asked and reason.startswith(_PLANNER_UNREACHABLE):
+                raise DriverUnreachable(reason.removeprefix(_PLANNER_UNREACHABLE))
+            self._wait(reason)
+            self.query = None
+
+    def _wait(self, reason: str) -> None:
+        lasted = monotonic() - self.began > LONGEST_BACKOFF_S
+        self.backoff = 0.2 if lasted else min(LONGEST_BACKOFF_S, max(0.2, self.backoff * 2))
+        self.restart_at = monotonic() + self.backoff
+        log.warning("query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff)
+
+
+def _supervise_epochs(epochs: EpochQuery, checkpoints: str) -> _Supervised:
+    return _Supervised(EPOCHS, partial(epochs.start, checkpoints), lambda: epochs.failure)
+
+
+def _supervise(
+    queries: Sequence[_Supervised],
+    schedule: Schedule,
+    control: ControlServer,
+    live: LiveProgress,
+    stop: Callable[[], bool],
+    check: Callable[[], None],
+) -> None:
+    """Keeps the queries running, over the slots that there are, until ``stop()`` is true, or ``check()`` raises."""
+    waiting = threading.Event()
+    while not stop():
+        check()
+        control.check()
+        if not is_jvm_alive():
+            raise ConnectionError  # it is named by what catches it
+        for query in queries:
+            query.check(control)
+            if query.name == EPOCHS and query.query is not None:
+                live.publish(query.query)
+        if (epoch := schedule.outdated_epoch()) is not None:
+            control.finish(epoch)
+        waiting.wait(0.1)
+
+
+def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule) -> ControlServer:
+    """The control channel, at the addresses that Spark's own settings name."""
+    settings = spark.sparkContext.getConf()
+    return ControlServer(
+        settings.get("spark.driver.host") or "127.0.0.1",
+        receive=receive,
+        plan=schedule.next_plan,
+        bind=settings.get("spark.driver.bindAddress"),
+        port=int(settings.get("spark.penstock.control.port") or 0),
+    )
+
+
+def _unreachable(query: StreamingQuery) -> str | None:
+    """Why a task of the last epoch could not reach the driver, if none has ever reached it."""
+    progress = query.lastProgress
+    metrics = progress.observedMetrics.get(OBSERVED) if progress else None
+    return getattr(metrics, "unreachable", None)
+
+
+def _shut_down(spark: SparkSession, control: ControlServer, directories: _Directories) -> None:
+    """Stops the tasks, which finish or drop their batch, then Spark."""
+    control.stop_tasks()
+    if is_jvm_alive():
+        _stop_spark(spark, control)
+    control.close()
+    directories.remove()
+
+
+def _stop_spark(spark: SparkSession, control: ControlServer) -> None:
+    spark.sparkContext.setLogLevel("OFF")  # it complains about tasks that end before their batch
+    deadline, waiting = monotonic() + STOP_TIMEOUT_S, threading.Event()
+    while control.connected and monotonic() < deadline:
+        waiting.wait(0.02)
+    for query in spark.streams.active:
+        query.stop()
+    stop_session(spark)

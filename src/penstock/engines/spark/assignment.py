@@ -1,0 +1,139 @@
+"""Assignment of an epoch's tasks: who works in which of Spark's slots."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from typing import Self
+
+from penstock.channels.urls import parse_redis_url
+from penstock.declaring.kinds import Channel
+
+Pieces = Sequence[int | str]
+"""What the tasks of a consumer divide: numbers of shards, or names of sources."""
+
+SLOTS_PER_STREAMER = 8
+"""A streamer publishes what eight tasks of consumers with a statement for each record apply, and more."""
+
+MOST_STREAMERS = 8
+"""More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The streamer, or a consumer with some of its pieces.
+
+    Attributes:
+        consumer: Name of the consumer; None for the streamer.
+        pieces: Numbers of the shards that it works on; of a log that is read from several sources, names of the sources.
+        share: Of a streamer among several, such as ``1/2``; see ``Share``.
+    """
+
+    consumer: str | None
+    pieces: tuple[int | str, ...] = ()
+    share: str = ""
+
+    def __str__(self) -> str:
+        if self.consumer is None:
+            return f"streamer {self.share}".rstrip()
+        return f"{self.consumer}[{','.join(map(str, self.pieces))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A long task: it takes one slot, and runs each of its parts in a thread of its own."""
+
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.parts))
+
+    def to_json(self) -> str:
+        """The task as text, for the control channel."""
+        return json.dumps([asdict(part) for part in self.parts])
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The task from its text."""
+        parts = json.loads(text)
+        return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in parts))
+
+
+def find_pieces(channel: Channel) -> Pieces:
+    """What the tasks of a consumer of the channel divide.
+
+    Each source has as many shards as its database says: a task that reads it takes all of them.
+    """
+    return channel.sources or range(channel.shards)
+
+
+def count_pieces(consumers: Mapping[str, Pieces]) -> int:
+    """Those of all consumers."""
+    return sum(map(len, consumers.values()))
+
+
+def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -> list[Task]:
+    """Divides the slots between the streamer and the consumers.
+
+    With many slots there may be several streamers, which share the shards: one for every eighth slot, and up to a quarter of
+    all slots if consumers have no use for them.
+
+    With slots to spare, consumers get more tasks, at most one for each of their pieces.  With too few, parts share a task,
+    and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
+
+    Args:
+        consumers: The pieces of each consumer: see ``find_pieces``.
+        slots: Number of tasks that may run at once, at least 1.
+        streamers: Most of them, as ``most_streamers`` has it; 0 leaves streaming to another process.
+    """
+    first = _make_streamers(_count_streamers(consumers, slots, streamers))
+    whole = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]
+    if len(first) + len(whole) <= slots:
+        split = _split(consumers, slots - len(first))
+        return [Task((part,)) for part in [*first, *split]]
+    if slots == 1 or not first:
+        return _pack([*first, *whole], slots)
+    return [Task(tuple(first)), *_pack(whole, slots - 1)]
+
+
+def most_streamers(shards: int, redis_url: str) -> int:
+    """How many streamers can be of use: on a Cluster up to one for each shard.
+
+    A single Redis server takes hardly more than one streamer publishes.
+    """
+    is_cluster = parse_redis_url(redis_url).kind == "cluster"
+    return min(shards, MOST_STREAMERS if is_cluster else 1)
+
+
+def _count_streamers(consumers: Mapping[str, Pieces], slots: int, most: int) -> int:
+    spare = min(slots - count_pieces(consumers), slots // 4)
+    wanted = max(1, spare, slots // SLOTS_PER_STREAMER)
+    return min(wanted, max(1, slots - len(consumers)), most)
+
+
+def _make_streamers(count: int) -> list[Part]:
+    if count == 1:
+        return [Part(None)]
+    return [Part(None, share=f"{number + 1}/{count}") for number in range(count)]
+
+
+def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:
+    """One part for each slot, as far as there are pieces: consumers get their further parts one after the other."""
+    groups, left = dict.fromkeys(consumers, 1), slots - len(consumers)
+    while left and (growing := [name for name in groups if groups[name] < len(consumers[name])]):
+        for name in growing[:left]:
+            groups[name] += 1
+        left -= min(left, len(growing))
+    return [
+        Part(name, tuple(pieces[group :: groups[name]]))
+        for name, pieces in consumers.items()
+        for group in range(groups[name])
+    ]
+
+
+def _pack(parts: list[Part], slots: int) -> list[Task]:
+    """The parts, dealt out to so many tasks."""
+    tasks: list[list[Part]] = [[] for _ in range(slots)]
+    for part, task in zip(parts, cycle(tasks), strict=False):
+        task.append(part)
+    return [Task(tuple(task)) for task in tasks if task]

@@ -1,0 +1,293 @@
+"""Set-based consumers: a handler that gets a DataFrame, with the checkpoints of its shards in its transaction.
+
+The worker is the one of every consumer of a log, and so are its decisions.  Only what is delivered differs: places, whose
+records Spark's tasks have read into a DataFrame.  So no record passes through the driver, and a batch is as easily divided
+as a range of offsets.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from time import monotonic, sleep
+from typing import Any, Unpack, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import override
+
+from penstock.channels.isolation import OnUnusable, ask_each
+from penstock.channels.log import Extent, extents, shards_with_more
+from penstock.channels.server import RedisClient
+from penstock.consuming.checkpoints import Checkpoint
+from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.delivery import Broken
+from penstock.consuming.failures import NotApplied
+from penstock.consuming.log.evicted import Evicted
+from penstock.consuming.log.following import JournalFollower
+from penstock.consuming.log.log_source import backfill
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.log.offset_source import Most, OffsetSource
+from penstock.consuming.transaction import Planner
+from penstock.consuming.worker import WorkerOptions
+from penstock.database.connections import Database
+from penstock.database.executor import Executor
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.engines.spark.rows import RowReader, Span, select
+from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_sparks_fault
+from penstock.errors import DamagedEntry, Gap, ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
+from penstock.spark.jobs import named_jobs
+from penstock.spark.sources.ranges import Positions, share_limit
+
+RECORDS_A_BATCH = 100_000
+"""Most records of a DataFrame: its cost is in the DataFrame, not in its records."""
+
+JOB_GROUP = "penstock set-based"
+"""Spark's jobs of all set-based consumers, for their end."""
+
+POLL_S = 0.03
+"""Pause between two reads of the ends of the log, in seconds."""
+
+
+class FrameSource(OffsetSource[Place]):
+    """Places whose records are in a DataFrame."""
+
+    name = "dataframes"
+    name_together = "dataframes"
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, reader: RowReader) -> None:
+        super().__init__(consumer, scope)
+        self._reader = reader
+
+    @override
+    def plan(self, shard: ShardName, records: Sequence[Place]) -> Planner[Delivered]:
+        """Reads what has not been read, before the transaction begins."""
+        cast("Span", records).rows.load()
+        return super().plan(shard, records)
+
+    @override
+    def plan_together(self, found: Mapping[ShardName, Sequence[Place]]) -> Planner[dict[ShardName, Delivered]]:
+        """Likewise."""
+        for records in found.values():
+            cast("Span", records).rows.load()
+        return super().plan_together(found)
+
+    @override
+    def renew(self, items: Sequence[Place]) -> None:
+        """A handler cannot change a DataFrame."""
+
+    @override
+    def describe(self, shard: ShardName, item: Place) -> str:
+        return str(item)
+
+    @override
+    def name_in_log(self, shard: ShardName, item: Place) -> str:
+        return str(item)
+
+    @override
+    def find_missing(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
+    ) -> Sequence[Place]:
+        backfill(executor, self._scope, shard, after, before, 1)
+        last = Offset(min(before - 1, after + RECORDS_A_BATCH))
+        return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
+
+    @override
+    def _join(self, fresh: Sequence[Sequence[Place]]) -> DataFrame | None:
+        return select(cast("Sequence[Span]", fresh)) if fresh else None
+
+    @override
+    def _read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
+        """From the journal: Spark may be what has failed."""
+        after, before = Offset(item.offset - 1), Offset(item.offset + 1)
+        try:
+            [record] = backfill(executor, self._scope, shard, after, before, 1)
+        except Gap as error:
+            raise NotApplied(Broken(), error) from error
+        return record
+
+    @override
+    def _divide_parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Place]
+    ) -> tuple[Sequence[Record], Sequence[Place]]:
+        first, last = fresh[0].offset, fresh[-1].offset
+        parked = self._dead_letters.parked_records(executor, shard, first, last)
+        keys = frozenset(record.key for record in parked)
+        return parked, replace(cast("Span", fresh), without=keys, absent=len(parked))
+
+    @override
+    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
+        first, last = fresh[0].offset, fresh[-1].offset
+        self._dead_letters.note_later_range(executor, shard, first, last)
+
+    @override
+    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Place]) -> list[int]:
+        return []
+
+
+class FrameFollower:
+    """Waits for records, and has Spark read them: see ``Follower``."""
+
+    def __init__(
+        self, client: RedisClient, namespace: str, reader: RowReader, evicted: Evicted[Place], on_unusable: OnUnusable
+    ) -> None:
+        self._client, self._namespace = client, namespace
+        self._reader, self._evicted, self._on_unusable = reader, evicted, on_unusable
+        self._owed: dict[ShardName, float] = {}
+        self._due_before: dict[ShardName, OffsetRange] = {}
+        self._found: dict[ShardName, Span] = {}
+
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Span]:
+        """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
+
+        Shards whose next record has been evicted are noted, and left out.
+
+        Raises:
+            ServerUnavailable: Redis does not answer, or Spark cannot read.
+        """
+        deadline = monotonic() + (block_ms or 0) / 1000
+        while (due := self._due(positions)) == {} and monotonic() < deadline:
+            sleep(POLL_S)
+        due = due or {}
+        if due != self._due_before or not self._found:
+            self._reader.release()
+            self._due_before, self._found = due, self._load_each(due)
+        return self._found  # again, after a pause or before a barrier
+
+    def request_ahead(self, positions: Mapping[ShardName, Offset]) -> None:
+        """Nothing: Spark reads the records of one DataFrame at a time."""
+
+    def close(self) -> None:
+        """Releases what was read."""
+        self._reader.release_all()
+
+    def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange] | None:
+        """What the log has after the positions; from its first entry, if what comes before is gone; None if all is evicted."""
+        ahead = shards_with_more(self._client, self._namespace, positions)
+        if not ahead:
+            return {}
+        ask = partial(extents, self._client, self._namespace)
+        found: dict[ShardName, Extent] = ask_each(ask, ahead, self._on_unusable)
+        there = {
+            shard: each
+            for shard, each in found.items()
+            if each.first <= positions[shard] + 1 or not self._evicted.note(shard, positions[shard], each.first)
+        }
+        if found and not there:
+            return None
+        found = there
+        start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
+        tails: Positions = {shard: each.tail for shard, each in found.items()}
+        end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
+        return {
+            shard: OffsetRange(shard, Offset(at + 1), Offset(end[shard]))
+            for shard, at in start.items()
+            if end[shard] > at
+        }
+
+    def _load_each(self, due: Mapping[ShardName, OffsetRange]) -> dict[ShardName, Span]:
+        """All together; one by one without those that cannot be read, if there are such."""
+
+        def load(shards: Sequence[ShardName]) -> dict[ShardName, Span]:
+            return self._load([due[shard] for shard in shards])
+
+        return ask_each(load, list(due), self._on_unusable)
+
+    def _load(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+        if not ranges:
+            return {}
+        spans = self._reader.from_log(ranges)
+        try:
+            next(iter(spans.values())).rows.load()
+        except (DamagedEntry, ServerUnavailable) as error:
+            if not isinstance(error, DamagedEntry) and not isinstance(error.__cause__, RecordsLost):
+                raise
+            # Of a single range, the worker reads all of it from the journal.
+            raise DamagedEntry(str(error), ranges[0].first, ranges[0].last) from error
+        return spans
+
+
+class FrameWorker(LogWorker[Place]):
+    """Runs one set-based consumer, in a thread of Spark's driver."""
+
+    _takes_dataframes = True
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        consumer: ConsumerSpec,
+        database: Database,
+        redis_url: str,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        """Sets up; ``open`` connects.
+
+        Raises:
+            DeclarationError: The consumer reads an Ick.
+        """
+        self._spark = spark
+        self._abandoned = threading.Event()
+        guarded = replace(consumer, handler=self._guard(consumer.handler))
+        super().__init__(pipeline, guarded, database, redis_url, **options)
+
+    @override
+    def open(self) -> None:
+        # For all jobs of this thread; the pages of Spark show the text.
+        self._spark.sparkContext.setJobGroup(JOB_GROUP, f"consumer {self.consumer.name}")
+        super().open()
+
+    @override
+    def round(self, block_ms: int | None = None) -> Consumed:
+        with named_jobs(self._spark, f"consumer {self.consumer.name}"):
+            return super().round(block_ms)
+
+    def abandon(self) -> None:
+        """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""
+        self._abandoned.set()
+
+    @override
+    def _make_source(self) -> FrameSource:
+        self._reader = RowReader(
+            self._spark,
+            self.consumer.channel,
+            self._pipeline.scope,
+            database_url=self._database_url,
+            redis_url=self._redis_url,
+        )
+        return FrameSource(self.consumer, self._pipeline.scope, self._reader)
+
+    @override
+    def _make_follower(self) -> JournalFollower[Place]:
+        scope = self._pipeline.scope
+        log = FrameFollower(self._client, scope.namespace, self._reader, self._evicted, self._leave_out)
+        return JournalFollower(log, self._evicted)
+
+    @property
+    @override
+    def _most_delivered(self) -> int:
+        return RECORDS_A_BATCH
+
+    @override
+    def _is_short(self, records: int) -> bool:
+        """A DataFrame costs the same for one shard and for all."""
+        return True
+
+    def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler; an error is not its records' if Spark failed, or its jobs were cancelled, under it."""
+
+        @wraps(handler)
+        def guarded(session: Any, frame: DataFrame) -> Any:
+            if self._abandoned.is_set():
+                raise ServerUnavailable("Spark's jobs are cancelled")
+            try:
+                return handler(session, frame)
+            except Exception as error:
+                if self._abandoned.is_set() or is_sparks_fault(error):
+                    raise ServerUnavailable(f"Spark failed under the handler: {type(error).__name__}") from error
+                if (said := in_one_line(error)) is not None:
+                    raise said from error
+                raise
+
+        return guarded

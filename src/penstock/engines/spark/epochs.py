@@ -1,0 +1,210 @@
+"""Epochs: long micro-batches.
+
+Each task of the batch runs the same loop as the inline engine until the epoch ends or the control channel is closed, then
+yields one row with its counts.  Spark places the tasks, restarts those that die, and reports; records do not pass through
+it, so latency and throughput are those of the loop.
+"""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from penstock.declaring.kinds import Log
+from penstock.engines.spark.assignment import Part, Task
+from penstock.engines.spark.control_channel import Address, ControlChannel, Line, request_plan
+from penstock.errors import DriverUnreachable, PenstockError
+from penstock.spark.daemon import end_quietly
+from penstock.spark.submission import URLS, find_url, name_source
+
+if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
+    from penstock.consuming.worker import Worker, WorkerOptions
+    from penstock.declaring.declarations import ConsumerSpec
+    from penstock.parallel import Loop
+    from penstock.pipeline import Pipeline
+    from penstock.streaming import Streamer
+
+SPARK_SCHEMA = (
+    "task string, sequenced long, published long, resent long, removed long, "
+    "applied long, skipped long, dead long, backfilled long, seconds double, unreachable string"
+)
+COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
+UNREACHABLE_PAUSE_S = 1.0
+"""How long a task waits that cannot reach the driver, in seconds, before it ends and the next epoch tries again."""
+
+REPORT_EVERY_S = 1.0
+"""How often a task sends its counts to the driver, in seconds."""
+
+
+@dataclass
+class EpochPartition(InputPartition):
+    """One task of an epoch; ``epoch`` is a random word that identifies it."""
+
+    task: str
+    epoch: str
+
+
+class EpochsSource(DataSource):
+    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return "penstock.epochs"
+
+    def schema(self) -> str:
+        """One row for each task and epoch."""
+        return SPARK_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
+        """The reader."""
+        end_quietly()
+        return EpochsReader({key.lower(): value for key, value in self.options.items()})
+
+
+class EpochsReader(DataSourceStreamReader):
+    """Plans one epoch after the other; the tasks do the work."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        host, _, port = options["control"].rpartition(":")
+        self._control = Address(host, int(port), options["token"])
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+        """Before the first epoch."""
+        return {"epoch": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802  Spark's
+        """There is always one more epoch."""
+        return {"epoch": start["epoch"] + 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
+        """The tasks that the driver has planned for the slots of this moment."""
+        plan = request_plan(self._control)
+        return [EpochPartition(task.to_json(), plan.epoch) for task in plan.tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Runs a task; yields its counts, or why it cannot reach the driver."""
+        from penstock.logs import configure_task  # noqa: PLC0415  planners need it as little
+
+        assert isinstance(partition, EpochPartition)
+        configure_task()
+        task, began = Task.from_json(partition.task), monotonic()
+        gc.freeze()  # Spark collects garbage after every task, over everything that was imported
+        counts, unreachable = dict.fromkeys(COUNTS, 0), None
+        try:
+            self._run_epoch(task, partition.epoch, counts)
+        except DriverUnreachable as error:
+            unreachable = str(error)
+            sleep(UNREACHABLE_PAUSE_S)
+        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began, unreachable)
+
+    def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
+        deadline = monotonic() + float(self._options["seconds"])
+        with ControlChannel(self._control, epoch) as control:
+            counter = Counter(str(task), counts, control.send)
+            try:
+                self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
+            except PenstockError as error:
+                # Spark must not retry it: the driver raises it again.
+                control.send({"error": type(error).__name__, "message": str(error), "task": str(task)})
+            counter.send()
+            control.finish()
+
+    def _run(self, task: Task, stop: Callable[[], bool], counter: "Counter") -> None:
+        from penstock.parallel import run_together  # noqa: PLC0415  the same
+        from penstock.pipeline import load_pipeline  # noqa: PLC0415  the same
+
+        pipeline = load_pipeline(self._options["app"])
+        loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
+        if len(loops) == 1:
+            [loop] = loops.values()
+            loop(stop)
+        else:
+            run_together(loops, stop)
+
+    def _loop(self, pipeline: "Pipeline", part: Part, counter: "Counter") -> "Loop":
+        if part.consumer is None:
+            streamer = self._make_streamer(pipeline, part.share)
+            return lambda stop: streamer.run(
+                stop,
+                lambda did: counter.add(
+                    sequenced=did.sequenced, published=did.added, resent=did.known, removed=did.removed
+                ),
+            )
+        worker = self._make_worker(pipeline, part.consumer, part.pieces)
+        return lambda stop: worker.run(
+            stop,
+            lambda did: counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled),
+        )
+
+    def _make_streamer(self, pipeline: "Pipeline", share: str) -> "Streamer":
+        from penstock.streaming import Streamer  # noqa: PLC0415  the same
+        from penstock.streaming.share import WHOLE, parse_share  # noqa: PLC0415  the same
+
+        database_url, redis_url = map(find_url, URLS)
+        return Streamer(
+            pipeline,
+            database_url,
+            redis_url,
+            idle_s=float(self._options["idle"]),
+            prepare=self._options["prepare"] == "true",
+            resend_chance=float(self._options["resend"]),
+            share=parse_share(share) if share else WHOLE,
+        )
+
+    def _make_worker(self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]) -> "Worker[Any]":
+        from penstock.consuming import make_worker  # noqa: PLC0415  the same
+
+        database_url, redis_url = map(find_url, URLS)
+        consumer, options = _narrow(pipeline.get_consumer(name), pieces)
+        options |= {
+            "prepare": self._options["prepare"] == "true",
+            "block_ms": 200,
+            "reread_chance": float(self._options["resend"]),
+        }
+        return make_worker(pipeline, consumer, database_url, redis_url, **options)
+
+
+def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, WorkerOptions]":
+    """The consumer as a reader of these pieces alone, and the options of its worker."""
+    log = consumer.channel
+    if not (isinstance(log, Log) and log.sources):
+        return consumer, {"shards": pieces}
+    urls = {source: find_url(name_source(source)) for source in pieces}
+    return replace(consumer, channel=replace(log, sources=pieces)), {"sources": urls}
+
+
+class Counter:
+    """Adds up what the threads of a task do, and sends it to the driver once a second."""
+
+    def __init__(self, task: str, counts: dict[str, int], send: Callable[[Line], None]) -> None:
+        """Adds to ``counts``, which has a number for each of ``COUNTS``; ``send`` is called with what is new."""
+        self._task, self._counts, self._send_line = task, counts, send
+        self._sent: dict[str, int] = dict(counts)
+        self._send_at = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, **did: int) -> None:
+        """Adds what was done."""
+        with self._lock:
+            for name, count in did.items():
+                self._counts[name] += count
+            if monotonic() >= self._send_at:
+                self._send()
+
+    def send(self) -> None:
+        """Sends what has been done since the last time."""
+        with self._lock:
+            self._send()
+
+    def _send(self) -> None:
+        new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
+        self._send_line({"task": self._task, **{name: count for name, count in new.items() if count}})
+        self._sent = dict(self._counts)
+        self._send_at = monotonic() + REPORT_EVERY_S

@@ -1,0 +1,212 @@
+"""The records of some ranges of offsets, as a DataFrame that stays until its records have been applied."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, overload
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+from typing_extensions import override
+
+from penstock.declaring.declarations import Channel
+from penstock.engines.spark.spark_errors import reading_errors
+from penstock.errors import ServerUnavailable
+from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
+from penstock.spark.sources.columns import SPARK_SCHEMA
+from penstock.spark.sources.log import LogStore
+from penstock.spark.sources.options import Options
+from penstock.spark.sources.ranges import plan_tasks
+from penstock.spark.sources.reading import BatchReader
+from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources.store import RecordStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Rows:
+    """The rows of some ranges, each read once: a handler may compute with them as often as it likes."""
+
+    def __init__(self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]) -> None:
+        self._spark, self._store, self._ranges = spark, store, ranges
+        self._frame: DataFrame | None = None
+
+    def load(self) -> DataFrame:
+        """Reads them, if they have not been read.
+
+        Raises:
+            ForeignLog: An entry of the log was not written by Penstock.
+            ServerUnavailable: They cannot be read now.
+        """
+        if self._frame is None:
+            with reading_errors(str(self)):
+                frame = self._read().persist(StorageLevel.MEMORY_AND_DISK)
+                self._frame = self._counted(frame)
+        return self._frame
+
+    def _counted(self, frame: DataFrame) -> DataFrame:
+        """The frame, once all of its rows are there: the checkpoint will move past every one of them."""
+        found, expected = frame.count(), sum(map(len, self._ranges))
+        if found != expected:
+            raise ServerUnavailable(f"reading {self}: {found} of {expected} records")
+        return frame
+
+    def release(self) -> None:
+        """Forgets the rows; a later ``load`` reads them again."""
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            frame.unpersist()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{each.shard} {each.first}-{each.last}" for each in self._ranges)
+
+    def _read(self) -> DataFrame:
+        reader, tasks = BatchReader(self._store), plan_tasks(self._ranges, None)
+
+        def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from reader.read(tasks[number])
+
+        # Not by ``penstock.log``: Spark starts a process to plan what is known here, which takes longer than the rest.
+        return _map_in_arrow(self._spark.range(0, len(tasks), 1, len(tasks)), read)
+
+
+def _map_in_arrow(frame: DataFrame, function: Callable[..., Any]) -> DataFrame:
+    """As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it."""
+    evaluated = UserDefinedFunction(function, SPARK_SCHEMA, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = evaluated(*(frame[name] for name in frame.columns))
+    mapped = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001  as that does
+    return DataFrame(mapped, frame.sparkSession)
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Sequence[Place]):
+    """Consecutive places of a shard, whose records are among some rows.
+
+    Attributes:
+        rows: Where the records are.
+        shard: Of all of them.
+        offsets: Of the places.
+        without: Keys whose records are not to be handed to the handler.
+        absent: Number of their records.
+    """
+
+    rows: Rows
+    shard: ShardName
+    offsets: range
+    without: frozenset[str] = frozenset()
+    absent: int = 0
+
+    @override
+    def __len__(self) -> int:
+        return len(self.offsets) - self.absent
+
+    @overload
+    def __getitem__(self, index: int) -> Place: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Span": ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> "Place | Span":
+        if isinstance(index, slice):
+            return Span(self.rows, self.shard, self.offsets[index])
+        return Place(self.shard, Offset(self.offsets[index]))
+
+    @property
+    def condition(self) -> Column:
+        """True for its rows."""
+        offsets = F.col("offset").between(self.offsets[0], self.offsets[-1])
+        found = (F.col("shard") == int(self.shard.shard)) & offsets
+        return found & ~F.col("key").isin(*self.without) if self.without else found
+
+
+def select(spans: Sequence[Span]) -> DataFrame:
+    """The records of spans, which may have been read together, or not."""
+    together: dict[int, list[Span]] = {}
+    for span in spans:
+        together.setdefault(id(span.rows), []).append(span)
+    return reduce(DataFrame.union, (_select_of_one(each) for each in together.values()))
+
+
+def _select_of_one(spans: Sequence[Span]) -> DataFrame:
+    """The records of spans that were read together."""
+    conditions = (span.condition for span in spans)
+    return spans[0].rows.load().where(reduce(lambda one, other: one | other, conditions))
+
+
+class RowReader:
+    """Makes rows of a log, and remembers them."""
+
+    def __init__(
+        self, spark: SparkSession, channel: Channel, scope: Scope, *, database_url: str, redis_url: str
+    ) -> None:
+        options = {
+            "channel": channel.name,
+            "shards": str(channel.shards),
+            "namespace": scope.namespace,
+            "schema": scope.schema,
+            "redisUrl": redis_url,
+            "databaseUrl": database_url,
+        }
+        self._spark = spark
+        self._options = Options.parse("penstock.log", options, streaming=False)
+        self._held: list[Rows] = []
+        self._journaled: dict[ShardName, Rows] = {}
+
+    def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+        """The records of ranges that the log has, read together."""
+        for each in ranges:
+            self._release_journaled(each.shard)
+        rows = Rows(self._spark, LogStore(self._options), ranges)
+        self._held.append(rows)
+        return _spans(rows, ranges)
+
+    def from_journal(self, missing: OffsetRange) -> Span:
+        """Records that the log lacks; those that were read for the shard before are forgotten."""
+        self._release_journaled(missing.shard)
+        rows = Rows(self._spark, JournalStore(self._options), [missing])
+        self._journaled[missing.shard] = rows
+        return _spans(rows, [missing])[missing.shard]
+
+    def release(self) -> None:
+        """Forgets the rows of the log."""
+        for rows in self._held:
+            rows.release()
+        self._held.clear()
+
+    def release_all(self) -> None:
+        """Forgets all rows."""
+        self.release()
+        for shard in [*self._journaled]:
+            self._release_journaled(shard)
+
+    def _release_journaled(self, shard: ShardName) -> None:
+        if (rows := self._journaled.pop(shard, None)) is not None:
+            rows.release()
+
+
+def _spans(rows: Rows, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+    return {each.shard: Span(rows, each.shard, range(each.first, each.last + 1)) for each in ranges}
+
+
+def make_frame(spark: SparkSession, record: Record) -> DataFrame:
+    """One record as a set-based handler gets it."""
+    row = (
+        record.channel,
+        int(record.shard),
+        int(record.offset),
+        int(record.id),
+        record.key,
+        record.action,
+        record.object,
+        record.data_json,
+        record.headers_json or None,
+        record.staged_at,
+    )
+    return spark.createDataFrame([row], SPARK_SCHEMA)

@@ -1,0 +1,174 @@
+"""Which rate keeps up: from the requests, the records that arrive, and those that wait.
+
+    jobs a second = (2 * arrivals + backlog / 60 s) / records of a slice, and at least one in 5 s
+    rate          = jobs a second / requests a second
+
+Twice the arrivals, because requests are drawn at random, and slices are seldom full.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from penstock.engines.stealing.counting import Outcome
+from penstock.engines.stealing.gauges import Gauges
+from penstock.engines.stealing.recruiter import Recruiter
+from penstock.errors import InvalidChore, Unknown
+
+HEADROOM = 2.0
+"""Capacity over arrivals."""
+
+CATCH_UP_S = 60.0
+"""In this time a backlog is to be gone, in seconds."""
+
+EVERY_S = 5.0
+"""Longest mean time between two runs of a chore, in seconds: so long a record may wait for it."""
+
+WINDOW_S = 10.0
+"""Requests are counted over at least this time, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a chore has to do.
+
+    Attributes:
+        arrivals_s: Records that arrive a second.
+        backlog: Records that wait.
+    """
+
+    arrivals_s: float
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Which rate would keep up with a load; as text, it says so.
+
+    Attributes:
+        rate: The share of requests to recruit, at most 1; None without requests.
+        keeps_up: Whether that rate keeps up.
+        requests_s: Requests a second, over all processes.
+        load: The load.
+    """
+
+    rate: float | None
+    keeps_up: bool
+    requests_s: float
+    load: Load
+
+    def __str__(self) -> str:
+        waiting = f"{self.load.backlog:,} records wait"
+        if self.rate is None:
+            return f"there are no requests, so nobody does the work; {waiting}. Run: penstock run"
+        load = f"{self.load.arrivals_s:.3g} records/s at {self.requests_s:.3g} requests/s, {waiting}"
+        if self.keeps_up:
+            return f"a rate of {self.rate:.2g} keeps up: {load}"
+        return f"not even a rate of 1 keeps up: {load}. Take larger slices, or run: penstock run"
+
+
+def advise(requests_s: float, load: Load, *, records: int) -> Advice:
+    """The rate that keeps up with a load.
+
+    Args:
+        requests_s: Requests a second, over all processes that recruit.
+        load: What is to be done.
+        records: Most records of a slice.
+    """
+    if requests_s <= 0:
+        return Advice(None, keeps_up=False, requests_s=0.0, load=load)
+    records_s = HEADROOM * load.arrivals_s + load.backlog / CATCH_UP_S
+    rate = max(records_s / records, 1 / EVERY_S) / requests_s
+    # At fewer requests than one in 5 s a record waits for the next one, and that is not lost.
+    keeps_up = records_s <= requests_s * records
+    return Advice(min(1.0, rate), keeps_up, requests_s, load)
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    gauges: Gauges
+    requests: int
+
+
+class Advisor:
+    """Watches the chores of a pipeline in this process, and says which rates would keep up; may set them, within bounds."""
+
+    def __init__(
+        self,
+        recruiter: Recruiter,
+        bounds: Mapping[str, tuple[float, float]],
+        *,
+        records: int,
+        processes: int,
+        prefix: str,
+    ) -> None:
+        """Made by ``Chores.install``.
+
+        Args:
+            recruiter: Has the chores.
+            bounds: The least and the greatest rate of each chore.
+            records: Most records of a slice.
+            processes: How many processes share the requests.
+            prefix: How the names of the chores begin.
+        """
+        self._recruiter, self._bounds = recruiter, bounds
+        self._records, self._processes, self._prefix = records, processes, prefix
+        self._seen: deque[_Observation] = deque(maxlen=2)
+
+    def advise(self) -> dict[str, Advice]:
+        """The advice for streaming and for each consumer, by the names of their chores; empty before two measurements.
+
+        Ask for it where a process is alive without requests, such as a check of its health: with no requests there is no
+        chore that could say so.
+        """
+        if len(self._seen) < 2:  # noqa: PLR2004  arrivals are a difference
+            return {}
+        requests_s = self._requests_s() * self._processes
+        return {name: advise(requests_s, load, records=self._records) for name, load in self._loads().items()}
+
+    def observe(self, gauges: Gauges) -> None:
+        """Takes a measurement, and sets the rates within their bounds."""
+        if self._seen and gauges.measured_at - self._seen[-1].gauges.measured_at < 1:
+            return
+        self._seen.append(_Observation(gauges, self._requests()))
+        for name, advice in self.advise().items():
+            least, most = self._bounds.get(name, (0.0, 0.0))
+            if advice.rate is not None and least < most:
+                with suppress(InvalidChore, Unknown):  # others were installed, or this was removed
+                    self._recruiter.set_rate(name, min(most, max(least, advice.rate)))
+
+    def following(self, measure: Callable[[], Outcome], chores: Any) -> Callable[[], Outcome]:
+        """A job that measures, and tells this advisor."""
+
+        def measure_and_observe() -> Outcome:
+            outcome = measure()
+            if outcome is Outcome.FINISHED:
+                self.observe(chores.gauges)
+            return outcome
+
+        return measure_and_observe
+
+    def _requests(self) -> int:
+        """Requests so far, of the chore that has seen most of them."""
+        counters = self._recruiter.counters()
+        return max((counters[name].enlisted for name in self._bounds if name in counters), default=0)
+
+    def _requests_s(self) -> float:
+        """Requests a second of this process: since the last measurement, unless that is a moment ago."""
+        first, last = self._seen
+        is_old = monotonic() - last.gauges.measured_at >= WINDOW_S
+        since = last if is_old else first
+        return (self._requests() - since.requests) / max(1e-9, since.gauges.age_s)
+
+    def _loads(self) -> dict[str, Load]:
+        first, last = (each.gauges for each in self._seen)
+        seconds = last.measured_at - first.measured_at
+        loads = {"stream": Load((last.staged - first.staged) / seconds, last.unsequenced + last.unpublished)}
+        for name, lag in last.consumers.items():
+            before = first.consumers.get(name, lag)
+            loads[f"consume.{name}"] = Load((lag.ever - before.ever) / seconds, lag.records)
+        named = {f"{self._prefix}{name}": load for name, load in loads.items()}
+        return {name: load for name, load in named.items() if name in self._bounds}

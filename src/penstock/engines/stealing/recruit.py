@@ -1,0 +1,198 @@
+"""One thread that does the jobs handed to it, one after the other.
+
+The thread is a daemon, starts with its first job, and waits for the next one.  ``offer`` waits for no lock and no job.
+It may be called by any thread, by an event loop, and by a signal handler.
+
+What the thread waits for is made with it, and looked up then: gevent replaces ``queue.SimpleQueue`` in each process of a
+server, which may have loaded the application before.  A greenlet that waits in the original stops all others, for ever.
+"""
+
+import os
+import queue
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass, field
+from threading import Lock, Thread, current_thread
+from time import monotonic
+
+from penstock.engines.stealing.budget import Terms, terms
+from penstock.engines.stealing.counting import Outcome
+from penstock.engines.stealing.lottery import Assignment
+from penstock.engines.stealing.running import FailureLog, run
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A job that runs now; ``settle`` is true for the first caller only, who counts it."""
+
+    assignment: Assignment
+    terms: Terms
+    began: float = field(default_factory=monotonic)
+    _unsettled: Lock = field(default_factory=Lock)
+
+    def settle(self) -> bool:
+        """Whether the caller is the one who counts the run."""
+        return self._unsettled.acquire(blocking=False)
+
+    @property
+    def seconds(self) -> float:
+        """Since the job was called."""
+        return monotonic() - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The times of a recruiter, in seconds.
+
+    Attributes:
+        budget_s: What a job should take at most.
+        hangs_s: A job that takes longer is abandoned.
+        idle_s: Without a job for so long, a thread closes what its jobs kept open.
+    """
+
+    budget_s: float
+    hangs_s: float
+    idle_s: float
+
+
+class Recruit:
+    """A thread for jobs, and what it does now."""
+
+    def __init__(self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]) -> None:
+        """Sets up; the thread starts with the first job.
+
+        Args:
+            limits: How long jobs may take.
+            failures: Where failures are logged.
+            report: Called in the thread after each job.
+        """
+        self._limits, self._failures, self._report = limits, failures, report
+        self._inbox: queue.SimpleQueue[Assignment | None] | None = None
+        self._closing: dict[Callable[[], object], None] = {}
+        self._starting = Lock()
+        self._thread: Thread | None = None
+        self._pid = os.getpid()
+        self._ends = self._is_stopped = False
+        self.running: Run | None = None
+
+    def offer(self, assignment: Assignment) -> bool:
+        """Hands a job over, unless the thread has one.
+
+        Raises:
+            RuntimeError: The thread cannot be started.
+        """
+        if self._ends or self.running is not None or not (self._inbox is None or self._inbox.empty()):
+            return False
+        if self._thread is None and not self._start():
+            return False
+        self._put(assignment)
+        return True
+
+    def hanging(self) -> Run | None:
+        """The run that takes too long, if there is one."""
+        running = self.running
+        hangs = running is not None and running.seconds > self._limits.hangs_s
+        return running if hangs else None
+
+    def abandon(self) -> None:
+        """The thread gets no more jobs, and ends when it has returned from the present one."""
+        self._ends = True
+        self._dismiss_rest()
+        self._put(None)
+
+    def stop(self, wait_s: float) -> None:
+        """As ``abandon``; the running job has no time left, and is waited for a moment."""
+        self._is_stopped = True
+        self.abandon()
+        running, thread = self.running, self._thread
+        if running is not None:
+            running.terms.ends_at = 0.0
+        if thread is not None and thread is not current_thread():
+            thread.join(wait_s)
+
+    def is_alive(self) -> bool:
+        """Whether the thread has been started and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self) -> bool:
+        """Starts the thread, unless another caller is about to."""
+        if not self._starting.acquire(blocking=False):
+            return False
+        try:
+            if self._thread is None:
+                self._inbox = queue.SimpleQueue()
+                thread = Thread(target=self._loop, name="penstock-recruit", daemon=True)
+                thread.start()
+                self._thread = thread
+        finally:
+            self._starting.release()
+        return True
+
+    def _loop(self) -> None:
+        while not self._ends:
+            self._do_next()
+        self._dismiss_rest()
+        self._close()
+
+    def _do_next(self) -> None:
+        """A call of its own: while the thread waits, it holds no job, which may hold the recruiter."""
+        assignment = self._next(wait_s=self._limits.idle_s if self._closing else None)
+        if assignment is None:
+            self._close()
+        else:
+            self._do(assignment)
+
+    def _put(self, assignment: Assignment | None) -> None:
+        if self._inbox is not None:
+            self._inbox.put(assignment)
+
+    def _next(self, wait_s: float | None) -> Assignment | None:
+        if self._inbox is None:
+            return None
+        try:
+            return self._inbox.get(block=wait_s != 0, timeout=wait_s)
+        except queue.Empty:
+            return None
+
+    def _dismiss_rest(self) -> None:
+        """What other callers handed over at the same moment."""
+        while (assignment := self._next(wait_s=0)) is not None:
+            assignment.tally.dismiss()
+
+    def _do(self, assignment: Assignment) -> None:
+        ends_at = monotonic() + self._limits.budget_s
+        self.running = running = Run(assignment, Terms(ends_at, self._keep))
+        outcome = Context().run(self._attempt, running)
+        if running.settle():
+            assignment.tally.settle(outcome, running.seconds)
+            self._report(assignment)
+        self.running = None
+
+    def _attempt(self, running: Run) -> Outcome:
+        """In a context of its own, so that no job sees what another, or a request, has set."""
+        terms.set(running.terms)
+        try:
+            outcome = run(running.assignment.job, self._limits.hangs_s)
+        except BaseException as error:  # noqa: BLE001  also SystemExit: it would end this thread, silently
+            self._end_child(exit_code=1)
+            if not self._is_stopped:  # an import, for one, cannot go on while the interpreter ends
+                self._failures.show(running.assignment.name, error)
+            return Outcome.FAILED
+        self._end_child(exit_code=0)
+        return outcome
+
+    def _end_child(self, exit_code: int) -> None:
+        """Ends the process if the job has forked it: the child has nothing to do after the job."""
+        if os.getpid() != self._pid:
+            os._exit(exit_code)
+
+    def _keep(self, close: Callable[[], object]) -> None:
+        self._closing[close] = None
+
+    def _close(self) -> None:
+        closing, self._closing = self._closing, {}
+        for close in closing:
+            try:
+                close()
+            except BaseException as error:  # noqa: BLE001  the next ones are called as well
+                self._failures.show("closing", error)

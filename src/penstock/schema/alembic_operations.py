@@ -1,0 +1,86 @@
+"""Alembic operations that create and drop declared triggers, for applications that migrate with their own Alembic.
+
+    from alembic import op
+    import penstock.schema.alembic_operations  # adds the two operations to op
+    from shop.events import Order, pipeline
+
+    def upgrade() -> None:
+        op.create_penstock_triggers(pipeline, Order)
+
+    def downgrade() -> None:
+        op.drop_penstock_triggers(pipeline, Order)
+
+Both work with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``).  They render the rules as they
+are when the migration runs.  After a change of a rule, write another migration with ``create_penstock_triggers``, which
+replaces the trigger; until it has run, ``penstock doctor`` and every worker's start fail.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from alembic.operations import MigrateOperation, Operations
+
+from penstock.errors import DeclarationError
+from penstock.staging.rules import Declarations
+from penstock.staging.triggers import Trigger, make_trigger
+
+__all__ = ["TriggerOperation"]
+
+
+@Operations.register_operation("create_penstock_triggers", "create")
+@Operations.register_operation("drop_penstock_triggers", "drop")
+@dataclass
+class TriggerOperation(MigrateOperation):
+    """Executes the SQL of some triggers.
+
+    Attributes:
+        statements: The SQL, in order.
+    """
+
+    statements: list[str]
+
+    @classmethod
+    def create(cls, operations: Operations, pipeline: Declarations, *classes: type[Any]) -> None:
+        """Creates the triggers of the classes, or replaces them if they exist.
+
+        Args:
+            operations: Given by Alembic.
+            pipeline: Declares rules with ``capture="trigger"`` for the classes.
+            classes: The mapped classes.  Their tables must exist by then, and Penstock's own.
+
+        Raises:
+            DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
+        """
+        found = _find_triggers(pipeline, classes)
+        operations.invoke(cls([sql for trigger in found for sql in trigger.statements]))
+
+    @classmethod
+    def drop(cls, operations: Operations, pipeline: Declarations, *classes: type[Any]) -> None:
+        """Drops the triggers of the classes, if they exist; see ``create``.
+
+        Raises:
+            DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
+        """
+        found = _find_triggers(pipeline, classes)
+        operations.invoke(cls([sql for trigger in found for sql in trigger.drop]))
+
+
+@Operations.implementation_for(TriggerOperation)
+def _execute(operations: Operations, operation: TriggerOperation) -> None:
+    for statement in operation.statements:
+        operations.execute(statement.replace(":", r"\:"))  # text() would take a colon for a parameter
+
+
+def _find_triggers(pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
+    """Finds the triggers of the classes, in the order of their rules' declaration."""
+    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
+    wanted = tuple(classes)
+    missing = [cls.__name__ for cls in wanted if all(rule.type is not cls for rule in rules)]
+    if missing or not wanted:
+        raise DeclarationError(
+            f'no staging rule with capture="trigger" is declared for {missing[0]}'
+            if missing
+            else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, Order)"
+        )
+    return [make_trigger(rule, pipeline.scope.schema) for rule in rules if rule.type in wanted]

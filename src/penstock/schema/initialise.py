@@ -1,0 +1,182 @@
+"""Creates and upgrades Penstock's tables, or prints the SQL."""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import as_file
+from typing import Any, cast
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+from penstock.database.connections import connect_postgres, make_engine
+from penstock.database.errors import postgres_errors
+from penstock.database.executor import Executor
+from penstock.database.statements import directory, statements
+from penstock.database.transactions import OUR_SEARCH_PATH, set_local
+from penstock.errors import PenstockError, SchemaMissing, UnsafeSetting
+from penstock.records import DEFAULT_SCOPE, checked_schema
+from penstock.schema.migrating import CREATE_SCHEMA, in_schema, lock_migrations
+from penstock.schema.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
+
+NEEDED = "UTF8"
+
+
+def check_encoding(connection: psycopg.Connection[object]) -> None:
+    """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed.
+
+    Raises:
+        UnsafeSetting: It is not in UTF8.
+    """
+    found = connection.info.parameter_status("server_encoding")
+    if found != NEEDED:
+        raise UnsafeSetting(
+            f"database {connection.info.dbname} has the encoding {found}; Penstock needs {NEEDED}, which has every character of a "
+            "record. Create one with: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and restore a dump into it"
+        )
+
+
+WATCH_S = 2.0
+"""How often to look whom a migration waits for, in seconds."""
+
+_SETTINGS = [
+    # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
+    text(statement.decode())
+    for statement in (OUR_SEARCH_PATH, *set_local({"statement_timeout": "0", "lock_timeout": "0"}))
+]
+
+
+def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head") -> str | None:
+    """Creates or upgrades the tables; returns the revision before, or None if there were none.
+
+    Several processes may call it at once: they take turns, and the later ones find it done.
+
+    Raises:
+        InvalidName: The schema's name is not valid.
+        SchemaMissing: The schema is newer than this release, or the application's own Alembic keeps its revision.
+        ServerUnavailable: Postgres does not answer.
+        PrivilegeMissing: The role may not create the schema, or the tables are another role's.
+        UnsafeSetting: The database is not in UTF8.
+    """
+    checked_schema(schema)
+    with connect_postgres(database_url, application="init") as reached:
+        check_encoding(reached)
+    engine = make_engine(database_url, application="init")
+    try:
+        with postgres_errors("creating Penstock's tables"), engine.begin() as connection:
+            for setting in _SETTINGS:
+                connection.execute(setting)
+            lock_migrations(connection, schema)
+            before = find_revision(_driver_connection(connection), schema)
+            if before is not None and not _may_migrate(before, schema):
+                return before.revision
+            connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
+            _become_owner(connection, schema)
+            with alembic_config(schema) as config:
+                config.attributes["connection"] = connection
+                if revision == "base":
+                    command.downgrade(config, "base")
+                else:
+                    command.upgrade(config, revision)
+    finally:
+        engine.dispose()
+    return None if before is None else before.revision
+
+
+@contextmanager
+def reporting_waits(database_url: str, report: Callable[[str], object]) -> Iterator[None]:
+    """Reports whom ``penstock init`` waits for, while the block runs: a lock of its own, or of a table, is waited for without a limit."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        sql = statements("penstock.database", DEFAULT_SCOPE.schema)["blockers"]
+        known: list[Any] = []
+        if ended.wait(WATCH_S):
+            return
+        with (
+            suppress(PenstockError, psycopg.Error),  # the block itself reports what is wrong
+            connect_postgres(database_url, application="watch") as connection,
+        ):
+            while True:
+                found = connection.execute(sql).fetchall()
+                for blocker in found if found != known else ():
+                    report(_describe_blocker(*blocker))
+                known = found
+                if ended.wait(WATCH_S):
+                    return
+
+    thread = threading.Thread(target=watch, name="penstock-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _describe_blocker(pid: int, user: str, application: str) -> str:
+    if pid == 0:
+        return "waiting for a lock of a prepared transaction: SELECT * FROM pg_prepared_xacts"
+    return (
+        f"waiting for a lock of process {pid} ({application or 'of no name'}, user {user}). "
+        f"To end that: SELECT pg_terminate_backend({pid})"
+    )
+
+
+def _driver_connection(connection: Connection) -> Executor:
+    driver: Any = connection.connection
+    return cast("Executor", driver.driver_connection)
+
+
+def _may_migrate(before: FoundRevision, schema: str) -> bool:
+    """Whether our Alembic migrates these tables; false if another one does and has nothing left to do.
+
+    Raises:
+        SchemaMissing: They are newer than this release, or the other one has to upgrade them.
+    """
+    if not before.revision or is_newer(before.revision):
+        if (unusable := why_unusable(before, schema)) is not None:
+            raise SchemaMissing(str(unusable))
+        return False
+    if not before.is_own and before.revision != newest_shipped():
+        raise SchemaMissing(
+            f"the revision of schema {schema}, {before.revision}, is kept in {before.table} by another Alembic; upgrade it there, "
+            f"to {newest_shipped()}: alembic upgrade heads"
+        )
+    return before.is_own
+
+
+def _become_owner(connection: Connection, schema: str) -> None:
+    """Acts as the tables' owner for this transaction, if this role may: new tables are the same owner's."""
+    statement = statements("penstock.database", schema)["owner_to_become"].decode()
+    owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
+    if owner is not None:
+        connection.exec_driver_sql(f"SET LOCAL ROLE {owner}")
+
+
+def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
+    """The SQL that ``initialise`` runs on an empty database.
+
+    Raises:
+        InvalidName: The schema's name is not valid.
+    """
+    checked_schema(schema)
+    output = io.StringIO()
+    with alembic_config(schema) as config:
+        config.output_buffer = output
+        command.upgrade(config, "head", sql=True)
+    return output.getvalue()
+
+
+@contextmanager
+def alembic_config(schema: str) -> Iterator[Config]:
+    """Alembic's configuration over real files; those of a zipped wheel are unpacked until the block ends."""
+    with as_file(directory("migrations")) as path:
+        config = Config(stdout=io.StringIO())
+        config.set_main_option("script_location", str(path).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
+        config.set_main_option("penstock_schema", schema)
+        yield config

@@ -1,0 +1,237 @@
+"""Makes the roles: what is missing in a database, as statements; or all of it, as a script for an administrator."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.database.connections import Connection
+from penstock.database.errors import postgres_errors
+from penstock.database.statements import quote, statements
+from penstock.errors import PrivilegeMissing, SchemaMissing
+from penstock.records import checked_schema
+from penstock.schema.roles import (
+    FUNCTIONS,
+    ROLE_NAMES,
+    Right,
+    RoleName,
+    checked_prefix,
+    describe,
+    full_name,
+    grant_sql,
+    object_sql,
+    revoke_sql,
+    rights,
+    table_names,
+)
+
+_WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
+"""The roles that live by their privileges; the owner owns."""
+
+_WRITES = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """What makes the roles in a database.
+
+    Attributes:
+        statements: In their order; none if all is as it should be.
+        notes: What this connection cannot do, and who can.
+    """
+
+    statements: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """What there is of the roles.
+
+    Attributes:
+        roles: Those that exist, by their names in Postgres.
+        foreign: Kind and name of what another role owns in the schema.
+        held: The rights of each role, of ours and of others.
+        acts_as_owner: Whether this connection's role inherits the owner's.
+        reads_new_tables: Whether the viewer may read tables that the owner creates.
+        sees_activity: Whether the viewer sees what others do in ``pg_stat_activity``.
+        may_show_activity: Whether this connection's role can let it.
+    """
+
+    roles: set[str]
+    foreign: list[tuple[Any, ...]]
+    held: dict[str, set[Right]]
+    acts_as_owner: bool
+    reads_new_tables: bool
+    sees_activity: bool
+    may_show_activity: bool
+
+
+def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
+    """What makes the roles of a schema: those that are missing, tables of another owner, privileges too few or too many.
+
+    Args:
+        connection: As a superuser, or as the owner of schema and tables with CREATEROLE.
+        schema: The Penstock schema.
+        prefix: First part of the roles' names.
+
+    Raises:
+        InvalidName: The prefix is not valid.
+        SchemaMissing: There is no such schema.
+        ServerUnavailable: Postgres does not answer.
+    """
+    names = _full_names(prefix)
+    with postgres_errors("reading roles and privileges"):
+        found = _read_present(connection, schema, names)
+    shows = found.sees_activity or found.may_show_activity
+    planned = [
+        *(_create(name) for name in names.values() if name not in found.roles),
+        *_own(found, schema, names["owner"]),
+        *(sql for role in _WORKING for sql in _grant(found, schema, role, names[role])),
+        *([] if found.reads_new_tables else [_let_read_new_tables(schema, names)]),
+        *([_show_activity(names)] if shows and not found.sees_activity else []),
+    ]
+    note = (
+        f"Not part of it, because only a superuser may: {_show_activity(names)}; without it, penstock doctor run as a "
+        "viewer does not see the long transactions of others"
+    )
+    notes = [*_note_others(found, schema, names), *([] if shows else [note])]
+    return RolePlan(tuple(planned), tuple(notes))
+
+
+def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
+    """Carries out the plan, in one transaction; returns what it was.
+
+    Raises:
+        As ``plan_roles``.
+        PrivilegeMissing: This connection's role may not; nothing was changed.
+    """
+    with postgres_errors("making the roles"), connection.transaction():
+        connection.execute(statements("penstock.database", schema)["lock_migrations"])
+        plan = plan_roles(connection, schema, prefix)
+        for statement in plan.statements:
+            connection.execute(statement.encode())
+        # Postgres only warns of a GRANT by a role that has a privilege and may not pass it on.
+        if left := plan_roles(connection, schema, prefix).statements:
+            raise PrivilegeMissing(
+                f"making the roles: this role may not {left[0]}. Nothing was changed. Run it as a superuser, or give an "
+                "administrator the script: penstock init --roles --sql"
+            )
+    return plan
+
+
+def roles_sql(schema: str, prefix: str) -> str:
+    """The script that makes the roles in any state of a database, for an administrator to run with psql.
+
+    Raises:
+        InvalidName: The schema's name or the prefix is not valid.
+    """
+    names = _full_names(prefix)
+    checked_schema(schema)
+    workers = ", ".join(quote(names[role]) for role in _WORKING)
+    owned = [("TABLE", name) for name in table_names()] + [("FUNCTION", name) for name in FUNCTIONS]
+    parts = [
+        "BEGIN",
+        *map(_create_if_missing, names.values()),
+        _join_owner(names["owner"]),
+        *grant_sql(rights("owner"), schema, names["owner"]),
+        *(_hand_over(kind, name, schema, names["owner"]) for kind, name in owned),
+        *(
+            f"REVOKE ALL ON {object_sql(kind, name, schema)} FROM {workers}"
+            for kind, name in [("SCHEMA", ""), *owned, ("SEQUENCE", "staged_records_id_seq")]
+        ),
+        *(sql for role in _WORKING for sql in grant_sql(rights(role), schema, names[role])),
+        _let_read_new_tables(schema, names),
+        "COMMIT",
+    ]
+    remark = "\n-- As a superuser, for the viewer to see the long transactions of others:\n"
+    return "".join(f"{part};\n" for part in parts) + remark + f"-- {_show_activity(names)};\n"
+
+
+def _full_names(prefix: str) -> dict[RoleName, str]:
+    checked_prefix(prefix)
+    return {role: full_name(prefix, role) for role in ROLE_NAMES}
+
+
+def _read_present(connection: Connection, schema: str, names: dict[RoleName, str]) -> _Present:
+    sql = statements("penstock.database", schema)
+    values = {
+        "schema": schema,
+        "roles": list(names.values()),
+        "tables": table_names(),
+        "functions": [*FUNCTIONS],
+        "owner": names["owner"],
+        "viewer": names["viewer"],
+    }
+    [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
+    if not exists:
+        raise SchemaMissing(f"schema {schema} has no Penstock tables. Create them first: penstock init")
+    held: dict[str, set[Right]] = {name: set() for name in names.values()}
+    for role, *right in connection.execute(sql["granted"], values):
+        held.setdefault(role, set()).add(Right(*right))
+    [details] = connection.execute(sql["role_details"], values).fetchall()
+    return _Present(
+        {name for (name,) in connection.execute(sql["known_roles"], values)},
+        connection.execute(sql["owned_by_others"], values).fetchall(),
+        held,
+        *details,
+    )
+
+
+def _own(found: _Present, schema: str, owner: str) -> list[str]:
+    """Makes the tables the owner's, for which this connection's role has to be a member."""
+    return [
+        *([] if found.acts_as_owner else [f"GRANT {quote(owner)} TO CURRENT_USER"]),
+        *grant_sql(rights("owner") - found.held[owner], schema, owner),
+        *(_hand_over(kind, name, schema, owner) for kind, name in found.foreign),
+    ]
+
+
+def _grant(found: _Present, schema: str, role: RoleName, name: str) -> list[str]:
+    """Revokes what the role should not have, then grants what it lacks."""
+    wanted, held = rights(role), found.held[name]
+    surplus = held - wanted
+    # A REVOKE on a table takes the same privilege from its columns.
+    gone = {(right.name, right.privilege) for right in surplus if not right.column}
+    kept = {right for right in held - surplus if (right.name, right.privilege) not in gone}
+    return [*revoke_sql(surplus, schema, name), *grant_sql(wanted - kept, schema, name)]
+
+
+def _note_others(found: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
+    """Roles that may write by themselves: a login with INSERT on a whole table is not limited to a producer's columns."""
+    notes = []
+    for role in sorted(set(found.held) - set(names.values())):
+        writes = [right for right in found.held[role] if right.privilege in _WRITES]
+        if writes:
+            revokes = "; ".join(revoke_sql(writes, schema, role))
+            notes.append(
+                f"{role} has privileges of its own: {describe(writes)}. Once it is a member of the roles that it needs: {revokes}"
+            )
+    return notes
+
+
+def _create(name: str) -> str:
+    return f"CREATE ROLE {quote(name)} NOLOGIN"
+
+
+def _create_if_missing(name: str) -> str:
+    return f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN {_create(name)}; END IF; END $$"
+
+
+def _join_owner(owner: str) -> str:
+    return (
+        f"DO $$ BEGIN IF NOT pg_has_role('{owner}', 'USAGE') THEN GRANT {quote(owner)} TO CURRENT_USER; END IF; END $$"
+    )
+
+
+def _hand_over(kind: str, name: str, schema: str, owner: str) -> str:
+    return f"ALTER {object_sql(kind, name, schema)} OWNER TO {quote(owner)}"
+
+
+def _let_read_new_tables(schema: str, names: dict[RoleName, str]) -> str:
+    return (
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE {quote(names['owner'])} IN SCHEMA {quote(schema)} "
+        f"GRANT SELECT ON TABLES TO {quote(names['viewer'])}"
+    )
+
+
+def _show_activity(names: dict[RoleName, str]) -> str:
+    return f"GRANT pg_read_all_stats TO {quote(names['viewer'])}"

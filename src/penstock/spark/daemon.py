@@ -1,0 +1,62 @@
+"""Spark's own Python daemon, whose workers start with Penstock imported, and end quietly when Spark has closed their connections.
+
+At its end the JVM first closes the connections of idle workers, then ends the daemon, which ends its workers.  A worker that
+is faster answers on the closed connection; Spark's daemon prints a traceback of it, after a success.  Nobody waits for the
+answer, so nothing is lost with it.
+
+The daemon forks, so it imports nothing that starts a thread, as PyArrow does.  The workers share the memory of what it
+imports, and need not import it, which takes a second of processor time in each.
+
+Workers that plan the batches of a streaming source are those of Spark's own daemon, whatever is configured; ``end_quietly``
+is for them.
+"""
+
+import gc
+import sys
+import traceback
+from importlib import import_module
+
+from pyspark import daemon
+
+
+class _Traceback:
+    """What the daemon uses of ``traceback``."""
+
+    format_exc = staticmethod(traceback.format_exc)
+
+    @staticmethod
+    def print_exc() -> None:
+        """Prints the exception that ends a worker, unless its connection is closed."""
+        if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):
+            traceback.print_exc()
+
+
+def end_quietly() -> None:
+    """Lets the worker end quietly that this is called in; anywhere else it does nothing."""
+    main = sys.modules["__main__"]
+    if getattr(main.__spec__, "name", None) == "pyspark.daemon":
+        main.traceback = _Traceback  # type: ignore[attr-defined]
+
+
+_NEEDED = (
+    "penstock.consuming",
+    "penstock.pipeline",
+    "penstock.logs",
+    "penstock.engines.spark.epochs",
+    "penstock.streaming",
+    "pyspark.sql.datasource",
+    "pyspark.worker",
+)
+
+
+def preload() -> None:
+    """Imports what long tasks need, before the first fork."""
+    for module in _NEEDED:
+        import_module(module)
+    gc.freeze()  # a collection in a worker would copy the memory that it shares
+
+
+if __name__ == "__main__":
+    preload()
+    daemon.traceback = _Traceback  # type: ignore[attr-defined, assignment]
+    daemon.manager()
