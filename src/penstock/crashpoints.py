@@ -61,7 +61,11 @@ JOB_CRASH_POINTS = ("jobs.after_apply", "jobs.before_commit", "jobs.after_commit
 SPARK_CRASH_POINTS = ("dataframes.after_apply", "dataframes.after_checkpoint", "dataframes.after_commit")
 """Those that only a driver of Spark passes."""
 
+REPEAT_POINTS = ("streamer.after_publish", "consumer.after_round", "members.after_delivery")
+"""Places after which a process may do again what it has just done, as after a lost answer."""
+
 _installed: Callable[[str], None] | None = None
+_repeats: Callable[[str], bool] | None = None
 
 
 def crashpoint(name: str) -> None:
@@ -70,7 +74,18 @@ def crashpoint(name: str) -> None:
         _installed(name)
 
 
+def is_repeated(name: str) -> bool:
+    """Whether to do again what was just done, because the demo or a test wants it: one of ``REPEAT_POINTS``."""
+    return _repeats is not None and _repeats(name)
+
+
 def install_crashpoint(function: Callable[[str], None] | None) -> None:
     """Have ``function`` called with the name of each crash point passed; None takes it away."""
     global _installed  # noqa: PLW0603  one hook for a process is the point
     _installed = function
+
+
+def install_repeats(function: Callable[[str], bool] | None) -> None:
+    """Have ``function`` decide at each of ``REPEAT_POINTS``; None takes it away."""
+    global _repeats  # noqa: PLW0603  as above
+    _repeats = function

@@ -103,15 +103,6 @@ class Settings:
     prepare: bool = field(
         default=True, metadata=_setting("Whether to use prepared statements. Behind a pooler none are used.")
     )
-    resend_chance: float = field(
-        default=0.0,
-        metadata=_setting(
-            "Probability, from 0 to 1, that the streamer sends its last records again, and that a consumer reads its last "
-            "records again: shows that both are harmless.",
-            ge=0,
-            le=1,
-        ),
-    )
     share: str | None = field(
         default=None,
         metadata=_setting(

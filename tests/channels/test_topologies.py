@@ -7,6 +7,7 @@ from time import monotonic
 import pytest
 import redis
 
+from fixtures.crashing import repeated
 from fixtures.intervals import refresh_now
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
@@ -33,7 +34,7 @@ class Work:
     """A streamer and two consumers on the Redis at the URL."""
 
     def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
-        self.streamer = Streamer(flow, database_url, redis_url, resend_chance=1.0)
+        self.streamer = Streamer(flow, database_url, redis_url)
         self.consumers = [
             LogWorker(flow, spec, database_url, redis_url, block_ms=50) for spec in flow.consumers.values()
         ]
@@ -53,7 +54,8 @@ class Work:
 @pytest.fixture
 def work(flow: Pipeline, books: Connection, database_url: str, cluster: Cluster) -> Iterator[Work]:
     made = Work(flow, database_url, cluster.url)
-    yield made
+    with repeated("streamer.after_publish"):
+        yield made
     made.close()
 
 

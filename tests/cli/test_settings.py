@@ -66,7 +66,7 @@ def test_an_empty_value_is_refused_wherever_it_is_given(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("idle", "soon"), ("idle", 0), ("engine", "steam"), ("resend_chance", 2), ("log_level", "loud")]
+    ("name", "value"), [("idle", "soon"), ("idle", 0), ("engine", "steam"), ("idle", 61), ("log_level", "loud")]
 )
 def test_an_invalid_value_is_refused_with_the_settings_name(name: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=f"^{name}: "):

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.crashing import repeated
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
@@ -454,10 +455,9 @@ def test_a_member_processed_but_not_committed_is_processed_again(
     mark_changed(documents, ["a"])
     streamer.drain()
 
-    worker._reread_chance = 1.0
-    worker.round(block_ms=0)
+    with repeated("members.after_delivery"):
+        worker.round(block_ms=0)
     assert set(waiting(redis_client)) == {b"a"}
-    worker._reread_chance = 0.0
     worker.drain()
 
     check_copy(documents, redis_client, index)

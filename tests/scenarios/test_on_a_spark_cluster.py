@@ -15,6 +15,7 @@ import pytest
 from fixtures.spark_cluster import SparkCluster, running_cluster
 from penstock.database.connections import Connection, connect_postgres
 from penstock.demo.audit import CONSUMERS, INDEX
+from penstock.demo.faults import REPEAT_CHANCE
 from penstock.demo.processes import SupervisedProcess
 from penstock.demo.run import Demo
 from penstock.embedded import EmbeddedRedis
@@ -46,7 +47,8 @@ class OnCluster(Demo):
         command = ["penstock", "run", "--app", "penstock.demo.rides:pipeline"]
         command += ["--engine", "spark"]
         command += ["--master", self.master, "--conf", "spark.executor.memory=512m"]
-        command += ["--conf", "spark.ui.enabled=false", "--resend-chance", "0.05"]
+        command += ["--conf", "spark.ui.enabled=false"]
+        command += ["--conf", f"spark.executorEnv.{REPEAT_CHANCE}=0.05"]
         self._started.append(SupervisedProcess(command, self._environment()))
         self._started[-1].start()
 

@@ -1,6 +1,6 @@
 """What all commands share: options made from the settings, error handling, the application's pipeline.
 
-    @command("idle", "resend_chance")
+    @command("idle", "share")
     def stream(settings: Settings, drain: Drain = False) -> None: ...
 
 ``command`` adds an option for each named setting and for those that every command takes, and calls the function with the

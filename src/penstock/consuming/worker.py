@@ -54,7 +54,6 @@ class WorkerOptions(TypedDict, total=False):
             those beyond go with 0, 1, 2 …: workers that together have all numbers work on all shards.
         prepare: Whether statements may be prepared; behind a pooler none are.
         block_ms: Longest wait for work, in milliseconds: a stop is noticed within it.
-        reread_chance: How often, 0 to 1, a round that delivered is delivered again: to show that it is harmless.
         concurrency: Of a queue: jobs at the same time; None takes what the worker declares.
         sources: Of a log that is read from several sources: the URL of each source's Postgres, by the source's name.
         timeouts: Those of a caller that cannot wait as long as a worker.
@@ -63,7 +62,6 @@ class WorkerOptions(TypedDict, total=False):
     shards: Collection[int] | None
     prepare: bool
     block_ms: int
-    reread_chance: float
     concurrency: int | None
     sources: Mapping[str, str]
     timeouts: Timeouts | None
@@ -103,7 +101,6 @@ class Worker(ABC, Generic[Item]):
         self._database_url, self._redis_url = get_database_url(database), redis_url
         self._prepare, self._timeouts = options.get("prepare", True), options.get("timeouts")
         self._block_ms = options.get("block_ms", BLOCK_MS)
-        self._reread_chance = options.get("reread_chance", 0.0)
         self._chosen = options.get("shards")
         self._shards: list[ShardName] = []
         self._channel_shards: frozenset[ShardName] = frozenset()

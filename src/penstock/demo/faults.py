@@ -7,10 +7,13 @@ import os
 import random
 from time import monotonic
 
-from penstock.crashpoints import install_crashpoint
+from penstock.crashpoints import install_crashpoint, install_repeats
 
 CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
 """Environment variable: average time between two crashes of a process, in seconds."""
+
+REPEAT_CHANCE = "PENSTOCK_DEMO_REPEAT_CHANCE"
+"""Environment variable: probability, 0 to 1, that a streamer sends, and a consumer reads, its last records again."""
 
 APPLIED = ("consumer.after_apply", "together.after_apply", "members.after_apply", "jobs.after_apply")
 """Crash points between the effects and the checkpoint."""
@@ -20,16 +23,25 @@ CRASHED = 70
 
 
 def install() -> None:
-    """Installs the crash points, if the environment asks for them."""
-    seconds = float(os.environ.get(CRASH_EVERY, "0"))
-    if not seconds:
-        return
+    """Installs the faults that the environment asks for."""
+    if chance := float(os.environ.get(REPEAT_CHANCE, "0")):
+        install_repeats(lambda point: _repeats(point, chance))
+    if seconds := float(os.environ.get(CRASH_EVERY, "0")):
+        _install_crashes(seconds)
+
+
+def _repeats(point: str, chance: float) -> bool:
+    repeats = random.random() < chance  # noqa: S311  not for secrets
+    if repeats and point == "streamer.after_publish":
+        _record("resent")
+    return repeats
+
+
+def _install_crashes(seconds: float) -> None:
     lifetime = seconds * random.uniform(0.5, 1.5)  # noqa: S311  not for secrets
     first: list[float] = []
 
     def crash(point: str) -> None:
-        if point == "publisher.before_resend":
-            _record("resent")
         if point in APPLIED:
             first.append(monotonic()) if not first else None
             if monotonic() - first[0] > lifetime:

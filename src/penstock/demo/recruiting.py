@@ -20,8 +20,6 @@ from penstock.pipeline import Pipeline
 RATE = "PENSTOCK_DEMO_RATE"
 """Environment variable: the share of requests that are recruited for each chore that moves records."""
 
-RESEND_CHANCE = "PENSTOCK_DEMO_RESEND_CHANCE"
-
 RECORDS = 200
 """Most records of one slice."""
 
@@ -54,13 +52,7 @@ class Recruits:
         return [Route("/health", _health), Route("/recruits", self._count)]
 
     def _chores(self, of: Pipeline) -> Chores:
-        return Chores(
-            of,
-            os.environ["PENSTOCK_DATABASE_URL"],
-            os.environ["PENSTOCK_REDIS_URL"],
-            records=RECORDS,
-            resend_chance=float(os.environ.get(RESEND_CHANCE, "0")),
-        )
+        return Chores(of, os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"], records=RECORDS)
 
     def _consume_late(self) -> Outcome:
         """Consumes once the late consumer has begun with the tables; before that, it would begin with the log."""
@@ -91,9 +83,9 @@ class ApiProcesses:
         urls: Where they answer.
     """
 
-    def __init__(self, environment: dict[str, str], rate: float, resend_chance: float) -> None:
+    def __init__(self, environment: dict[str, str], rate: float) -> None:
         """Starts nothing yet."""
-        more = {**environment, RATE: str(rate), RESEND_CHANCE: str(resend_chance)}
+        more = {**environment, RATE: str(rate)}
         ports = [free_port() for _ in range(PROCESSES)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.processes = [SupervisedProcess(["penstock.demo.api"], {**more, "PORT": str(port)}) for port in ports]

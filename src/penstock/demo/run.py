@@ -16,7 +16,7 @@ from penstock.channels.server import RedisClient, connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.demo.audit import LATE_CONSUMER, Audit, audit
 from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
-from penstock.demo.faults import CRASH_EVERY
+from penstock.demo.faults import CRASH_EVERY, REPEAT_CHANCE
 from penstock.demo.late_consumer import Beginning
 from penstock.demo.processes import SupervisedProcess, busy_workers
 from penstock.demo.recruiting import ApiProcesses, check_health
@@ -28,8 +28,7 @@ from penstock.schema.initialise import initialise
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
-CRASH_EVERY_S = 6.0
-RESEND_CHANCE = 0.05
+FAULTS = {CRASH_EVERY: "6.0", REPEAT_CHANCE: "0.05"}
 STEALING_RATE = 0.05
 """The share of requests that are recruited for each chore that moves records."""
 DRIFT_AT = 0.1
@@ -165,8 +164,7 @@ class Demo:
     def _start_api(self) -> list[str]:
         """Starts the API; returns where it answers."""
         if self.engine == "stealing":
-            faulty = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-            self._apis = ApiProcesses(faulty, STEALING_RATE, RESEND_CHANCE)
+            self._apis = ApiProcesses(self._environment(**FAULTS), STEALING_RATE)
             self._apis.start()
             self._started += self._apis.processes
             return self._apis.urls
@@ -178,15 +176,14 @@ class Demo:
 
     def _start_pipeline(self) -> None:
         command = ["run", "--app", "penstock.demo.rides:pipeline", "--engine", self.engine]
-        command += ["--resend-chance", str(RESEND_CHANCE)]
         # Workers crash on purpose: Spark need not print their stack traces.
         command += ["--conf", "spark.log.level=OFF"] if self.engine == "spark" else []
         self._start(command)
 
     def _start(self, command: list[str]) -> None:
-        """Starts a supervised command that crashes every ``CRASH_EVERY_S`` seconds on average."""
-        environment = self._environment(**{CRASH_EVERY: str(CRASH_EVERY_S)})
-        self._started.append(SupervisedProcess(["penstock", *command, "--log-level", "error"], environment))
+        """Starts a supervised command with ``FAULTS``."""
+        words = ["penstock", *command, "--log-level", "error"]
+        self._started.append(SupervisedProcess(words, self._environment(**FAULTS)))
         self._started[-1].start()
 
     def _wait_until_ready(self, connection: Connection, client: RedisClient, urls: Sequence[str]) -> None:

@@ -22,7 +22,6 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     streamer: bool = True,
     idle_s: float = IDLE_S,
     prepare: bool = True,
-    resend_chance: float = 0.0,
     concurrency: int | None = None,
     sources: Mapping[str, str] | None = None,
     share: Share = WHOLE,
@@ -39,7 +38,6 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         streamer: False leaves the streamer to another process.
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
         prepare: Whether statements may be prepared; behind a pooler none are.
-        resend_chance: Probability, 0 to 1, that a round sends or reads its last records again, to show that this is harmless.
         concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
         sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names.
         share: The share of the shards that the streamer publishes, beside streamers of other processes.
@@ -53,20 +51,11 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     specs = [pipeline.get_consumer(name) for name in names]
     loops: dict[str, Loop] = {}
     if streamer:
-        worker = Streamer(
-            pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, resend_chance=resend_chance, share=share
-        )
+        worker = Streamer(pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, share=share)
         loops["streamer"] = lambda stopped: worker.run(stopped, lambda did: report("streamer", did))
     for spec in specs:
         consuming = make_worker(
-            pipeline,
-            spec,
-            database_url,
-            redis_url,
-            prepare=prepare,
-            reread_chance=resend_chance,
-            concurrency=concurrency,
-            sources=sources or {},
+            pipeline, spec, database_url, redis_url, prepare=prepare, concurrency=concurrency, sources=sources or {}
         )
         loops[spec.name] = _consume(consuming, report)
     run_together(loops, stop)

@@ -4,7 +4,6 @@ It polls: an idle round probes two indexes, and the pause between idle rounds gr
 A nudge ends the pause early; nothing depends on its arrival.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ import psycopg
 import structlog
 
 from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
-from penstock.crashpoints import crashpoint
+from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
@@ -73,7 +72,6 @@ class Streamer:
         *,
         idle_s: float = IDLE_S,
         prepare: bool = True,
-        resend_chance: float = 0.0,
         most: int | None = None,
         share: Share = WHOLE,
         timeouts: Timeouts | None = None,
@@ -86,7 +84,6 @@ class Streamer:
             redis_url: Of the server that holds the log.
             idle_s: Longest pause between rounds, in seconds.
             prepare: Whether statements may be prepared; behind a pooler none are.
-            resend_chance: Probability, 0 to 1, that a round sends its last records again, to show that this is harmless.
             most: Most records that a round publishes; None for as many as it can in a quarter of a second.
             share: The share of the shards that it publishes.  Other streamers publish the others; the rest take over the work
                 of a missing one within seconds.
@@ -94,7 +91,7 @@ class Streamer:
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
-        self._idle_s, self._prepare, self._resend_chance = idle_s, prepare, resend_chance
+        self._idle_s, self._prepare = idle_s, prepare
         self._most, self._share, self._timeouts = most, share, timeouts
         self._connection: Connection | None = None
         self._client: RedisClient = None
@@ -234,7 +231,7 @@ class Streamer:
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, known = published.added, published.known
-        if self._resend_chance and added and random.random() < self._resend_chance:  # noqa: S311  not for secrets
+        if added and is_repeated("streamer.after_publish"):
             known += publisher.resend(added).known
         if published.healed:
             log.warning("log was behind, replaying", shards=[str(shard) for shard in published.healed])

@@ -24,7 +24,7 @@ from penstock.settings import Settings
 from penstock.streaming.share import Share
 
 
-@command("engine", "master", "conf", "epoch_seconds", "idle", "resend_chance", "share", "concurrency", "sources")
+@command("engine", "master", "conf", "epoch_seconds", "idle", "share", "concurrency", "sources")
 def run(
     settings: Settings,
     consumer: Annotated[
@@ -79,7 +79,6 @@ def _run_inline(settings: Settings, pipeline: Pipeline, urls: Servers, work: _Wo
             stop=work.stop,
             idle_s=settings.idle,
             prepare=settings.prepare,
-            resend_chance=settings.resend_chance,
             concurrency=settings.concurrency,
             sources=read_sources(settings),
             share=work.share,
@@ -104,6 +103,5 @@ def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: _
         epoch_s=settings.epoch_seconds,
         idle_s=settings.idle,
         prepare=settings.prepare,
-        resend_chance=settings.resend_chance,
         sources=read_sources(settings),
     )

@@ -13,7 +13,7 @@ from penstock.settings import Settings
 from penstock.streaming import Streamer
 
 
-@command("idle", "resend_chance", "share")
+@command("idle", "share")
 def stream(
     settings: Settings,
     drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
@@ -26,13 +26,7 @@ def stream(
         raise InvalidSetting("--drain publishes everything: leave out the share")
     with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published") as progress:
         streamer = Streamer(
-            pipeline,
-            urls.database_url,
-            urls.redis_url,
-            idle_s=settings.idle,
-            prepare=settings.prepare,
-            resend_chance=settings.resend_chance,
-            share=share,
+            pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
         )
         run_loop(streamer, stop, progress, drain=drain)
     say(f"{progress.count:,} records published")

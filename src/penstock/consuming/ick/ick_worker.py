@@ -34,7 +34,7 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick.ick_source import IckSource, ReservedMember, plan_progress, reserved_members
 from penstock.consuming.transaction import Plan
 from penstock.consuming.worker import Worker, WorkerOptions
-from penstock.crashpoints import crashpoint
+from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Database
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
@@ -181,7 +181,7 @@ class IckWorker(Worker[ReservedMember]):
             crashpoint("members.after_reserve")
             delivered = self._deliver(shard, reservation)
             consumed.add(shard, delivered)
-            if self._reread_chance and random.random() < self._reread_chance:  # noqa: S311  the same
+            if is_repeated("members.after_delivery"):
                 delivered.members.clear()
             is_whole = len(delivered.members) == len(reservation.marks)
             if not is_whole or self._is_over(consumed) or monotonic() >= until:

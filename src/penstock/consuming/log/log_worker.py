@@ -26,7 +26,7 @@ from penstock.consuming.log.log_source import LogSource
 from penstock.consuming.log.offset_source import Most, OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker, WorkerOptions
-from penstock.crashpoints import crashpoint
+from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database
 from penstock.database.errors import describe, driver_error
 from penstock.database.executor import Executor
@@ -186,7 +186,7 @@ class LogWorker(Worker[Placed]):
         self._retrying -= awake.keys() - found.keys()  # another process has done it
         self._deliver(found, consumed)
         self._refill(consumed)
-        if self._reread_chance and found and random.random() < self._reread_chance:  # noqa: S311  not for secrets
+        if found and is_repeated("consumer.after_round"):
             self.rewind(consumed.applied)
         # Also if others hold all that was found: it may have been renamed, or retired.
         if not consumed.positions and monotonic() >= self._reread_at:

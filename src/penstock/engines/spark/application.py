@@ -68,7 +68,6 @@ def run(  # noqa: PLR0913  the options of a run
     epoch_s: float = EPOCH_S,
     idle_s: float = IDLE_S,
     prepare: bool = True,
-    resend_chance: float = 0.0,
     sources: Mapping[str, str] | None = None,
     checkpoint_directory: str | None = None,
 ) -> None:
@@ -87,7 +86,6 @@ def run(  # noqa: PLR0913  the options of a run
         epoch_s: Length of an epoch in seconds; Spark then starts all tasks anew.
         idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
         prepare: Whether statements may be prepared; behind a pooler none are.
-        resend_chance: Probability, 0 to 1, that the streamer resends its last records and a consumer rereads its own.
         sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names; passed as the others.
         checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
             depends on it; by default the system's directory for temporary files.
@@ -130,13 +128,12 @@ def run(  # noqa: PLR0913  the options of a run
         "seconds": str(epoch_s),
         "idle": str(idle_s),
         "prepare": str(prepare).lower(),
-        "resend": str(resend_chance),
     }
 
     def stopped() -> bool:
         return bool(reports.failures) or stop()
 
-    make = partial(FrameWorker, prepare=prepare, reread_chance=resend_chance)
+    make = partial(FrameWorker, prepare=prepare)
     workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
     sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
     made_of = (spark, options, schedule, reports.live)

@@ -50,7 +50,7 @@ class EpochPartition(InputPartition):
 
 
 class EpochsSource(DataSource):
-    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``resend``."""
+    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``."""
 
     @classmethod
     def name(cls) -> str:
@@ -154,7 +154,6 @@ class EpochsReader(DataSourceStreamReader):
             redis_url,
             idle_s=float(self._options["idle"]),
             prepare=self._options["prepare"] == "true",
-            resend_chance=float(self._options["resend"]),
             share=parse_share(share) if share else WHOLE,
         )
 
@@ -163,11 +162,7 @@ class EpochsReader(DataSourceStreamReader):
 
         database_url, redis_url = map(find_url, URLS)
         consumer, options = _narrow(pipeline.get_consumer(name), pieces)
-        options |= {
-            "prepare": self._options["prepare"] == "true",
-            "block_ms": 200,
-            "reread_chance": float(self._options["resend"]),
-        }
+        options |= {"prepare": self._options["prepare"] == "true", "block_ms": 200}
         return make_worker(pipeline, consumer, database_url, redis_url, **options)
 
 

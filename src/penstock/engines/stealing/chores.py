@@ -88,8 +88,7 @@ class Chores:
             redis_url: Of the server that holds the channels.
             records: Most records, members or jobs of one slice.
             timeout_s: Longest wait for an answer of a server, in seconds.
-            options: ``prepare=False`` prepares no statements, as behind a pooler; ``resend_chance``, as of
-                ``Streamer``.
+            options: ``prepare=False`` prepares no statements, as behind a pooler.
 
         Raises:
             DeclarationError: ``records`` or ``timeout_s`` is out of range, or there is another option.
@@ -98,7 +97,7 @@ class Chores:
             raise DeclarationError(
                 f"records is {records} and timeout_s {timeout_s}; they take 1 and more than 0 seconds"
             )
-        if unknown := options.keys() - {"prepare", "resend_chance"}:
+        if unknown := options.keys() - {"prepare"}:
             raise DeclarationError(f"chores have no option {min(unknown)}")
         self.pipeline, self.records = pipeline, records
         self._servers = (database, redis_url)

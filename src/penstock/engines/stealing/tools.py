@@ -154,7 +154,6 @@ class Tools:
                 self._database_url,
                 self._redis_url,
                 prepare=self._options.get("prepare", True),
-                reread_chance=self._options.get("resend_chance", 0.0),
                 concurrency=1,
                 timeouts=self._timeouts,
             )
