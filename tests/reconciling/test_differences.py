@@ -13,7 +13,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling import Reconciled, StateComparison, reconcile
-from penstock.reconciling.inline import InlineComparer
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 
 TABLES = """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
@@ -16,9 +16,9 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
 from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
 from penstock.reconciling import run as reconciling
+from penstock.reconciling.canonical import CanonicalTables, needs_spark
 from penstock.reconciling.cut import export_snapshot
-from penstock.reconciling.inline import InlineComparer, Tables, needs_spark
-from penstock.reconciling.inline.values import make_equal, to_json
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 
 Run = Callable[..., Reconciled]
@@ -60,6 +60,8 @@ EQUAL = [
     ("date '2026-01-01'", "timestamp '2026-01-01'"),
     ("""'{"a": 1}'::jsonb""", """'{"a":1}'::json"""),
     ("0::float8", "'-0'::float8"),
+    ("0.1::numeric", "0.1::real"),
+    ("point '(1,2)'", "point '(1,2)'"),
 ]
 
 DIFFERENT = [
@@ -68,6 +70,10 @@ DIFFERENT = [
     ("9223372036854775807", "9223372036854775806"),
     ("'a'::text", "'a '::text"),
     ("NULL::int", "0"),
+    # equal to Postgres
+    ("box '(1,1),(0,0)'", "box '(3,1),(2,0)'"),
+    ("interval '1 month'", "interval '30 days'"),
+    ("""'{"a": 1}'::jsonb""", """'{"a": 1.0}'::jsonb"""),
 ]
 
 KEYS = {
@@ -194,14 +200,14 @@ def test_what_cannot_be_compared_is_named(run: Run, connection: Connection) -> N
     with pytest.raises(InvalidSetting, match="without Spark a report is CSV"):
         InlineComparer("", "report.parquet")
     with pytest.raises(InvalidSetting, match="no option 'snapshot'"):
-        Tables()("public.state", snapshot="1")
+        CanonicalTables()("public.state", snapshot="1")
 
 
 def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, things: Log) -> None:
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    functions: dict[str, Callable[[Tables], object]] = {
+    functions: dict[str, Callable[[CanonicalTables], object]] = {
         "frame": lambda tables: tables("t").groupBy("id").count(),
         "column": lambda tables: tables("t")["id"],
         "session": lambda tables: tables.spark.range(3),
@@ -214,31 +220,58 @@ def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, th
     assert [n for n in functions if needs_spark(flow.get_reconciliation(n))] == ["frame", "column", "session"]
 
 
-@given(st.decimals(allow_nan=False), st.decimals(allow_nan=False))
-def test_numbers_are_compared_by_their_value(one: Decimal, other: Decimal) -> None:
-    is_equal = make_equal(1700, 1700, None)
-
-    assert is_equal(str(one), str(other)) == (one == other)
-    assert is_equal(str(one), str(one))
-    assert not is_equal(str(one), None)
+NUMBER = st.decimals(allow_nan=False, allow_infinity=True, places=3)
 
 
-@given(st.integers(-(10**40), 10**40), st.integers(0, 10**6), st.sampled_from([0.01, 0.3, 1, 7.5]))
-def test_a_tolerance_is_exact(number: int, apart: int, tolerance: float) -> None:
-    is_near = make_equal(1700, 1700, tolerance)
-    one, other = f"{number}.00", f"{number + apart // 100}.{apart % 100:02}"
-    if number < 0:
-        one, other = f"{abs(number)}.00", f"{abs(number) + apart // 100}.{apart % 100:02}"
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=st.lists(st.tuples(NUMBER, NUMBER), min_size=50, max_size=50))
+def test_numbers_are_compared_by_their_value(
+    run: Run, connection: Connection, pairs: Sequence[tuple[Decimal, Decimal]]
+) -> None:
+    _create_numbers(connection, [*pairs, *((one, one) for one, _ in pairs)])
+    found = run("TABLE public.canonical").comparison
 
-    assert is_near(one, other) == (Decimal(apart) / 100 <= Decimal(str(tolerance)))
+    assert found is not None
+    assert found.total == sum(one != other for one, other in pairs)
 
 
-def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text() -> None:
-    oids = {"n": 1700, "f": 701, "b": 16, "t": 25, "z": 23}
+APART = st.tuples(st.integers(-(10**40), 10**40), st.integers(0, 10**6))
 
-    assert to_json(tuple(oids), oids, ("1.50", "NaN", "t", 'a"', None)) == (
-        '{"n":1.50,"f":"NaN","b":true,"t":"a\\"","z":null}'
-    )
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=st.lists(APART, min_size=50, max_size=50), tolerance=st.sampled_from([0.01, 0.3, 1, 7.5]))
+def test_a_tolerance_is_exact(
+    run: Run, connection: Connection, pairs: Sequence[tuple[int, int]], tolerance: float
+) -> None:
+    cents = [(100 * number, 100 * number + apart) for number, apart in pairs]
+    _create_numbers(connection, [(Decimal(f"{one}e-2"), Decimal(f"{other}e-2")) for one, other in cents])
+    found = run("TABLE public.canonical", tolerance={"v": tolerance}).comparison
+
+    assert found is not None
+    assert found.total == sum(Decimal(apart) / 100 > Decimal(str(tolerance)) for _, apart in pairs)
+
+
+def _create_numbers(connection: Connection, pairs: Sequence[tuple[Decimal, Decimal]]) -> None:
+    for table, side in (("canonical", 0), ("state", 1)):
+        connection.execute(f"DROP TABLE IF EXISTS public.{table}".encode())
+        connection.execute(f"CREATE TABLE public.{table} (id int, v numeric)".encode())
+        with connection.cursor().copy(f"COPY public.{table} FROM STDIN".encode()) as copy:
+            for number, pair in enumerate(pairs):
+                copy.write_row((number, pair[side]))
+
+
+def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text(
+    run: Run, flow: Pipeline, connection: Connection, database_url: str
+) -> None:
+    query = """SELECT 1 AS id, 1.50 AS n, 'NaN'::float8 AS f, '-0'::float4 AS m, true AS b, 'a"' AS t, NULL::int AS z"""
+    connection.execute(f"CREATE TABLE public.state AS {query}".encode())
+    assert run(query).clean
+    with connect_postgres(database_url, application="test") as holder, holder.transaction():
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        [spec] = flow.reconciliations.values()
+        [row] = InlineComparer(database_url).rows(spec, export_snapshot(holder)).rows
+
+    assert row == '{"id":1,"n":1.50,"f":"NaN","m":"-0","b":true,"t":"a\\"","z":null}'
 
 
 def test_a_value_that_the_state_cannot_hold_is_refused_with_its_column(run: Run, connection: Connection) -> None:

@@ -11,8 +11,9 @@ from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.reconciling import Comparer, Intent, Reconciled, Rows, StateComparison, reconcile
-from penstock.reconciling.inline import InlineComparer, Tables
+from penstock.reconciling import CanonicalRows, Comparer, Intent, Reconciled, StateComparison, reconcile
+from penstock.reconciling.canonical import CanonicalTables
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 
 STATE = """
@@ -43,7 +44,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
     @flow.reconciliation(of=keeper, state="public.state", key=("name", "number", "day", "code"))
-    def canonical(tables: Tables) -> Any:
+    def canonical(tables: CanonicalTables) -> Any:
         return tables("public.canonical")
 
     worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
@@ -93,7 +94,7 @@ class WithoutSnapshots:
         self._cut()
         return self._comparer.compare(*arguments, **options)
 
-    def rows(self, *arguments: Any, **options: Any) -> Rows:
+    def rows(self, *arguments: Any, **options: Any) -> CanonicalRows:
         """Closes the connections before the rows are read, which happens on demand."""
         rows = self._comparer.rows(*arguments, **options)
         self._cut()

@@ -21,7 +21,7 @@ from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
 from penstock.reconciling import Comparer, DifferenceKind, Reconciled, reconcile
-from penstock.reconciling.inline import InlineComparer
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer

@@ -15,8 +15,8 @@ from penstock.errors import BarrierMissed, Gap, Refused
 from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.reconciling import repair as repairing
 from penstock.reconciling import run as running
-from penstock.reconciling.inline import InlineComparer
-from penstock.reconciling.repair import Rows, choose_batch
+from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.repair import CanonicalRows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 
 
@@ -38,7 +38,7 @@ class Comparer(InlineComparer):
             self._meanwhile()
         return found
 
-    def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
+    def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows, in the snapshot of the cut."""
         self._meanwhile()
         return super().rows(spec, canonical)

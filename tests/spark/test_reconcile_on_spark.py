@@ -20,8 +20,8 @@ from penstock import Log, Pipeline
 from penstock.consuming import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
-from penstock.reconciling import Comparer, DifferenceKind, Reconciled, Rows, StateComparison, reconcile
-from penstock.reconciling.inline import InlineComparer
+from penstock.reconciling import CanonicalRows, Comparer, DifferenceKind, Reconciled, StateComparison, reconcile
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 
@@ -307,7 +307,7 @@ class CutOff(SparkComparer):
         self._cut()
         return super().compare(*arguments, **options)
 
-    def rows(self, *arguments: Any, **options: Any) -> Rows:
+    def rows(self, *arguments: Any, **options: Any) -> CanonicalRows:
         """They are read on demand."""
         rows = super().rows(*arguments, **options)
         self._cut()

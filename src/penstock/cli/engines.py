@@ -13,7 +13,8 @@ from penstock.cli.servers import Connections
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.reconciling import Comparer
-from penstock.reconciling.inline import InlineComparer, needs_spark
+from penstock.reconciling.canonical import needs_spark
+from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import Record
 from penstock.settings import Settings
 from penstock.verifying import Examiner

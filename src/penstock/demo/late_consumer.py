@@ -14,7 +14,7 @@ from penstock.demo.audit import LATE_CONSUMER
 from penstock.demo.rides import CANONICAL_COPIES, keep_copies, ride_index, rides
 from penstock.demo.rides import pipeline as first
 from penstock.reconciling import reconcile
-from penstock.reconciling.inline import InlineComparer
+from penstock.reconciling.inline_comparer import InlineComparer
 
 pipeline = Pipeline([rides, ride_index], schema=first.scope.schema, namespace=first.scope.namespace)
 

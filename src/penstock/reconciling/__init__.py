@@ -14,11 +14,12 @@ that snapshot.  Any difference is a defect, never lag.
 from penstock.reconciling.barrier import Barrier, Pinned, pinned
 from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
 from penstock.reconciling.cut import Connect, Cut, cut
-from penstock.reconciling.repair import Rows
+from penstock.reconciling.repair import CanonicalRows
 from penstock.reconciling.run import Comparer, Intent, Reconciled, find_reconciliations, has_never_applied, reconcile
 
 __all__ = [
     "Barrier",
+    "CanonicalRows",
     "Comparer",
     "Connect",
     "Cut",
@@ -27,7 +28,6 @@ __all__ = [
     "Intent",
     "Pinned",
     "Reconciled",
-    "Rows",
     "StateComparison",
     "cut",
     "find_reconciliations",

@@ -1,9 +1,12 @@
 """The result of comparing a consumer's state: the differing keys, how they differ, and how many there are of each kind."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from penstock.declaring.declarations import ReconciliationSpec
+from penstock.errors import DeclarationError
 
 DIFFERENCES_KEPT = 100_000
 """Most differences that are held in memory and repaired one by one; beyond that, replace the whole state."""
@@ -75,6 +78,52 @@ class StateComparison:
     def total(self) -> int:
         """Number of differing keys."""
         return sum(self.counts.values())
+
+
+def wrong_result(spec: ReconciliationSpec, given: object) -> DeclarationError:
+    """The error for a canonical function that returns something else."""
+    return DeclarationError(
+        f"reconciliation {spec.name}: the canonical function returns {type(given).__name__}; it must return a query, a select, or a DataFrame"
+    )
+
+
+def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[str, ...]:
+    """The columns that are compared, of those that the canonical rows have.
+
+    Raises:
+        DeclarationError: The canonical rows lack a column of the declaration.
+    """
+    there = list(canonical)
+    chosen = spec.columns or tuple(c for c in there if c not in spec.key)
+    missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in there]
+    if missing:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(there)}"
+        )
+    return chosen
+
+
+def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> None:
+    """Checks that a key identifies a row.
+
+    Args:
+        spec: The reconciliation.
+        without_key: Number of rows of both sides with NULL in their key.
+        twice: Number of keys that the canonical rows have more than once.
+
+    Raises:
+        DeclarationError: It does not.
+    """
+    key = ", ".join(spec.key)
+    if without_key:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: {without_key:,} rows have NULL in their key ({key}); a key must identify a row"
+        )
+    if twice:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: {twice:,} keys occur more than once in the canonical rows; "
+            f"group them by {key or 'nothing: the state is one row'}"
+        )
 
 
 def without_rows(comparison: StateComparison) -> StateComparison:

@@ -30,7 +30,7 @@ BATCH_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CanonicalRows:
     """Canonical rows, each as JSON, and their columns besides the key."""
 
     columns: tuple[str, ...]
@@ -120,7 +120,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 
 
 def replace_state(
-    connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, Rows]]
+    connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> Replaced:
     """Replaces a consumer's whole state by canonical rows, and its checkpoints by the cut in which they were read.
 
@@ -167,7 +167,7 @@ def _copy_differences(connection: Connection, differences: Sequence[Difference])
 
 
 def _copy_rows(
-    connection: Connection, scope: Scope, number: int, spec: ReconciliationSpec, rows: Rows
+    connection: Connection, scope: Scope, number: int, spec: ReconciliationSpec, rows: CanonicalRows
 ) -> RepairStatements:
     """Copies the rows of one table into a temporary one, before anything is locked; returns the statements over it."""
     incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")

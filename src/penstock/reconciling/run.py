@@ -24,7 +24,7 @@ from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
 from penstock.reconciling.remaining import RemainingKeys
-from penstock.reconciling.repair import Rows, choose_batch, repair_rows, replace_state
+from penstock.reconciling.repair import CanonicalRows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")
@@ -54,7 +54,7 @@ class Comparer(Protocol):
         With ``among``, keys as JSON, compares only these; the differences then have the canonical rows.
         """
 
-    def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
+    def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows in a snapshot."""
 
 

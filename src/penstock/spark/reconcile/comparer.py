@@ -11,9 +11,17 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy import Select
 
 from penstock.declaring.declarations import ReconciliationSpec
-from penstock.errors import DeclarationError
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, SAMPLES, Difference, DifferenceKind, StateComparison
-from penstock.reconciling.repair import Rows
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    SAMPLES,
+    Difference,
+    DifferenceKind,
+    StateComparison,
+    check_keys,
+    choose_columns,
+    wrong_result,
+)
+from penstock.reconciling.repair import CanonicalRows
 from penstock.spark.jobs import named_jobs
 from penstock.spark.reconcile.differences import ORDER, full_join, one_row_per_key
 from penstock.spark.reconcile.exact import align, to_exact
@@ -56,7 +64,7 @@ class SparkComparer:
         states = Tables(self._spark, self._database_url, state)
         with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: compare"):
             expected = self._canonical(spec, tables)
-            columns = _columns(spec, expected)
+            columns = choose_columns(spec, expected.columns)
             there = states(spec.state, columns=json.dumps([*spec.key, *columns]), textColumns="*")
             size = tables.estimate_bytes() + states.estimate_bytes() if among is None else 0
             with self._partitions.for_bytes(size):
@@ -107,11 +115,11 @@ class SparkComparer:
             _write(found, self._report, spec.name)
         return StateComparison(compared, kinds, differences, columns, by_column)
 
-    def rows(self, spec: ReconciliationSpec, canonical: str) -> Rows:
+    def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows."""
         tables = Tables(self._spark, self._database_url, canonical)
         expected = self._canonical(spec, tables)
-        columns = _columns(spec, expected)
+        columns = choose_columns(spec, expected.columns)
         count = choose_partitions(tables.estimate_bytes(), 1, COLLECTED_BYTES)
         # The driver holds two partitions at a time, and a query is read into a single one.
         divided = expected.repartition(count) if count > 1 else expected
@@ -122,32 +130,15 @@ class SparkComparer:
                 for row in frame.toLocalIterator(prefetchPartitions=True):
                     yield row[0]
 
-        return Rows(columns, each())
+        return CanonicalRows(columns, each())
 
     def _canonical(self, spec: ReconciliationSpec, tables: Tables) -> DataFrame:
         given = spec.canonical(tables)
         is_query = isinstance(given, str | Select)
         frame = tables.query(given, textColumns="*") if is_query else given
         if not isinstance(frame, DataFrame):
-            raise DeclarationError(
-                f"reconciliation {spec.name}: the canonical function returns {type(frame).__name__}; it must return a query, a select, or a DataFrame"
-            )
+            raise wrong_result(spec, given)
         return to_exact(frame)
-
-
-def _columns(spec: ReconciliationSpec, canonical: DataFrame) -> tuple[str, ...]:
-    """The columns that are compared.
-
-    Raises:
-        DeclarationError: The canonical rows lack a column of the declaration.
-    """
-    chosen = spec.columns or tuple(c for c in canonical.columns if c not in spec.key)
-    missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in canonical.columns]
-    if missing:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(canonical.columns)}"
-        )
-    return chosen
 
 
 def _collect(found: DataFrame, count: int, *, with_rows: bool) -> list[Difference]:
@@ -185,15 +176,7 @@ def _check_keys(spec: ReconciliationSpec, counted: dict[str, Any]) -> int:
     Raises:
         DeclarationError: A key is NULL, or the canonical rows have a key twice.
     """
-    if counted["without_key"]:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: {counted['without_key']:,} rows have NULL in their key ({', '.join(spec.key)}); a key must identify a row"
-        )
-    if counted["twice"]:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: {counted['twice']:,} keys occur more than once in the canonical rows; "
-            f"group them by {', '.join(spec.key) or 'nothing: the state is one row'}"
-        )
+    check_keys(spec, without_key=counted["without_key"], twice=counted["twice"])
     return int(counted["compared"])
 
 

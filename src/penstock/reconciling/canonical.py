@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
+from penstock.reconciling.comparison import wrong_result
 
 _FOR_SPARK = {"partitions", "partitioncolumn"}
 """Options of ``penstock.table`` that divide a read between tasks: a single reader needs none."""
@@ -33,7 +34,7 @@ class Relation:
         raise SparkNeededError
 
 
-class Tables:
+class CanonicalTables:
     """The application's tables: the argument of ``canonical(tables)`` without Spark."""
 
     def __call__(self, table: Any, **options: str) -> Relation:
@@ -61,7 +62,7 @@ class Tables:
 def needs_spark(spec: ReconciliationSpec) -> bool:
     """Whether the canonical function of a reconciliation computes with DataFrames."""
     try:
-        spec.canonical(Tables())
+        spec.canonical(CanonicalTables())
     except SparkNeededError:
         return True
     return False
@@ -74,7 +75,7 @@ def canonical_query(spec: ReconciliationSpec) -> str:
         DeclarationError: The canonical function computes with DataFrames, or returns no query.
     """
     try:
-        given = spec.canonical(Tables())
+        given = spec.canonical(CanonicalTables())
     except SparkNeededError:
         raise DeclarationError(
             f"reconciliation {spec.name}: the canonical function computes with DataFrames, which needs Spark: --engine spark; "
@@ -84,9 +85,7 @@ def canonical_query(spec: ReconciliationSpec) -> str:
         return given.text
     if isinstance(given, str | Select):
         return _text(given)
-    raise DeclarationError(
-        f"reconciliation {spec.name}: the canonical function returns {type(given).__name__}; it must return a query, a select, or a DataFrame"
-    )
+    raise wrong_result(spec, given)
 
 
 def _select(source: str, options: dict[str, str]) -> Relation:
