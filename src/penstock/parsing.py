@@ -5,8 +5,11 @@ or leave the shard out.  Python's own parsers raise more: ``RecursionError`` for
 """
 
 import json
+import re
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
+from math import isfinite
 from typing import Any
 
 MAX_NESTING = 500
@@ -120,3 +123,30 @@ def find_number(text: bytes) -> int | None:
         return parse_number(text)
     except ValueError:
         return None
+
+
+Duration = float | timedelta | str
+"""A number of seconds, a ``timedelta``, or a text: ``"20ms"``, ``"90s"``, ``"10m"``, ``"2h"``, ``"7d"``."""
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: ?(ms|s|m|min|h|d))?")
+
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, None: 1}
+
+
+def parse_duration(given: Duration) -> float:
+    """The seconds of a duration; a text without a unit is in seconds.
+
+    Raises:
+        ValueError: It is something else, below zero, or has no end.
+    """
+    if isinstance(given, timedelta):
+        seconds = given.total_seconds()
+    elif isinstance(given, str):
+        if (found := _DURATION.fullmatch(given)) is None:
+            raise ValueError("no duration")
+        seconds = float(found[1]) * _UNITS_S[found[2]]
+    else:
+        seconds = float(given)
+    if not isfinite(seconds) or seconds < 0:
+        raise ValueError("no duration")
+    return seconds

@@ -13,7 +13,7 @@ from typing import Any, Generic, NewType, overload
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.errors import InvalidName, InvalidSetting
-from penstock.parsing import MAX_NUMBER, find_number, parse_json
+from penstock.parsing import MAX_NUMBER, find_number, parse_duration, parse_json
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 """An SQL identifier that needs no quotes; Postgres silently truncates longer ones."""
@@ -168,9 +168,6 @@ def is_place(text: str) -> bool:
 Moment = datetime | timedelta
 """A time with its zone, or how long ago, by Postgres' clock."""
 
-_AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d)")
-_UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days"}
-
 
 def parse_moment(text: str) -> Moment:
     """A time in ISO 8601, which is in UTC if it names no zone, or how long ago: ``90s``, ``15min``, ``2h``, ``3d``.
@@ -178,10 +175,9 @@ def parse_moment(text: str) -> Moment:
     Raises:
         InvalidSetting: The text is neither, or a time that Postgres cannot store.
     """
-    ago = _AGO.fullmatch(text)
     try:
-        if ago is not None:
-            return timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        if text[-1:] in "smnhd":  # with the unit of a duration
+            return timedelta(seconds=parse_duration(text))
         given = datetime.fromisoformat(text)
         return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:

@@ -155,7 +155,7 @@ def test_a_wrong_password_is_not_shown(guarded: CommandLine) -> None:
 
 
 def test_an_invalid_setting_does_not_show_its_value(penstock: CommandLine) -> None:
-    done = penstock("status", PENSTOCK_IDLE=PASSWORD)
+    done = penstock("stream", PENSTOCK_IDLE=PASSWORD)
 
     assert done.returncode == 2
     assert_silent(done)

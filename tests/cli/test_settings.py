@@ -4,18 +4,19 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 
-from fixtures.command_line import CommandLine
+from fixtures.command_line import CommandLine, load_settings
 from penstock.errors import InvalidSetting
-from penstock.settings import describe_settings, load_settings
+from penstock.settings import NAMES, PREFIX, make_parameters
 
 FILE = '[tool.penstock]\napp = "from.file:pipeline"\nidle = 0.3\nconf = ["a=1", "b=2"]\n'
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in describe_settings().values():
-        monkeypatch.delenv(setting.variable, raising=False)
+    for name in NAMES:
+        monkeypatch.delenv(f"{PREFIX}{name.upper()}", raising=False)
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_the_option_wins_over_the_environment_the_file_and_the_default(
     monkeypatch.setenv("PENSTOCK_IDLE", "0.2")
     monkeypatch.setenv("PENSTOCK_APP", "from.environment:pipeline")
 
-    settings = load_settings({"app": "from.option:pipeline", "idle": None}, directory=place)
+    settings = load_settings("--app", "from.option:pipeline", directory=place)
 
     assert settings.app == "from.option:pipeline"
     assert settings.idle == 0.2
@@ -39,52 +40,59 @@ def test_the_option_wins_over_the_environment_the_file_and_the_default(
 
 
 def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
-    assert load_settings({}, directory=tmp_path).app is None
+    assert load_settings(directory=tmp_path).app is None
 
 
 def test_an_empty_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unset secret is one: taken as unset, it would start embedded servers, or read another schema."""
-    for name in (*describe_settings(), "sources__eu"):
+    for name in (*NAMES, "sources__eu"):
         for value in ("", " "):
             with monkeypatch.context() as patch:
                 patch.setenv(f"PENSTOCK_{name.upper()}", value)
 
-                with pytest.raises(InvalidSetting, match=f"^{name.partition('__')[0]}: .*empty"):
-                    load_settings({}, directory=tmp_path)
+                with pytest.raises((InvalidSetting, typer.BadParameter), match="empty") as refused:
+                    load_settings(directory=tmp_path)
+                assert getattr(refused.value, "exit_code", None) == 2
+                of = getattr(refused.value, "param", None)
+                assert name.partition("__")[0] in (of.name if of else str(refused.value))
 
 
 def test_an_empty_value_is_refused_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.penstock]\nredis_url = ""\nconf = [""]\n')
 
-    for given in ({}, {"redis_url": "redis://h", "sources": ["eu="]}, {"redis_url": ""}):
-        with pytest.raises(InvalidSetting, match="empty"):
-            load_settings(given, directory=tmp_path)
+    for given in ((), ("--redis-url", "redis://h", "--sources", "eu="), ("--redis-url", "")):
+        with pytest.raises(typer.BadParameter) as refused:
+            load_settings(*given, directory=tmp_path)
+        assert "empty" in refused.value.message
 
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", "")  # a source that is not asked
-    given = {"redis_url": "redis://h", "database_url": "postgresql://h/d", "conf": ["a=1"]}
-    assert load_settings(given, directory=tmp_path).redis_url is not None
+    options = ("--redis-url", "redis://h", "--database-url", "postgresql://h/d", "--conf", "a=1")
+    assert load_settings(*options, directory=tmp_path).redis_url is not None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("idle", "soon"), ("idle", 0), ("engine", "steam"), ("idle", 61), ("log_level", "loud")]
+    ("name", "value"),
+    [("idle", "soon"), ("idle", "0"), ("idle", "2m"), ("engine", "steam"), ("concurrency", "0"), ("log_level", "loud")],
 )
-def test_an_invalid_value_is_refused_with_the_settings_name(name: str, value: object, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=f"^{name}: "):
-        load_settings({name: value}, directory=tmp_path)
+def test_an_invalid_value_is_refused_with_the_settings_name(name: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        load_settings(f"--{name.replace('_', '-')}", value, directory=tmp_path)
+    assert refused.value.param is not None
+    assert refused.value.param.name == name
 
 
 def test_a_misspelt_setting_in_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.penstock]\nidel = 3\n")
 
     with pytest.raises(InvalidSetting, match="idel"):
-        load_settings({}, directory=tmp_path)
+        load_settings(directory=tmp_path)
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.penstock")
 
     with pytest.raises(InvalidSetting, match="pyproject"):
-        load_settings({}, directory=tmp_path)
+        load_settings(directory=tmp_path)
 
 
 def test_a_secret_is_never_shown(tmp_path: Path) -> None:
@@ -92,17 +100,18 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
         '[tool.penstock]\ndatabase_url = "postgresql://u:hunter2@h/d"\nredis_url = ["hunter2"]\n'
     )
     with pytest.raises(InvalidSetting) as refused:
-        load_settings({}, directory=tmp_path)
-    settings = load_settings({"redis_url": "redis://:hunter2@h"}, directory=tmp_path)
+        load_settings(directory=tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.penstock]\ndatabase_url = "postgresql://u:hunter2@h/d"\n')
+    settings = load_settings("--redis-url", "redis://:hunter2@h", directory=tmp_path)
 
     assert "hunter2" not in str(refused.value)
     assert "hunter2" not in repr(settings)
-    assert settings.redis_url is not None
-    assert settings.redis_url.value == "redis://:hunter2@h"
+    assert settings.redis_url == "redis://:hunter2@h"
 
 
 def test_every_setting_is_described() -> None:
-    assert [s.name for s in describe_settings().values() if not s.sentence.endswith(".")] == []
+    sentences = {p.name: p.annotation.__metadata__[0].help for p in make_parameters(NAMES)}
+    assert [name for name, sentence in sentences.items() if not sentence.endswith(".")] == []
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install(penstock: CommandLine) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride
-from fixtures.command_line import CommandLine
+from fixtures.command_line import CommandLine, load_settings
 from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
 from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_totals, keys
@@ -51,7 +51,6 @@ from penstock.operating.retrying import retry
 from penstock.operating.status import status
 from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, ShardName
 from penstock.schema.role_plan import make_roles
-from penstock.settings import load_settings
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
@@ -593,14 +592,11 @@ def test_urls_of_sources_come_from_the_environment_and_are_never_shown(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.penstock.sources]\neu = "postgresql://file"\n')
     monkeypatch.setenv("PENSTOCK_SOURCES__US", "postgresql://secret")
-    settings = load_settings({}, directory=tmp_path)
-    given = load_settings({"sources": ["eu=postgresql://a?b=c"]}, directory=tmp_path)
+    settings = load_settings(directory=tmp_path)
+    given = load_settings("--sources", "eu=postgresql://a?b=c", directory=tmp_path)
 
-    assert {name: url.value for name, url in settings.sources.items()} == {
-        "eu": "postgresql://file",
-        "us": "postgresql://secret",
-    }
-    assert given.sources["eu"].value == "postgresql://a?b=c"
+    assert settings.source_urls == {"eu": "postgresql://file", "us": "postgresql://secret"}
+    assert given.source_urls["eu"] == "postgresql://a?b=c"
     assert "secret" not in repr(settings)
 
 

@@ -132,7 +132,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
 def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift: str) -> None:
     """Guarantees 1, 4, 5, 6 and 28 under crashes, double sends and a kill."""
     mark = uuid.uuid4().hex
-    done = bare(*("demo", "--seconds", seconds, "--engine", engine, drift, "--json"), DEMO_TEST=mark)
+    done = bare(*("demo", "--duration", seconds, "--engine", engine, drift, "--json"), DEMO_TEST=mark)
     sys.stderr.write(done.stderr)
     assert "HTTP Request" not in done.stderr, "the requests of the simulated clients are not logged"
     assert find_processes(mark) == []
@@ -231,7 +231,7 @@ def test_no_process_outlives_the_demo(tmp_path: Path, engine: str, signals: list
     mark = uuid.uuid4().hex
     with (tmp_path / "output").open("wb") as output:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "demo", "--seconds", "60", "--engine", engine],
+            [sys.executable, "-m", "penstock", "demo", "--duration", "60", "--engine", engine],
             cwd=tmp_path,
             env=os.environ | {"DEMO_TEST": mark},
             stdout=output,

@@ -22,13 +22,13 @@ from alembic.operations import Operations
 from sqlalchemy import Engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
+from fixtures.command_line import load_settings
 from fixtures.documents import BLOCK, DOCS, ROOT, blocks, run_page
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, errors, stage
 from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
 from penstock.schema.capture import install_triggers
-from penstock.settings import load_settings
 from staging.test_connections import make_django
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -263,7 +263,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
         monkeypatch.delenv(name)
 
-    loaded = load_settings({}, directory=tmp_path)
+    loaded = load_settings(directory=tmp_path)
 
     assert (loaded.app, loaded.engine, loaded.idle) == ("shop.events:pipeline", "inline", 0.02)
     [action] = tomllib.loads(strict)["tool"]["pytest"]["ini_options"]["filterwarnings"]

@@ -14,7 +14,7 @@ from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import connect_redis
-from penstock.cli.commands.trace import format_story
+from penstock.cli.commands.lookups import format_story
 from penstock.clients import FairQueue, Reservation, Reservations
 from penstock.consuming import LogWorker, make_worker
 from penstock.database.connections import Connection, connect_postgres

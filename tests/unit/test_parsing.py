@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.batches.entries import FIELDS
 from penstock.channels.log import NAMES
 from penstock.channels.log.entries import parse_entries, parse_first, parse_last
 from penstock.errors import ForeignLog
-from penstock.parsing import MAX_NESTING, MAX_NUMBER, UnreadableJson, find_number, parse_json
+from penstock.parsing import MAX_NESTING, MAX_NUMBER, Duration, UnreadableJson, find_number, parse_duration, parse_json
 from penstock.records import Offset, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
@@ -132,3 +133,28 @@ def test_a_changed_entry_is_read_or_is_a_foreign_log() -> None:
                     with suppress(ValueError):
                         parse_json(text)
     assert seen > 1000
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"),
+    [
+        ("20ms", 0.02),
+        ("90", 90),
+        ("1.5 s", 1.5),
+        ("10m", 600),
+        ("2h", 7200),
+        ("7d", 604_800),
+        (3, 3),
+        (timedelta(minutes=1), 60),
+    ],
+)
+def test_a_duration_is_a_number_of_seconds_a_timedelta_or_a_text(duration: Duration, seconds: float) -> None:
+    assert parse_duration(duration) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "duration", ["", "soon", "-1", "1y", "1e3", "10m 5s", -1, float("nan"), float("inf"), timedelta(-1)]
+)
+def test_anything_else_is_no_duration(duration: Duration) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        parse_duration(duration)

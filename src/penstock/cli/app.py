@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.display import mask
+from penstock.errors import InvalidSetting
+
 RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair"
 
 
@@ -21,18 +24,19 @@ class CommandEntry:
 
     Attributes:
         name: On the command line.
+        module: Its module in ``penstock.cli.commands``.
         panel: The heading that ``--help`` shows it under.
         help: Its first line of help.
     """
 
     name: str
+    module: str
     panel: str
     help: str
 
     def load(self) -> Any:
         """Imports its module and builds the command."""
-        attribute = self.name.replace("-", "_")
-        target = getattr(import_module(f"penstock.cli.commands.{attribute}"), attribute)
+        target = getattr(import_module(f"penstock.cli.commands.{self.module}"), self.name.replace("-", "_"))
         if isinstance(target, typer.Typer):
             return typer.main.get_group(target)
         single = typer.Typer(add_completion=False)
@@ -43,60 +47,76 @@ class CommandEntry:
 COMMANDS = (
     CommandEntry(
         "demo",
+        "rocket_rides",
         RUN,
         "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
     ),
-    CommandEntry("init", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."),
-    CommandEntry("run", RUN, "Run the whole pipeline: the streamer and all consumers."),
-    CommandEntry("stream", RUN, "Sequence and publish staged records; several of these may run at once."),
-    CommandEntry("consume", RUN, "Apply records with one consumer; several processes share its shards."),
+    CommandEntry(
+        "init", "installation", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
+    ),
+    CommandEntry("run", "workers", RUN, "Run the whole pipeline: the streamer and all consumers."),
+    CommandEntry("stream", "workers", RUN, "Sequence and publish staged records; several of these may run at once."),
+    CommandEntry("consume", "workers", RUN, "Apply records with one consumer; several processes share its shards."),
     CommandEntry(
         "work",
+        "workers",
         RUN,
         "Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.",
     ),
     CommandEntry(
         "status",
+        "health",
         INSPECT,
         "Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.",
     ),
     CommandEntry(
         "tail",
+        "lookups",
         INSPECT,
         "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.",
     ),
     CommandEntry(
-        "trace", INSPECT, "Show what became of a record: staged, sequenced, published, applied by whom and when."
+        "trace",
+        "lookups",
+        INSPECT,
+        "Show what became of a record: staged, sequenced, published, applied by whom and when.",
     ),
     CommandEntry(
         "explain",
+        "lookups",
         INSPECT,
         "Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.",
     ),
     CommandEntry(
         "doctor",
+        "health",
         INSPECT,
         "Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.",
     ),
     CommandEntry(
         "verify",
+        "comparisons",
         INSPECT,
         "Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.",
     ),
     CommandEntry(
         "reconcile",
+        "comparisons",
         REPAIR,
         "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
     ),
     CommandEntry(
         "replay",
+        "resets",
         REPAIR,
         "Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.",
     ),
-    CommandEntry("dead-letters", REPAIR, "Inspect, retry or drop dead letters."),
-    CommandEntry("consumers", REPAIR, "List, rename or retire registered consumers: retention waits for them."),
-    CommandEntry("channels", REPAIR, "List channels, or change one while it is used."),
-    CommandEntry("reset", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
+    CommandEntry("dead-letters", "letters", REPAIR, "Inspect, retry or drop dead letters."),
+    CommandEntry(
+        "consumers", "registrations", REPAIR, "List, rename or retire registered consumers: retention waits for them."
+    ),
+    CommandEntry("channels", "registrations", REPAIR, "List channels, or change one while it is used."),
+    CommandEntry("reset", "resets", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
 )
 
 
@@ -108,8 +128,20 @@ class _LazyCommand(TyperCommand):
         self._entry = entry
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """The context of the real command: invoking it invokes that command."""
-        return self._entry.load().make_context(*arguments, **options)
+        """The context of the real command, or group of commands: invoking it invokes that command."""
+        command, defaults = self._entry.load(), _read_defaults()
+        defaults |= {name: defaults.copy() for name in getattr(command, "commands", ())}
+        return command.make_context(*arguments, default_map=defaults, **options)
+
+
+def _read_defaults() -> dict[str, Any]:
+    from penstock.cli.render import show_error  # noqa: PLC0415  not for --help
+    from penstock.settings import read_defaults  # noqa: PLC0415  the same
+
+    try:
+        return read_defaults()
+    except InvalidSetting as error:
+        raise typer.Exit(show_error(error, debug=False)) from error
 
 
 class LazyGroup(TyperGroup):
@@ -120,6 +152,14 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         for entry in COMMANDS:
             self.add_command(_LazyCommand(entry))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; a wrong value may be a URL that was meant for another setting."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = mask(error.message)
+            raise
 
 
 app = typer.Typer(

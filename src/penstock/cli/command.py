@@ -1,13 +1,12 @@
-"""What all commands share: options made from the settings, error handling, the application's pipeline.
+"""What all commands share: options for the settings, error handling, the application's pipeline.
 
     @command("idle", "share")
     def stream(settings: Settings, drain: Drain = False) -> None: ...
 
 ``command`` adds an option for each named setting and for those that every command takes, and calls the function with the
-loaded ``Settings``.
+``Settings``.
 """
 
-import functools
 import gc
 import inspect
 import os
@@ -15,8 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +24,25 @@ from penstock.errors import DeclarationError, InvalidSetting
 from penstock.parsing import MAX_NUMBER, find_number
 from penstock.pipeline import Pipeline, load_pipeline
 from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_offset, parse_place
-from penstock.settings import Secret, SettingDescription, Settings, describe_settings, load_settings
+from penstock.settings import Settings, make_parameters
+
+COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
+"""Settings that every command takes."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Python's stand-in for a byte that is not UTF-8."""
+
+NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
+"""The last line of a plan."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
+OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
+OnlyShard = Annotated[int | None, typer.Option("--shard", min=0, help="Only this shard.")]
+Wanted = Annotated[
+    str, typer.Argument(metavar="KEY|ID|PLACE", help="A key, a record's number, or a place: 'rides/2 offset 4118'.")
+]
+Apply = Annotated[bool, typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown.")]
 
 
 def configure_log(settings: Settings) -> None:
@@ -35,56 +51,30 @@ def configure_log(settings: Settings) -> None:
     logs.configure(console=console, level=settings.log_level)
 
 
-COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
-"""Settings that every command takes."""
-
-SETTINGS_PANEL = "Settings (also PENSTOCK_… and pyproject.toml)"
-"""Heading of these options in the help."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""What Python makes of a byte that is no UTF-8."""
-
-NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
-"""The last line of a plan."""
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
-OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
-Wanted = Annotated[
-    str, typer.Argument(metavar="KEY|ID|PLACE", help="A key, a record's number, or a place: 'rides/2 offset 4118'.")
-]
-Apply = Annotated[bool, typer.Option("--apply", help="Carry out the plan; without it, the plan is only shown.")]
-
-
 def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a command of ``function(settings, …)``, with options for the settings ``names`` and ``COMMON``."""
-    taken = [describe_settings()[name] for name in (*names, *COMMON)]
+    taken = (*names, *COMMON)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
         def run(**arguments: Any) -> None:
-            chosen = {setting.name: arguments.pop(setting.name) for setting in taken}
-            _run(function, chosen, arguments)
+            settings = Settings(**{name: arguments.pop(name) for name in taken})
+            _run(function, settings, arguments)
 
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
-        options = [_make_option(setting) for setting in taken]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *make_parameters(taken))]
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        del run.__wrapped__  # Typer would read its signature instead
         return run
 
     return decorate
 
 
-def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Loads the settings and runs the command; an error becomes a line on stderr and an exit code."""
-    debug = chosen["log_level"] == "debug"
+def _run(function: Callable[..., None], settings: Settings, arguments: dict[str, Any]) -> None:
+    """Runs the command; an error becomes a line on stderr and an exit code."""
     prepare_output()
     try:
-        _check(chosen | arguments)
-        settings = load_settings(chosen)
-        debug = settings.log_level == "debug"
+        _check(vars(settings) | arguments)
         configure_log(settings)
         function(settings=settings, **arguments)
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
@@ -94,7 +84,7 @@ def _run(function: Callable[..., None], chosen: dict[str, Any], arguments: dict[
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except Exception as error:
-        raise typer.Exit(show_error(error, debug=debug)) from error
+        raise typer.Exit(show_error(error, debug=settings.log_level == "debug")) from error
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -125,53 +115,6 @@ def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
         raise InvalidSetting(
             f"{what} needs {str(error.name).partition('.')[0]}: pip install 'penstock[{extra}]'{instead}"
         ) from error
-
-
-def _make_option(setting: SettingDescription) -> inspect.Parameter:
-    """An option that is None or empty if it is not given."""
-    kind: Any = setting.type
-    off = f"/--no-{setting.option.removeprefix('--')}" if kind is bool else ""
-    names = [setting.option + off]
-    if kind == dict[str, Secret]:
-        kind = list[str]  # each NAME=URL: load_settings takes them apart
-    if kind not in (bool, float, int, list[str]):
-        kind = str  # load_settings checks it: Path("") would be the working directory
-    default: list[str] | None = [] if kind == list[str] else None
-    option = typer.Option(
-        *names,
-        help=f"{setting.sentence} Default: {setting.shown_default}.",
-        metavar=_metavar(setting),
-        show_default=False,
-        rich_help_panel=SETTINGS_PANEL,
-    )
-    annotation = kind if kind == list[str] else kind | None
-    return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
-    )
-
-
-def _metavar(setting: SettingDescription) -> str | None:
-    if setting.type is bool:
-        return None
-    if setting.name == "app":
-        return "MODULE:ATTRIBUTE"
-    if setting.type == list[str]:
-        return "NAME=VALUE"
-    if setting.type == dict[str, Secret]:
-        return "NAME=URL"
-    if get_origin(setting.type) is Literal:
-        return "|".join(get_args(setting.type))
-    return {Secret: "URL", Path: "PATH", float: "NUMBER"}.get(setting.type, "TEXT")
-
-
-def read_sources(settings: Settings) -> dict[str, str]:
-    """The setting ``sources`` as URLs."""
-    return {name: url.value for name, url in settings.sources.items()}
-
-
-def parse_conf(settings: Settings) -> dict[str, str]:
-    """The setting ``conf`` as names and values."""
-    return dict(pair.partition("=")[::2] for pair in settings.conf)
 
 
 def parse_position(text: str) -> Offset | Place:

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.cli.command import parse_conf, require_extra
+from penstock.cli.command import require_extra
 from penstock.cli.render import say
 from penstock.cli.servers import Connections
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
@@ -55,7 +55,7 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
         conf={
             # Spark's own progress bar, on a terminal only.
             "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-            **kept_partitions(parse_conf(settings)),
+            **kept_partitions(settings.spark_conf),
         },
     )
     try:

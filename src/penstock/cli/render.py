@@ -7,9 +7,10 @@ import dataclasses
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from io import TextIOWrapper
+from operator import attrgetter
 from typing import Any
 
 from rich.cells import cell_len
@@ -90,17 +91,39 @@ def _to_json(value: Any) -> Any:
     return str(value)
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Prints data as a table; columns whose name begins with ``#`` are right-aligned."""
-    show_text(table_text(columns, rows, title=title))
+def show_found(found: Sequence[Any], columns: str, *, json: bool, **computed: Callable[[Any], object]) -> None:
+    """Prints values as one line of JSON, or as a table."""
+    if json:
+        show_json(found)
+    else:
+        show_rows(found, columns, **computed)
 
 
-def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> str:
+def show_rows(found: Iterable[Any], columns: str, **computed: Callable[[Any], object]) -> None:
+    """Prints values as a table, one row each.
+
+    Args:
+        found: The values.
+        columns: ``consumer, reads=channel, #lag``: names of columns, each with that of its attribute if it is another one.
+        computed: What is shown in place of an attribute.
+    """
+    named = [each.partition("=")[::2] for each in columns.split(", ")]
+    attributes = [attribute or name.lstrip("#").replace(" ", "_") for name, attribute in named]
+    getters = [computed.get(attribute) or attrgetter(attribute) for attribute in attributes]
+    show_table([name for name, _ in named], ([get(row) for get in getters] for row in found))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Prints data as a table."""
+    show_text(table_text(columns, rows))
+
+
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as text: as wide as the terminal, or ``WIDE`` without one, but never so narrow that a cell is cut."""
     cells = [[escape(_cell(value)) for value in row] for row in rows]
     headers = [column.lstrip("#") for column in columns]
     widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
-    table = Table(title=title or None, title_justify="left", title_style="", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column, header, width in zip(columns, headers, widths, strict=True):
         table.add_column(
             header, justify="right" if column.startswith("#") else "left", no_wrap=width <= WRAPPED, overflow="fold"

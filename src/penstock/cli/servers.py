@@ -58,9 +58,9 @@ def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool 
         Refused: The directory of the embedded servers, or a file in it, belongs to somebody else.
     """
     if settings.database_url is not None and settings.redis_url is not None:
-        yield Servers(settings.database_url.value, settings.redis_url.value)
+        yield Servers(settings.database_url, settings.redis_url)
         return
-    directory = settings.data_directory or DIRECTORY
+    directory = Path(settings.data_directory or DIRECTORY)
     if settings.database_url is not None or settings.redis_url is not None:
         missing = "redis-url" if settings.redis_url is None else "database-url"
         raise InvalidSetting(

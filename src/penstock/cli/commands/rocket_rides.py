@@ -15,7 +15,7 @@ from penstock.cli.engines import choose_engine
 from penstock.cli.loops import INTERRUPTED, Stop
 from penstock.cli.render import say, show_json, show_text, table_text
 from penstock.cli.servers import servers
-from penstock.settings import Settings
+from penstock.settings import Settings, duration
 
 if TYPE_CHECKING:
     from penstock.demo.audit import Copy
@@ -31,7 +31,10 @@ SAY_EVERY_S = 2.0
 def demo(
     settings: Settings,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="N", help="Shortest time that clients make traffic, in seconds.")
+        float,
+        typer.Option(
+            "--duration", metavar="DURATION", parser=duration(), help="Shortest time that clients make traffic."
+        ),
     ] = 30,
     reconcile: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""``penstock reconcile``: compares what consumers hold with the canonical tables."""
+"""``penstock verify`` and ``penstock reconcile``: compare the log with Postgres, and what consumers hold with the canonical tables."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -6,26 +6,86 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command, require_pipeline
-from penstock.cli.engines import open_comparer
-from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.command import Json, command, means_position, parse_position, require_pipeline
+from penstock.cli.engines import open_comparer, open_examiner
+from penstock.cli.render import say, seconds, show, show_json, show_rows, show_table
 from penstock.cli.servers import open_connections
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.pipeline import Pipeline
 from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
-from penstock.reconciling import reconcile as run
-from penstock.settings import Settings
+from penstock.reconciling import reconcile as run_reconciliation
+from penstock.settings import Settings, duration
+from penstock.verifying import Verified
+from penstock.verifying import verify as run_verification
 
 DIFFERENCES = 4
-"""Exit code: something differs and was not repaired."""
+"""Exit code: something differs and was not repaired, or is lost, doubled or in the wrong place."""
 
-SHOWN = 20
-"""Most differing keys shown as a table."""
+MAX_FINDINGS, MAX_KEYS = 50, 20
+"""Findings of ``verify``, and differing keys, shown as a table."""
 
-SHOWN_AS_JSON = 1000
-"""Most differing keys shown with ``--json``; ``--report`` writes all."""
+MAX_JSON = 1000
+"""Either of them shown with ``--json``; ``--report`` writes all keys."""
+
+
+@command("engine", "master", "conf")
+def verify(
+    settings: Settings,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|PLACE|TIME",
+            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal. "
+            "A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
+    with open_connections(settings, "verify") as servers, open_examiner(settings, servers) as examiner:
+        # What is neither an offset nor a place is a time, which Postgres parses.
+        begin = parse_position(start) if start is not None and means_position(start) else start
+        done = run_verification(
+            servers.connection,
+            servers.client,
+            examiner,
+            start=begin,
+            scope=servers.scope,
+            declared=servers.pipeline.shard_names if servers.pipeline else (),
+        )
+    if json:
+        names = ("clean", "records", "shards", "unpublished", "overtaken", "counts", "findings", "seconds")
+        known = {name: getattr(done, name) for name in names}
+        counts = {str(kind): count for kind, count in done.counts.items()}
+        show_json({**known, "counts": counts, "findings": done.findings[:MAX_JSON]})
+    else:
+        _show_verified(done)
+    if not done.clean:
+        raise typer.Exit(DIFFERENCES)
+
+
+def _show_verified(done: Verified) -> None:
+    if done.findings:
+        show_rows(
+            done.findings[:MAX_FINDINGS],
+            "kind, where, shard, #offset, #offsets=count, what=text",
+            shard=lambda each: f"{each.channel}/{each.shard}",
+            offset=lambda each: each.offset or None,
+        )
+        if len(done.findings) > MAX_FINDINGS:
+            show(f"… and {len(done.findings) - MAX_FINDINGS:,} more")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in done.counts.items())
+    notes = [f"{done.unpublished:,} not published yet"] if done.unpublished else []
+    if done.overtaken:
+        notes.append(f"{done.overtaken:,} after a younger record of their key")
+    show(
+        f"{done.records:,} records of {done.shards} shards verified in {seconds(done.seconds)}: "
+        + ("nothing missing, doubled, changed or out of order" if done.clean else kinds)
+        + (f"; {', '.join(notes)}" if notes else "")
+    )
 
 
 @command("engine", "master", "conf")
@@ -57,7 +117,10 @@ def reconcile(  # noqa: PLR0917  options
         ),
     ] = False,
     wait: Annotated[
-        float, typer.Option(min=0, metavar="S", help="How long to wait for a consumer to reach the cut, in seconds.")
+        float,
+        typer.Option(
+            metavar="DURATION", parser=duration(zero=True), help="Longest wait for a consumer to reach the cut."
+        ),
     ] = 60.0,
     json: Json = False,
 ) -> None:
@@ -81,12 +144,12 @@ def reconcile(  # noqa: PLR0917  options
     ):
         examine_lineage(servers.connection, servers.client, servers.scope)
         for spec, *others in groups:
-            found = run(
+            found = run_reconciliation(
                 servers.connect, servers.scope, spec, comparer, intent=intent, wait_s=wait, others=others, resume=resume
             )
             done.append(found)
             if not json:
-                _show(found, values=values)
+                _show_reconciled(found, values=values)
     if json:
         show_json([_to_json(found) for found in done])
     if not all(found.clean for found in done):
@@ -99,7 +162,7 @@ def _group_by_consumer(pipeline: Pipeline, specs: Sequence[ReconciliationSpec]) 
     return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
 
 
-def _show(found: Reconciled, *, values: bool) -> None:
+def _show_reconciled(found: Reconciled, *, values: bool) -> None:
     comparison = found.comparison
     if comparison is None:
         say(f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows")
@@ -123,43 +186,42 @@ def _show_differences(comparison: StateComparison, *, values: bool) -> None:
         ("kind", "key", "columns", *(("expected", "found") if values else ())),
         [
             (d.kind, d.key, ", ".join(d.columns) or None, *((d.expected, d.found) if values else ()))
-            for d in comparison.differences[:SHOWN]
+            for d in comparison.differences[:MAX_KEYS]
         ],
     )
-    if comparison.total > SHOWN:
-        show(f"… and {comparison.total - SHOWN:,} more")
+    if comparison.total > MAX_KEYS:
+        show(f"… and {comparison.total - MAX_KEYS:,} more")
     if comparison.by_column:
         show_table(("column", "#differs in"), comparison.by_column.items())
 
 
 def _to_json(found: Reconciled) -> dict[str, Any]:
-    comparison = found.comparison
+    names = (
+        "run",
+        "name",
+        "consumer",
+        "intent",
+        "tick",
+        "resumed",
+        "repaired",
+        "clean",
+        "paused_s",
+        "held_s",
+        "seconds",
+    )
+    known, compared = {name: getattr(found, name) for name in names}, found.comparison
     return {
-        "run": found.run,
-        "name": found.name,
-        "consumer": found.consumer,
-        "intent": found.intent,
-        "tick": found.tick,
-        "compared": comparison.compared if comparison else None,
-        "equal": comparison.equal if comparison else None,
-        "differences": {str(k): n for k, n in comparison.counts.items()} if comparison else {},
-        "columns": dict(comparison.by_column) if comparison else {},
-        "keys": [_difference_to_json(d) for d in (comparison.differences[:SHOWN_AS_JSON] if comparison else ())],
-        "resumed": found.resumed,
-        "repaired": found.repaired,
-        "clean": found.clean,
-        "paused_s": found.paused_s,
-        "held_s": found.held_s,
-        "seconds": found.seconds,
+        **known,
+        "compared": compared and compared.compared,
+        "equal": compared and compared.equal,
+        "differences": {str(kind): count for kind, count in compared.counts.items()} if compared else {},
+        "columns": dict(compared.by_column) if compared else {},
+        "keys": [_difference_to_json(each) for each in (compared.differences[:MAX_JSON] if compared else ())],
     }
 
 
 def _difference_to_json(difference: Difference) -> dict[str, Any]:
     """Its rows only if there are any: they were asked for."""
+    known = {"key": difference.key, "kind": str(difference.kind), "columns": difference.columns}
     rows = {"expected": difference.expected, "found": difference.found}
-    return {
-        "key": difference.key,
-        "kind": str(difference.kind),
-        "columns": difference.columns,
-        **(rows if any(rows.values()) else {}),
-    }
+    return known | rows if any(rows.values()) else known

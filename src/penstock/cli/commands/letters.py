@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.engines import open_frames
-from penstock.cli.render import say, show, show_json, show_table, to_json, with_payload
+from penstock.cli.render import say, show, show_found, to_json, with_payload
 from penstock.cli.servers import Connections, open_connections
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import dead_letters as letters
@@ -37,30 +37,11 @@ def list_(
         if consumer is not None:
             _check_known(servers, consumer)
         found = letters.newest(servers.connection, consumer, limit=limit, scope=servers.scope)
-    if json:
-        show_json(found)
-        return
-    if not found:
+    if not found and not json:
         say("no dead letters")
         return
-    show_table(
-        ("consumer", "place", "action", "object", "key", "#attempts", "parked", "superseded by", "failed at", "reason"),
-        (
-            (
-                each.consumer,
-                each.place,
-                each.action,
-                each.object,
-                each.key,
-                each.attempts,
-                each.parked,
-                each.superseded_by,
-                each.failed_at,
-                each.reason,
-            )
-            for each in found
-        ),
-    )
+    columns = "consumer, place, action, object, key, #attempts, parked, superseded by, failed at, reason"
+    show_found(found, columns, json=json)
 
 
 @dead_letters.command("show")
@@ -129,13 +110,7 @@ def retry(  # noqa: PLR0917  options
                 prepare=settings.prepare,
                 make_frame=make_frame,
             )
-    if json:
-        show_json(done)
-    else:
-        show_table(
-            ("place", "key", "outcome", "reason"),
-            ((each.letter.place, each.letter.key, each.outcome, each.reason) for each in done),
-        )
+    show_found(done, "place=letter.place, key=letter.key, outcome, reason", json=json)
     if left := sum(each.outcome == "superseded" for each in done):
         say(
             f"{left:,} were not retried, because a later record of their keys was applied, or may have been: their effects would come "

@@ -1,5 +1,7 @@
 """``penstock init``: creates or upgrades the tables and the roles, or prints the SQL for it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -79,24 +81,25 @@ def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, 
         show_text(migration_sql(schema))
         _show_triggers(pipeline)
         return
-    if settings.database_url is not None:
-        url = settings.database_url.value
-        with reporting_waits(url, say):
-            _initialise(url, schema, pipeline)
-    else:
-        with servers(settings, schema=schema) as urls:
-            _initialise(urls.database_url, schema, pipeline)
-
-
-def _initialise(database_url: str, schema: str, pipeline: Pipeline | None) -> None:
-    before, after = initialise(database_url, schema), newest_shipped()
-    if before == after:
-        say(f"schema {schema} is at {after} already")
-    else:
-        say(f"schema {schema}: {before or 'new'} → {after}")
-    if pipeline is not None:
-        for table in install_triggers(database_url, pipeline):
+    with _find_postgres(settings, schema) as url:
+        before, after = initialise(url, schema), newest_shipped()
+        if before == after:
+            say(f"schema {schema} is at {after} already")
+        else:
+            say(f"schema {schema}: {before or 'new'} → {after}")
+        for table in install_triggers(url, pipeline) if pipeline is not None else ():
             say(f"table {table}: trigger installed")
+
+
+@contextmanager
+def _find_postgres(settings: Settings, schema: str) -> Iterator[str]:
+    """The URL of the only server that is needed, or of an embedded one."""
+    if settings.database_url is None:
+        with servers(settings, schema=schema) as urls:
+            yield urls.database_url
+    else:
+        with reporting_waits(settings.database_url, say):
+            yield settings.database_url
 
 
 def _show_triggers(pipeline: Pipeline | None) -> None:
@@ -107,27 +110,19 @@ def _show_triggers(pipeline: Pipeline | None) -> None:
         show_text("COMMIT;\n")
 
 
-def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
-    if settings.database_url is not None:
-        _plan_or_make(settings.database_url.value, schema, prefix, apply=apply)
-        return
-    with servers(settings, schema=schema) as urls:
-        _plan_or_make(urls.database_url, schema, prefix, apply=apply)
-
-
 def _save_users(settings: Settings) -> None:
     if settings.redis_url is None:
         raise InvalidSetting(
             "--acl save needs the Redis whose users are to be saved: --redis-url, with a user that may administer it"
         )
-    with connect_redis(settings.redis_url.value) as client:
+    with connect_redis(settings.redis_url) as client:
         for path in save_users(client):
             say(f"the users of Redis are in {path}")
 
 
-def _plan_or_make(database_url: str, schema: str, prefix: str, *, apply: bool) -> None:
+def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
     carry_out = make_roles if apply else plan_roles
-    with reporting_waits(database_url, say), connect_postgres(database_url, application="init") as connection:
+    with _find_postgres(settings, schema) as url, connect_postgres(url, application="init") as connection:
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
         show_text(f"{statement};")

@@ -1,18 +1,20 @@
-"""``penstock reset``: moves a checkpoint, opens a new epoch, accepts that of a source, or repairs an Ick."""
+"""``penstock reset`` and ``penstock replay``: positions that an operator moves, and records that he copies."""
 
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, means_position, parse_point, read_sources
-from penstock.cli.render import say, show, show_json, show_table
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, OnlyShard, command, means_position, parse_point
+from penstock.cli.loops import ProgressLine
+from penstock.cli.render import say, show, show_found, show_json, show_rows
 from penstock.cli.servers import open_connections
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
+from penstock.operating.replay import Replay, ReplayRequest
+from penstock.operating.replay import replay as carry_out
 from penstock.operating.reset import (
     AcceptedShard,
-    CheckpointMove,
     CheckpointTarget,
     ConsumerInDoubt,
     EpochPlan,
@@ -41,7 +43,7 @@ def checkpoint(  # noqa: PLR0917  options
             "2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago: what was staged since is applied again.",
         ),
     ] = None,
-    shard: Annotated[int | None, typer.Option(min=0, help="Only this shard.")] = None,
+    shard: OnlyShard = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume halted shards.")] = False,
     apply: Apply = False,
     json: Json = False,
@@ -59,10 +61,9 @@ def checkpoint(  # noqa: PLR0917  options
             apply=apply,
             scope=servers.scope,
         )
-    if json:
-        show_json(moves)
-    else:
-        _show_moves(moves)
+    columns = "consumer, shard, #from=before, #to=after, #applied again=again, #passed over, "
+    columns += "#dead letters removed=dead_letters, resumes"
+    show_found(moves, columns, json=json, shard=lambda move: f"{move.channel}/{move.shard}")
     if any(move.again for move in moves):
         say("Records that are applied again take effect again, unless the handler prevents it.")
     for move in moves:
@@ -91,24 +92,6 @@ def _parse_target(to: str | None) -> CheckpointTarget:
         raise InvalidSetting(
             f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or latest; and as a time: {error}"
         ) from error
-
-
-def _show_moves(moves: tuple[CheckpointMove, ...]) -> None:
-    columns = (
-        "consumer",
-        "shard",
-        "#from",
-        "#to",
-        "#applied again",
-        "#passed over",
-        "#dead letters removed",
-        "resumes",
-    )
-    rows = (
-        (m.consumer, f"{m.channel}/{m.shard}", m.before, m.after, m.again, m.passed_over, m.dead_letters, m.resumes)
-        for m in moves
-    )
-    show_table(columns, rows)
 
 
 @reset.command("epoch")
@@ -143,7 +126,7 @@ def source(
     json: Json = False,
 ) -> None:
     """After a source was restored, have a consumer accept its history: go back to the last record that both have."""
-    urls = read_sources(settings)
+    urls = settings.source_urls
     if name not in urls:
         raise InvalidSetting(
             f"the Postgres of source {name} is not known: set PENSTOCK_SOURCES__{name.upper()} to its URL"
@@ -156,39 +139,20 @@ def source(
         shards = reset_source(
             servers.connection, elsewhere, servers.client, consumer, name, to=place, apply=apply, scope=servers.scope
         )
-    if json:
-        show_json(shards)
-    else:
-        _show_accepted(shards)
+    columns = "shard, #from=before, #to=after, in doubt, #given out again=again, #passed over, "
+    columns += "#dead letters removed=dead_letters, resumes"
+    show_found(shards, columns, json=json, in_doubt=_format_range)
+    if not json:
+        _explain_doubt(shards)
     if not apply:
         say(NOTHING_CHANGED)
 
 
-def _show_accepted(shards: tuple[AcceptedShard, ...]) -> None:
-    columns = (
-        "shard",
-        "#from",
-        "#to",
-        "in doubt",
-        "#given out again",
-        "#passed over",
-        "#dead letters removed",
-        "resumes",
-    )
-    rows = (
-        (
-            each.shard,
-            each.before,
-            each.after,
-            f"{each.after + 1} to {each.before}" if each.in_doubt else "",
-            each.again,
-            each.passed_over,
-            each.dead_letters,
-            each.resumes,
-        )
-        for each in shards
-    )
-    show_table(columns, rows)
+def _format_range(each: AcceptedShard) -> str:
+    return f"{each.after + 1} to {each.before}" if each.in_doubt else ""
+
+
+def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
     in_doubt = sum(each.in_doubt for each in shards)
     if not in_doubt:
         return
@@ -219,13 +183,7 @@ def ick(
     """Repair a damaged Ick: move foreign content aside, and mark again the members that may be lost."""
     with open_connections(settings, "reset") as servers:
         repairs = reset_ick(servers.connection, servers.client, channel, servers.pipeline, apply=apply)
-    if json:
-        show_json(repairs)
-    else:
-        show_table(
-            ("shard", "key", "found", "moved to", "marked again"),
-            ((str(r.shard), r.key, r.found, r.moved_to, r.marked_again) for r in repairs),
-        )
+    show_found(repairs, "shard, key, found, moved to, marked again", json=json)
     if not repairs:
         say("The Ick is not damaged: there is nothing to do.")
     elif not apply:
@@ -310,3 +268,75 @@ def _format_elsewhere(consumer: str, shard: str) -> str:
         "its own database was not restored, and it may have applied all of these: "
         f"penstock reset source {consumer} {source}, there, once this epoch is open"
     )
+
+
+METAVAR = "OFFSET|PLACE|TIME"
+
+DONE_BEFORE = "Nothing was changed. To stage all the copies once more: --again --apply"
+
+
+@command()
+def replay(  # noqa: PLR0917  options
+    settings: Settings,
+    channel: Annotated[str, typer.Argument(help="The log whose records are copied.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="CHANNEL",
+            help="The log, queue or Ick that the copies go to. A queue takes the key as tenant, an Ick as member.",
+        ),
+    ],
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar=METAVAR,
+            help="The first offset of each shard, or a place; or a time: only records staged then or later, "
+            "2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago. By default the oldest that is kept.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar=METAVAR,
+            help="The last offset; or a time: only records staged before it. By default the newest when the replay begins.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
+    shard: OnlyShard = None,
+    again: Annotated[bool, typer.Option("--again", help="Even if the same replay was carried out already.")] = False,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on."""
+    first, last = (None if each is None else parse_point(each) for each in (start, until))
+    request = ReplayRequest(channel, target, first, last, key, shard)
+    with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:
+        done = carry_out(
+            servers.connection, request, apply=apply, again=again, scope=servers.scope, on_batch=progress.add
+        )
+    if json:
+        show_json(done)
+    else:
+        _show_replay(done, is_plan=not apply)
+    if not apply:
+        say(NOTHING_CHANGED if done.ended_at is None else DONE_BEFORE)
+
+
+def _show_replay(done: Replay, *, is_plan: bool) -> None:
+    columns = "shard, #from=first, #to=last, #done up to=done"
+    show_rows(
+        done.shards, columns, shard=lambda each: f"{done.channel}/{each.shard}", done=lambda each: max(0, each.done)
+    )
+    if done.ended_at is not None:
+        was = " was carried out already" if is_plan else ""
+        show(
+            f"replay {done.replay} into {done.target}{was}: {done.staged:,} copies staged, ended {done.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"
+        )
+    elif done.replay is not None:
+        show(
+            f"replay {done.replay} into {done.target} was interrupted: {done.staged:,} copies are staged, {done.records:,} are left"
+        )
+    else:
+        show(f"{done.records:,} records would be copied into {done.target}")

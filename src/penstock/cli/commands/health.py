@@ -1,0 +1,255 @@
+"""``penstock status``: how far records have come; and ``penstock doctor``: whether everything is safe."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any
+
+import typer
+
+from penstock.channels.server import connect_redis
+from penstock.cli.command import Json, command, find_pipeline
+from penstock.cli.loops import Stop
+from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_rows, show_table
+from penstock.cli.servers import Connections, get_scope, open_connections, servers
+from penstock.database.connections import connect_postgres
+from penstock.errors import ServerUnavailable
+from penstock.operating.doctor import CheckResult, diagnose, worst
+from penstock.operating.status import Status
+from penstock.operating.status import status as read_status
+from penstock.reconciling.history import LastRun
+from penstock.settings import Settings, duration
+from penstock.streaming.faults import Faults
+
+
+@command()
+def status(
+    settings: Settings,
+    json: Json = False,
+    by_shard: Annotated[bool, typer.Option("--by-shard", help="One row per shard.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
+    every: Annotated[float, typer.Option(metavar="DURATION", parser=duration(), help="Interval of --watch.")] = 1.0,
+) -> None:
+    """Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move."""
+    stop = Stop() if watch else None
+    with open_connections(settings, "status") as servers:
+        while True:
+            if stop is not None and not json:
+                clear_screen()
+            found = _show_status(servers, json=json, by_shard=by_shard)
+            if stop is None:
+                break
+            if found.redis is not None:
+                say(f"warning: {found.redis}")
+            if stop.wait(every):
+                return
+    if found.redis is not None:
+        raise ServerUnavailable(found.redis)
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _show_status(servers: Connections, *, json: bool, by_shard: bool) -> Status:
+    found = read_status(servers.connection, servers.client, servers.pipeline)
+    if json:
+        show_json(found)
+    else:
+        _show_tables(found, by_shard=by_shard)
+        if troubles := list(_format_troubles(found)):
+            show(*troubles)
+    return found
+
+
+def _show_tables(found: Status, *, by_shard: bool) -> None:
+    show(_format_head(found))
+    channels = [*_divide(found.channels, by_shard=by_shard)]
+    consumers = [*_divide(found.consumers, by_shard=by_shard)]
+    tables = (
+        (_CHANNELS, channels),
+        (_ICKS, _hold(channels, "ick")),
+        (_QUEUES, _hold(channels, "queue")),
+        (_CONSUMERS, consumers),
+    )
+    for columns, rows in tables:
+        if rows or columns is _CHANNELS:
+            show("")
+            shown = {name: get for name, get in columns if name not in _OPTIONAL or any(map(get, rows))}
+            show_table([*shown], ([get(row) for get in shown.values()] for row in rows))
+    if any(consumer.declared is False for consumer in found.consumers):
+        show("* not declared by the pipeline that --app names")
+    if found.reconciliations:
+        show("")
+        show_rows(found.reconciliations, _RECONCILIATIONS, outcome=_outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A channel or a consumer and its shards, or one of them."""
+
+    of: Any
+    name: str
+    shards: Sequence[Any]
+
+
+def _divide(owners: Iterable[Any], *, by_shard: bool) -> Iterator[_Row]:
+    for each in owners:
+        if by_shard:
+            yield from (_Row(each, f"{each.channel}/{shard.shard}", [shard]) for shard in each.shards)
+        else:
+            yield _Row(each, each.channel, each.shards)
+
+
+def _hold(rows: Iterable[_Row], what: str) -> list[_Row]:
+    """The rows with the shards whose Ick, or queue, was read."""
+    held = (_Row(row.of, row.name, [each for each in row.shards if getattr(each, what) is not None]) for row in rows)
+    return [row for row in held if row.shards]
+
+
+def _total(path: str) -> Callable[[_Row], int | None]:
+    """The sum over the shards; None if one of them is damaged, or is not known."""
+    held, read = path.rpartition(".")[0], attrgetter(path)
+
+    def add(row: _Row) -> int | None:
+        total = 0
+        for each in row.shards:
+            if (held and getattr(each, held).damage) or (value := read(each)) is None:
+                return None
+            total += value
+        return total
+
+    return add
+
+
+def _oldest(path: str) -> Callable[[_Row], float | None]:
+    read = attrgetter(path)
+    return lambda row: max((age for each in row.shards if (age := read(each)) is not None), default=None)
+
+
+def _memory(row: _Row) -> str | None:
+    """What a log takes in Redis, and what it may take."""
+    each = row.shards[0] if len(row.shards) == 1 else row.of
+    if each.redis_memory is None:
+        return None
+    return f"{'?' if each.memory is None else memory(each.memory)} of {memory(each.redis_memory)}"
+
+
+def _coalescing(row: _Row) -> str | None:
+    dirtied = sum(each.ick.dirtied for each in row.shards)
+    return f"{sum(each.ick.records for each in row.shards) / dirtied:.1f} : 1" if dirtied else None
+
+
+def _outcome(run: LastRun) -> str:
+    return f"{run.outcome}, {run.remaining:,} left" if run.remaining else run.outcome
+
+
+_Computed = tuple[str, Callable[[_Row], object]]
+
+_OPTIONAL = {"memory", "#evicted"}
+"""Columns that are left out if they say nothing of any row."""
+
+_CHANNELS: tuple[_Computed, ...] = (
+    ("channel", lambda row: row.name),
+    ("kind", lambda row: row.of.kind),
+    ("#shards", lambda row: len(row.shards)),
+    ("keep", lambda row: None if row.of.keep_s is None else seconds(row.of.keep_s)),
+    *((f"#{name}", _total(name)) for name in ("staged", "sequenced", "published")),
+    ("#in the log", _total("records")),
+    ("memory", _memory),
+)
+_ICKS: tuple[_Computed, ...] = (
+    ("ick", lambda row: row.name),
+    *((f"#{name}", _total(f"ick.{name}")) for name in ("dirty", "held", "reserved")),
+    ("#oldest", _oldest("ick.oldest_s")),
+    ("#coalesced", _coalescing),
+    ("held by", lambda row: ", ".join(sorted({each.ick.holder for each in row.shards} - {None})) or None),
+)
+_QUEUES: tuple[_Computed, ...] = (
+    ("queue", lambda row: row.name),
+    *((f"#{name}", _total(f"queue.{name}")) for name in ("waiting", "leased", "delayed")),
+    ("#in postgres", _total("in_postgres")),
+    ("#dead", _total("queue.dead")),
+    ("#oldest", _oldest("queue.oldest_s")),
+)
+_CONSUMERS: tuple[_Computed, ...] = (
+    ("consumer", lambda row: row.of.consumer + ("*" if row.of.declared is False else "")),
+    ("reads", lambda row: row.name),
+    ("halted", lambda row: sum(each.halted is not None for each in row.shards)),
+    ("#passed", _total("checkpoint")),
+    ("#lag", _total("lag")),
+    ("#behind", lambda row: float(max((each.lag_s for each in row.shards), default=0.0))),
+    *((f"#{name}", _total(name)) for name in ("evicted", "applied", "skipped")),
+    ("#dead letters", _total("dead_letters")),
+)
+_RECONCILIATIONS = (
+    "reconciliation=name, #ago=ago_s, last run=intent, #compared, #differed=differences, #repaired, outcome"
+)
+
+
+def _format_head(found: Status) -> str:
+    head = f"epoch {found.epoch} · tick {found.tick}, {seconds(found.tick_s)} ago"
+    if (oldest := found.oldest_transaction) is None:
+        return head
+    return (
+        f"{head} · oldest transaction {seconds(oldest.age_s)} "
+        f"(process {oldest.pid}, {oldest.application or 'unnamed'}, {oldest.state})"
+    )
+
+
+def _format_troubles(found: Status) -> Iterator[str]:
+    """A line for each shard that does not move, or waits, and for records without an offset."""
+    faults = found.faults
+    stopped, unknown = {each.shard for each in faults.stopped}, {each.shard for each in faults.unknown}
+    for consumer, shard, reason in found.halted:
+        yield f"halted: {consumer} {shard}: {reason}"
+    for consumer, shard, reason in found.waiting:
+        yield f"waiting: {consumer} {shard}: {reason}"
+    for shard, reason in found.damaged:
+        if shard not in stopped:
+            yield f"damaged: {shard}: {reason}"
+    for shard, count, reason in found.unread:
+        if shard not in unknown:
+            yield f"unread: {shard}: {count:,} records; {reason}"
+    yield from _format_faults(faults)
+
+
+def _format_faults(faults: Faults) -> Iterator[str]:
+    for record in faults.isolated.first:
+        yield f"isolated: record {record.id} of {record.shard}: {record.reason}"
+    if (more := faults.isolated.count - len(faults.isolated.first)) > 0:
+        yield f"isolated: {more:,} more records"
+    for each in faults.unknown:
+        yield f"unknown: {each.shard}: {each.records:,} records from record {each.first} on, of no registered channel"
+    for fault in faults.stopped:
+        yield f"stopped: {fault.shard}: {fault.reason}"
+
+
+@command()
+def doctor(settings: Settings, json: Json = False) -> None:
+    """Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer."""
+    results = _diagnose(settings)
+    if json:
+        show_json(results)
+    else:
+        for result in results:
+            show(f"{result.grade:7}  {result.check}: {result.message}")
+            if result.fix and result.grade != "ok":
+                first, *more = result.fix.split("\n")
+                show(f"         → {first}", *(f"           {line}" for line in more))
+    if any(result.unreachable for result in results):
+        raise typer.Exit(ServerUnavailable.exit_code)
+    if worst(results) == "error":
+        raise typer.Exit(1)
+
+
+def _diagnose(settings: Settings) -> list[CheckResult]:
+    pipeline = find_pipeline(settings)
+    with (
+        servers(settings, schema=get_scope(pipeline).schema, start=False) as urls,
+        connect_redis(urls.redis_url) as client,
+    ):
+        try:
+            connection = connect_postgres(urls.database_url, application="doctor", prepare=settings.prepare)
+        except ServerUnavailable as error:
+            return [CheckResult("postgres", "error", str(error), "see --database-url", unreachable=True)]
+        with connection:
+            return diagnose(connection, client, pipeline)

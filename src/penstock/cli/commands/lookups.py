@@ -1,0 +1,407 @@
+"""``penstock tail``, ``trace`` and ``explain``: the records of a channel, and what became of one.
+
+Payloads are data: tail prints them on stdout, the others not at all.  An Ick keeps no records: tail prints the members that
+have waited longest; for a queue the jobs that are not done for the longest time, each with what it waits for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from math import isfinite
+from typing import Annotated, Any
+
+import typer
+
+from penstock.channels.ick import oldest
+from penstock.channels.log import Follower, extents
+from penstock.channels.queue.inspection import explain_message, oldest_messages
+from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
+from penstock.cli.loops import Stop
+from penstock.cli.render import say, seconds, show, show_json, with_payload
+from penstock.cli.servers import Connections, open_connections
+from penstock.clients.log.reading import LogReading
+from penstock.clients.log.running import run
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
+from penstock.errors import InvalidSetting, Unknown
+from penstock.journal import journal_bounds, known_shards, offsets_since
+from penstock.journal.older import fill
+from penstock.journal.written import shards_to_compare
+from penstock.operating.channels import unknown_channel
+from penstock.operating.tracing import MOST_OF_KEY, Explanation, OpenWriter, Reader, Story
+from penstock.operating.tracing import explain as find_cause
+from penstock.operating.tracing import trace as read_stories
+from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment
+from penstock.settings import Settings
+
+BATCH = 1000
+BLOCK_MS = 500
+NEWEST = 10
+"""Records that are printed by default."""
+
+
+@command()
+def tail(  # noqa: PLR0917  options
+    settings: Settings,
+    channel: Annotated[str, typer.Argument(help="Name of the channel.")],
+    shard: OnlyShard = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|PLACE",
+            help="Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new records until interrupted.")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done."""
+    stop = Stop()
+    position = None if start is None else parse_position(start)
+    if isinstance(position, Place):
+        if position.shard.channel != channel or shard not in {None, position.shard.shard}:
+            raise InvalidSetting(f"--from {position}: that is not in {channel}, or in another shard")
+        shard, position = position.shard.shard, position.offset
+    if since is not None and position is not None:
+        raise InvalidSetting("--since and --from exclude each other")
+    moment = None if since is None else parse_moment(since)
+    of_logs = follow or any(each is not None for each in (position, since, key))
+    with open_connections(settings, "tail") as servers:
+        shards = _find_shards(servers, channel, shard)
+        if (kind := _kind(servers, channel)) in {"ick", "queue"}:
+            if of_logs:
+                raise _not_a_log(channel, kind)
+            show_waiting = _show_jobs if kind == "queue" else _show_members
+            show_waiting(servers, shards, NEWEST if count is None else count, json=json)
+            return
+        printer = _Printer(servers, key, json=json)
+        starts: dict[ShardName, Offset] = {}
+        if moment is not None:
+            found = offsets_since(servers.connection, servers.scope, shards, moment)
+            starts = {shard: each.before for shard, each in found.items()}
+            printer.since_us = next(iter(found.values())).at.timestamp() * 1_000_000
+        elif position is not None:
+            starts = dict.fromkeys(shards, Offset(max(0, position - 1)))
+        printer.left = count if starts else NEWEST if count is None else count
+        positions = printer.print_from(starts) if starts else printer.print_newest(shards)
+        if follow:
+            printer.left = printer.left if starts else None
+            printer.follow(positions, stop)
+
+
+def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
+    known = known_shards(servers.connection, servers.scope, servers.pipeline.shard_names if servers.pipeline else ())
+    found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
+    if not found and shard is not None:
+        # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command reads them.
+        written = shards_to_compare(servers.connection, servers.client, servers.scope, on_unusable=lambda *_: None)
+        found = [each for each in written if each == ShardName(channel, Shard(shard))]
+    if not found:
+        if any(each.channel == channel for each in known):
+            raise Unknown(f"channel {channel} has no shard {shard}")
+        raise unknown_channel(servers.connection, servers.scope, channel)
+    return found
+
+
+def _kind(servers: Connections, channel: str) -> str | None:
+    """The channel's kind as registered, otherwise as declared."""
+    registered = registered_channels(servers.connection, servers.scope).get(channel)
+    declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
+    known = registered or declared
+    return None if known is None else known.kind
+
+
+def _not_a_log(channel: str, kind: str) -> InvalidSetting:
+    named, what = ("an Ick", "members") if kind == "ick" else ("a queue", "messages until they are done")
+    return InvalidSetting(
+        f"{channel} is {named}: it keeps {what}, not records, so --from, --since, --key and --follow do not apply. "
+        "See penstock status --watch"
+    )
+
+
+def _show_jobs(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
+    for found in oldest_messages(servers.client, servers.scope.namespace, shards, most):
+        known = explain_message(servers.client, servers.scope.namespace, found)
+        if known is None:
+            continue
+        tenant, key = known.facts["tenant"], known.facts["key"]
+        facts = {
+            "id": found.id,
+            "tenant": tenant,
+            "key": key,
+            "state": known.state,
+            "since": found.since,
+            "why": known.text,
+        }
+        text = f"{found.since:%Y-%m-%d %H:%M:%S}  {found.id} {tenant}  {known.text}"
+        _show_one(found.shard, facts, text, json=json)
+
+
+def _show_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
+    for found in oldest(servers.client, servers.scope.namespace, shards, most):
+        # Members are arbitrary bytes.
+        member, since = found.member.decode(errors="backslashreplace"), _to_time(found.score)
+        score = found.score if isfinite(found.score) else str(found.score)
+        facts = {"member": member, "state": found.state, "score": score, "since": since}
+        shown = f"{since:%Y-%m-%d %H:%M:%S}" if since else f"{found.score!r}"
+        _show_one(found.shard, facts, f"{shown}  {found.state} {member}", json=json)
+
+
+def _show_one(shard: ShardName, facts: Mapping[str, Any], text: str, *, json: bool) -> None:
+    if json:
+        show_json({"channel": shard.channel, "shard": shard.shard, **facts})
+    else:
+        show(f"{shard}  {text}")
+
+
+def _to_time(score: float) -> datetime | None:
+    """The time of a score; None if it is none: other producers may use other scores."""
+    try:
+        return datetime.fromtimestamp(score, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+@dataclass
+class _Printer:
+    """Prints the records of a log.
+
+    Attributes:
+        key: Only records of this key.
+        since_us: Only records that were staged then or later.
+        left: Records that may still be printed; None if there is no limit.
+    """
+
+    servers: Connections
+    key: str | None
+    json: bool
+    since_us: float | None = None
+    left: int | None = None
+
+    def print_newest(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
+        """Prints the newest records of all shards together; returns the end of each shard."""
+        assert self.left is not None
+        count, ends = self.left, self._find_ends(shards)
+        newest: list[Record] = []
+        for shard, (oldest_offset, tail) in ends.items():
+            page = BATCH if self.key is not None else min(BATCH, count)
+            records = self._read_pages(shard, oldest_offset, tail, page, backwards=True)
+            newest += islice(self._select(records), count)
+        newest.sort(key=lambda record: (record.staged_us, record.id))
+        self._print(newest[-count:] if count else [])
+        return {shard: tail for shard, (_, tail) in ends.items()}
+
+    def print_from(self, starts: Mapping[ShardName, Offset]) -> dict[ShardName, Offset]:
+        """Prints each shard after an offset; returns the end of each shard."""
+        positions = {}
+        for shard, (oldest_offset, tail) in self._find_ends(list(starts)).items():
+            first = max(Offset(starts[shard] + 1), oldest_offset)
+            self._print(self._select(self._read_pages(shard, first, tail, BATCH)))
+            positions[shard] = max(tail, Offset(first - 1))
+        return positions
+
+    def follow(self, positions: dict[ShardName, Offset], stop: Stop) -> None:
+        """Prints new records until a stop signal."""
+        follower = Follower(self.servers.client, self.servers.scope.namespace, count=BATCH)
+        while not stop() and self.left != 0:
+            for shard, records in follower.wait(positions, BLOCK_MS).items():
+                self._print(self._select(records))
+                positions[shard] = records[-1].offset
+
+    def _select(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            if self.key in {None, record.key} and (self.since_us is None or record.staged_us >= self.since_us):
+                yield record
+
+    def _print(self, records: Iterable[Record]) -> None:
+        for record in islice(records, self.left):
+            show(_format_record(record, json=self.json))
+            self.left = None if self.left is None else self.left - 1
+
+    def _find_ends(self, shards: Sequence[ShardName]) -> dict[ShardName, tuple[Offset, Offset]]:
+        """The oldest offset of each shard that Redis or the journal still has, and the last one in Redis."""
+        servers = self.servers
+        extent = extents(servers.client, servers.scope.namespace, shards)
+        ends = {}
+        for shard, (first, last) in journal_bounds(servers.connection, servers.scope, shards).items():
+            begin = extent[shard].first
+            ends[shard] = (min(first, begin) if first <= last else begin, extent[shard].tail)
+        return ends
+
+    def _read_pages(
+        self, shard: ShardName, first: Offset, last: Offset, count: int, *, backwards: bool = False
+    ) -> Iterator[Record]:
+        """The records of a range of offsets, read ``count`` at a time; what Redis has evicted comes from the journal."""
+        servers = self.servers
+        reading = LogReading(shard.channel, namespace=servers.scope.namespace)
+        at = last if backwards else first
+        while first <= at <= last:
+            most = min(count, 1 + (at - first if backwards else last - at))
+            operation = reading.read(shard, at, most, backwards=backwards)
+            [page] = run(servers.client, [operation], f"reading {shard}")
+            if not page:
+                return
+            if page.evicted:
+                with postgres_errors(f"reading {shard} from the journal"):
+                    page = fill(servers.connection, servers.scope, page)
+            yield from (record for record in page if record is not None)
+            at = page.next
+
+
+def _format_record(record: Record, *, json: bool) -> str:
+    staged = _to_time(record.staged_us / 1_000_000)
+    if not json:
+        shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
+        return f"{record.place}  {shown}  {record.action} {record.object} {record.key}  {record.data_json}"
+    names = ("channel", "shard", "offset", "id", "key", "action", "object")
+    known = {name: getattr(record, name) for name in names}
+    return with_payload({**known, "staged_at": staged or str(record.staged_us)}, record)
+
+
+@command()
+def trace(
+    settings: Settings,
+    what: Wanted,
+    is_key: IsKey = False,
+    channel: OfChannel = None,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MOST_OF_KEY,
+    json: Json = False,
+) -> None:
+    """Show what became of a record: staged, sequenced, published, applied by whom and when."""
+    wanted = parse_record(what, is_key=is_key)
+    with open_connections(settings, "trace") as servers:
+        stories = read_stories(
+            servers.connection, servers.client, wanted, channel=channel, most=count, scope=servers.scope
+        )
+    if json:
+        show_json(stories)
+    else:
+        for number, story in enumerate(stories):
+            show(*([""] if number else []), *format_story(story))
+    _note_number(what, wanted)
+
+
+@command()
+def explain(
+    settings: Settings,
+    what: Wanted,
+    is_key: IsKey = False,
+    channel: OfChannel = None,
+    query: Annotated[
+        bool, typer.Option("--query", help="Show the last statements of open transactions, which may contain payloads.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1."""
+    wanted = parse_record(what, is_key=is_key)
+    with open_connections(settings, "explain") as servers:
+        found = find_cause(
+            servers.connection, servers.client, wanted, channel=channel, with_query=query, scope=servers.scope
+        )
+    if json:
+        show_json(found)
+    else:
+        show(*_format_explanation(found))
+    _note_number(what, wanted)
+    if not found.is_applied:
+        raise typer.Exit(1)
+
+
+def _note_number(what: str, wanted: object) -> None:
+    if isinstance(wanted, int):
+        say(f"{what} was taken as the number of a record; if it is a key: --key")
+
+
+def _format_explanation(found: Explanation) -> Iterator[str]:
+    yield f"{found.cause}: {found.text}"
+    if found.fix is not None:
+        yield f"fix: {found.fix}"
+    for writer in found.writers:
+        yield f"  {_format_writer(writer)}"
+    if found.story is not None:
+        yield ""
+        yield from format_story(found.story)
+
+
+def _format_writer(writer: OpenWriter) -> str:
+    age = "age hidden" if writer.age_s is None else f"open for {seconds(writer.age_s)}"
+    if writer.pid is None:
+        return f"prepared transaction {writer.prepared!r} of {writer.user}: {age}"
+    query = f": {' '.join(writer.query.split())}" if writer.query else ""
+    return (
+        f"process {writer.pid}, {writer.application or 'unnamed'}, {writer.user}, "
+        f"{writer.state or 'state hidden'}, {age}{query}"
+    )
+
+
+def format_story(story: Story) -> Iterator[str]:
+    """A record's story as lines."""
+    named = "" if story.key is None else f", key {story.key}, {story.action} {story.object}"
+    yield f"record {story.id} of {story.shard_name}{named}"
+    yield f"  staged      {_format_staged(story)}"
+    if story.isolated is not None:
+        yield f"  isolated    {story.isolated}"
+    if story.offset is None:
+        yield "  sequenced   no"
+    else:
+        tick = "" if story.tick is None else f", tick {story.tick}"
+        at = f"{story.sequenced_at:%Y-%m-%d %H:%M:%S}: " if story.sequenced_at else ""
+        yield f"  sequenced   {at}{story.place}{tick}"
+        yield f"  published   {_format_published(story)}"
+    if story.why is not None:
+        yield f"  {story.state or '':11} {story.why}"
+    for reader in story.readers:
+        yield f"  {reader.state:11} {_format_reader(reader)}"
+    if not story.readers:
+        yield "  no reader   no consumer of the channel is registered"
+
+
+def _format_staged(story: Story) -> str:
+    at = f"{story.staged_at:%Y-%m-%d %H:%M:%S}" if story.staged_at else "at an unknown time"
+    if story.transaction is None:
+        return f"{at}; its row is gone"
+    committed = f" (committed {story.committed_at:%H:%M:%S.%f})" if story.committed_at else ""
+    return f"{at} in transaction {story.transaction}{committed}"
+
+
+def _format_published(story: Story) -> str:
+    if story.stopped is not None:
+        return f"the streamer leaves the shard out: {story.stopped}"
+    if story.published is None:
+        return f"not known: {story.redis or 'no such channel is registered'}"
+    if not story.is_published:
+        by = story.refusal
+        why = f", and refuses writes: {by.reason}" if by is not None and by.is_certain else ""
+        return f"no: Redis has the shard up to offset {story.published}{why}"
+    gone = story.first is not None and story.offset is not None and story.offset < story.first
+    return "yes; evicted from Redis since" if gone else "yes"
+
+
+def _format_reader(reader: Reader) -> str:
+    when = "" if reader.at is None else f"{reader.at:%Y-%m-%d %H:%M:%S}"
+    match reader.state:
+        case "applied":
+            return f"{reader.consumer}, by {when}"
+        case "unread":
+            return f"{reader.consumer} has no checkpoint in this shard"
+        case "behind":
+            return f"{reader.consumer}, at offset {reader.checkpoint}, {reader.ahead:,} records before it, since {when}"
+        case _:
+            return f"{reader.consumer}, {when}: {reader.reason}"

@@ -1,0 +1,190 @@
+"""``penstock consumers`` and ``penstock channels``: what is registered, and changes of it."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
+from penstock.cli.render import say, seconds, show, show_found, show_json
+from penstock.cli.servers import open_connections
+from penstock.operating.channels import ListedChannel, adopt_channel, list_channels, retire_channel
+from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
+from penstock.operating.resharding import ReshardPlan, reshard
+from penstock.settings import Settings
+
+consumers = typer.Typer(
+    no_args_is_help=True, help="List, rename or retire registered consumers: retention waits for them."
+)
+channels = typer.Typer(no_args_is_help=True, help="List channels, or change one while it is used.")
+
+ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
+
+
+@consumers.command("list")
+@command()
+def list_consumers_(settings: Settings, json: Json = False) -> None:
+    """List the registered consumers."""
+    with open_connections(settings, "consumers") as servers:
+        found = list_consumers(servers.connection, scope=servers.scope)
+    show_found(found, "consumer, reads=channel, #shards, #passed, #lag, #dead letters, moved at", json=json)
+
+
+@consumers.command("retire")
+@command()
+def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False) -> None:
+    """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
+    with open_connections(settings, "consumers") as servers:
+        found = retire(servers.connection, name, apply=apply, scope=servers.scope)
+        declared = servers.pipeline is not None and name in servers.pipeline.consumers
+    for each in found:
+        show(f"{'retired' if apply else 'would retire'} {name}: {_progress(each)} removed")
+    if not found:
+        show(f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed")
+    if any(each.lag is None for each in found):
+        say(f"The sources still wait for {name}: retire it in the database of each, too.")
+    if declared:
+        say(
+            f"The pipeline still declares {name}: when it or the streamer starts, it is registered again as a new consumer."
+        )
+    if not apply:
+        say(NOTHING_CHANGED)
+
+
+@consumers.command("rename")
+@command()
+def rename_consumer(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the consumer now.")],
+    new: Annotated[str, typer.Argument(help="Its name from now on.")],
+    apply: Apply = False,
+) -> None:
+    """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
+    with open_connections(settings, "consumers") as servers:
+        replaced = list_consumers(servers.connection, new, scope=servers.scope)
+        found = rename(servers.connection, name, new, apply=apply, scope=servers.scope)
+    for each in found:
+        show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(each)}")
+    if replaced:
+        show(f"    the registration of {new}, which has applied nothing, is replaced")
+    if any(each.lag is None for each in found):
+        say(
+            f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at each of them, retire {name} "
+            f"there: penstock consumers retire {name} --apply"
+        )
+    say(
+        f"Now deploy workers that declare the consumer as {new}; those that still declare {name} stop."
+        if apply
+        else NOTHING_CHANGED
+    )
+
+
+def _progress(each: RegisteredConsumer) -> str:
+    """Checkpoints, records and dead letters; the lag in a source is not known here."""
+    behind = "" if each.lag is None else f"{each.lag:,} not passed, "
+    return (
+        f"{each.shards} checkpoints on {each.channel}, {each.passed:,} records passed, {behind}"
+        f"{each.dead_letters:,} dead letters"
+    )
+
+
+@channels.command("list")
+@command()
+def list_channels_(settings: Settings, json: Json = False) -> None:
+    """List the registered channels."""
+    with open_connections(settings, "channels") as servers:
+        found = list_channels(servers.connection, servers.pipeline, scope=servers.scope)
+    show_found(
+        found,
+        "channel, kind, #shards, keep, entries, #records, consumers, remarks",
+        json=json,
+        keep=lambda each: seconds(each.keep_s),
+        entries=_entries,
+        consumers=lambda each: ", ".join(each.consumers),
+        remarks=lambda each: "not declared" if each.declared is False else "",
+    )
+
+
+def _entries(channel: ListedChannel) -> str:
+    if channel.kind != "log" or channel.entries == "plain":
+        return channel.entries if channel.kind == "log" else ""
+    return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
+
+
+@channels.command("retire")
+@command()
+def retire_channel_(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the channel.")],
+    discard: Annotated[bool, typer.Option("--discard", help="Also lose the records that were not read.")] = False,
+    apply: Apply = False,
+) -> None:
+    """Remove a channel with all it holds. Nothing can be staged for it afterwards."""
+    with open_connections(settings, "channels") as servers:
+        plan = retire_channel(
+            servers.connection, servers.client, name, discard=discard, apply=apply, scope=servers.scope
+        )
+        declared = servers.pipeline is not None and name in servers.pipeline.channels
+    what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {plan.shards} shards"
+    show(
+        f"{'retired' if plan.applied else 'would retire'} {what}: {plan.records:,} records in the journal, "
+        f"{plan.staged:,} staged and not sequenced"
+    )
+    for each in plan.readers:
+        show(f"    {each.consumer}: {each.unread:,} records not passed, {each.dead_letters:,} dead letters removed")
+    if plan.unread and not plan.applied:
+        show(f"    {plan.unread:,} records were not read, and would be lost: only with --discard")
+    if declared:
+        say(f"The pipeline still declares {name}: staging for it and consuming it are refused.")
+    if not apply:
+        say(NOTHING_CHANGED)
+
+
+@channels.command("adopt")
+@command()
+def adopt_channel_(
+    settings: Settings, name: Annotated[str, typer.Argument(help="Name of a retired channel.")], apply: Apply = False
+) -> None:
+    """Let the name of a retired channel be used again, for a new one."""
+    with open_connections(settings, "channels") as servers:
+        adopt_channel(servers.connection, servers.client, name, apply=apply, scope=servers.scope)
+    show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it anew")
+    if not apply:
+        say(NOTHING_CHANGED)
+
+
+@channels.command("reshard")
+@command()
+def reshard_channel(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the log.")],
+    shards: Annotated[int, typer.Option("--shards", help="Number of shards from now on.")],
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Give a log more or fewer shards. No record is lost, and each key keeps its order."""
+    with open_connections(settings, "channels") as servers:
+        plan = reshard(servers.connection, name, shards, apply=apply, scope=servers.scope)
+    if json:
+        show_json(plan)
+    elif not plan.changes:
+        show(f"{plan.channel} has {plan.before} shards: there is nothing to do.")
+    else:
+        _show_shards(plan)
+    if plan.applied:
+        say(f"Now deploy applications and workers with shards={plan.after}, in any order: docs/how-to/reshard.md")
+    elif plan.changes:
+        say(NOTHING_CHANGED)
+
+
+def _show_shards(plan: ReshardPlan) -> None:
+    last = plan.first_shard + plan.after - 1
+    show(
+        f"{plan.channel}: {plan.before} shards → {plan.after}, numbers {plan.first_shard} to {last}; new records are in these "
+        "from the next tick on"
+    )
+    for each in plan.behind:
+        show(f"    {each.consumer}: passes {each.lag:,} records of the present shards before")
+        if each.halted:
+            show(
+                f"    warning: {each.consumer} is halted in {each.halted} shards: it applies nothing of the new ones before these go on"
+            )

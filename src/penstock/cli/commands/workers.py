@@ -1,0 +1,245 @@
+"""``penstock run``, ``stream``, ``consume`` and ``work``: what runs until it is stopped, or until nothing is left."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.command import Json, command, require_extra, require_pipeline, spared_from_garbage_collection
+from penstock.cli.engines import choose_engine, open_comparer
+from penstock.cli.loops import ProgressLine, Stop, choose_share, raise_if_halted, run_loop
+from penstock.cli.render import say, show_json
+from penstock.cli.servers import Servers, open_connections, servers
+from penstock.consuming import Consumed, make_worker
+from penstock.declaring.declarations import WorkerSpec
+from penstock.engines import inline
+from penstock.errors import DeclarationError, InvalidSetting
+from penstock.pipeline import Pipeline
+from penstock.reconciling import find_reconciliations, has_never_applied, reconcile
+from penstock.settings import Settings
+from penstock.streaming import RoundResult, Streamer
+
+
+@command("engine", "master", "conf", "epoch_length", "idle", "share", "concurrency", "sources")
+def run(
+    settings: Settings,
+    consumer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this consumer; may be repeated.")
+    ] = None,
+    streamer: Annotated[bool, typer.Option(help="Whether this process streams, too.")] = True,
+) -> None:
+    """Run the whole pipeline: the streamer and all consumers."""
+    stop = Stop()
+    pipeline, share = require_pipeline(settings), choose_share(settings)
+    names = consumer or list(pipeline.consumers)
+    specs = [pipeline.get_consumer(name) for name in names]
+    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published and applied") as progress:
+        engine = choose_engine(settings, specs)
+        if engine == "spark" and not share.is_whole:
+            raise InvalidSetting(
+                "the engine on Spark divides the shards by itself: leave out the share, or take --engine inline"
+            )
+        work: dict[str, Any] = {
+            "consumers": names,
+            "streamer": streamer,
+            "stop": stop,
+            "idle_s": settings.idle,
+            "prepare": settings.prepare,
+            "sources": settings.source_urls,
+        }
+        if engine == "inline":
+            work |= {"concurrency": settings.concurrency, "share": share, "report": lambda _, did: progress.add(did)}
+            with spared_from_garbage_collection():
+                inline.run(pipeline, urls.database_url, urls.redis_url, **work)
+        else:
+            _run_on_spark(settings, pipeline, urls, work)
+    say("stopped")
+
+
+def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: dict[str, Any]) -> None:
+    with require_extra("spark", "the engine spark", ", or take --engine inline"):
+        from penstock.engines.spark import application  # noqa: PLC0415  an optional extra
+    assert settings.app is not None  # the pipeline was loaded from it
+    work |= {"master": settings.master, "conf": settings.spark_conf, "epoch_s": settings.epoch_length}
+    application.run(settings.app, pipeline, urls.database_url, urls.redis_url, **work)
+
+
+@command("idle", "share")
+def stream(
+    settings: Settings,
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
+) -> None:
+    """Sequence and publish staged records; several of these may run at once."""
+    stop = Stop()
+    pipeline = require_pipeline(settings)
+    share = choose_share(settings)
+    if drain and not share.is_whole:
+        raise InvalidSetting("--drain publishes everything: leave out the share")
+    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published") as progress:
+        streamer = Streamer(
+            pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
+        )
+        run_loop(streamer, stop, progress, drain=drain)
+    say(f"{progress.count:,} records published")
+
+
+@command("engine", "master", "conf", "sources")
+def consume(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of the consumer.")],
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when the log has no more records.")] = False,
+    shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="tables",
+            help="Begin a new consumer with the current canonical rows instead of old records.",
+        ),
+    ] = None,
+) -> None:
+    """Apply records with one consumer; several processes share its shards."""
+    stop = Stop()
+    pipeline = require_pipeline(settings)
+    consumer = pipeline.get_consumer(name)
+    chosen = None if shards is None else _parse_shards(shards, consumer.channel.shards)
+    if begin not in {None, "tables"}:
+        raise InvalidSetting(f"--from {begin}: it takes 'tables'")
+    with (
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("applied") as progress,
+        spared_from_garbage_collection(),
+    ):
+        if begin is not None:
+            _bootstrap(settings, pipeline, name)
+        worker = make_worker(
+            pipeline,
+            consumer,
+            urls.database_url,
+            urls.redis_url,
+            shards=chosen,
+            prepare=settings.prepare,
+            sources=settings.source_urls,
+        )
+        run_loop(worker, stop, progress, drain=drain)
+        if drain:
+            raise_if_halted(settings, pipeline, name)
+    say(f"{progress.count:,} records applied")
+
+
+def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
+    """Starts a consumer that has applied nothing yet from the canonical rows and their position."""
+    spec, *others = find_reconciliations(pipeline, name)
+    with open_connections(settings, "bootstrap") as servers:
+        if not has_never_applied(servers.connect, pipeline.scope, spec.consumer):
+            say(f"{name} has begun already; it continues from its checkpoints")
+            return
+        with open_comparer(settings, servers, [spec, *others]) as comparer:
+            done = reconcile(servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others)
+    say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
+
+
+def _parse_shards(text: str, shards: int) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = [-1]
+    if not numbers or numbers[0] < 0 or numbers[-1] >= shards:
+        raise InvalidSetting(f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated")
+    return numbers
+
+
+def _count(done: Consumed) -> Counter[str]:
+    """What ``--json`` counts: see ``Consumed``.  ``repeated``: the effect had happened before."""
+    return Counter(
+        applied=done.applied,
+        cancelled=done.cancelled,
+        repeated=done.skipped,
+        dead=done.dead,
+        snoozed=done.snoozed,
+        retried=done.retried,
+        stale=done.stale,
+    )
+
+
+@command("concurrency")
+def work(
+    settings: Settings,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all.")
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Exit when the queues are empty; jobs due later stay.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun."""
+    stop = Stop()
+    pipeline = require_pipeline(settings)
+    workers = _find_workers(pipeline, names or [])
+    total = _count(Consumed())
+    with (
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("done") as progress,
+        spared_from_garbage_collection(),
+    ):
+
+        def report(done: RoundResult | Consumed) -> None:
+            assert isinstance(done, Consumed)
+            total.update(_count(done))
+            progress.add(done)
+            if drain and stop():
+                raise typer.Exit(0)
+
+        if drain:
+            for worker in workers:
+                _drain(settings, pipeline, urls, worker, report)
+        else:
+            inline.run(
+                pipeline,
+                urls.database_url,
+                urls.redis_url,
+                consumers=[worker.name for worker in workers],
+                streamer=False,
+                stop=stop,
+                prepare=settings.prepare,
+                concurrency=settings.concurrency,
+                report=lambda _who, done: report(done),
+            )
+    if json:
+        show_json(total)
+    say(f"{progress.count:,} jobs done")
+
+
+def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:
+    """The workers of these names; all, if there are none.
+
+    Raises:
+        DeclarationError: A consumer reads something else, or the pipeline has no worker.
+    """
+    chosen = [pipeline.get_consumer(name) for name in names] or [
+        spec for spec in pipeline.consumers.values() if isinstance(spec, WorkerSpec)
+    ]
+    others = [spec.name for spec in chosen if not isinstance(spec, WorkerSpec)]
+    if others:
+        raise DeclarationError(
+            f"{others[0]} is the consumer of a {pipeline.get_consumer(others[0]).channel.kind}, not the worker of a queue: "
+            f"penstock consume {others[0]}"
+        )
+    if not chosen:
+        raise DeclarationError("the pipeline declares no worker of a queue: @pipeline.worker(reads=…)")
+    return [spec for spec in chosen if isinstance(spec, WorkerSpec)]
+
+
+def _drain(
+    settings: Settings, pipeline: Pipeline, urls: Servers, spec: WorkerSpec, report: Callable[[Consumed], None]
+) -> None:
+    worker = make_worker(
+        pipeline, spec, urls.database_url, urls.redis_url, prepare=settings.prepare, concurrency=settings.concurrency
+    )
+    try:
+        worker.drain(report)
+    finally:
+        worker.close()
+    raise_if_halted(settings, pipeline, spec.name)
