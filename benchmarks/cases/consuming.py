@@ -26,7 +26,8 @@ from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
 from penstock import Pipeline
 from penstock.channels.log import read
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, make_engine
 from penstock.records import BEGINNING, Record
 
@@ -104,7 +105,7 @@ def prepare_consumer(
 ) -> Iterator[Callable[[], None]]:
     """Yields what applies the log by one worker, which has connected."""
     pipeline = pipeline or backlog.pipeline
-    worker = LogWorker(pipeline, pipeline.get_consumer(name), database_url, servers.redis_url)
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer(name), database_url, servers.redis_url))
 
     def apply_all() -> None:
         done = worker.drain()

@@ -21,7 +21,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock": (),
     "penstock.declaring.declarations": ("ConsumerSpec", "ReconciliationSpec", "StagingRule"),
     "penstock.records": ("Epoch", "Offset", "OffsetRange", "RecordId", "Shard", "ShardName"),
-    "penstock.consuming": ("penstock.consuming.worker.WorkerOptions",),
+    "penstock.consuming": (),
     "penstock.streaming": (),
     "penstock.reconciling": (),
     "penstock.engines.stealing": (),

@@ -1,7 +1,10 @@
-"""Loops side by side in one process, a thread each."""
+"""Loops: side by side in one process, a thread each; and the pauses between their attempts."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from time import monotonic, sleep
+from typing import Generic, Self, TypeVar
 
 import structlog
 
@@ -9,6 +12,83 @@ log = structlog.get_logger("penstock.parallel")
 
 Loop = Callable[[Callable[[], bool]], None]
 """Runs until the function that it is given returns true."""
+
+Result = TypeVar("Result")
+
+STEP_S = 0.05
+"""Longest wait, in seconds, before a pause notices a stop."""
+
+
+class Runner(ABC, Generic[Result]):
+    """Connects, works in rounds, and disconnects: a streamer, a consumer's worker, or several of them.
+
+    with runner:
+        runner.drain()
+    """
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connects."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections.  Work under way is dropped; the next round finds it again."""
+
+    @abstractmethod
+    def drain(self, report: Callable[[Result], None] = lambda _: None) -> int:
+        """Rounds until nothing is left to do; returns the number of records done."""
+
+    @abstractmethod
+    def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
+        """Rounds until ``stop()`` is true.  Servers that do not answer are tried again, with growing pauses."""
+
+    def loop(self, report: Callable[[Result], None]) -> Loop:
+        """The runner as a loop that reports each round."""
+        return lambda stop: self.run(stop, report)
+
+
+MAX_BACKOFF_S = 10.0
+"""Longest pause, in seconds, before another attempt at something that fails."""
+
+
+def backoff_s(attempts: int, first_s: float, max_s: float) -> float:
+    """The pause after a number of failed attempts, in seconds: doubled after each of them."""
+    return min(max_s, first_s * 2.0 ** min(attempts - 1, 60))
+
+
+class Backoff:
+    """Growing pauses between attempts at something that fails, up to ``MAX_BACKOFF_S``: see ``backoff_s``."""
+
+    def __init__(self, first_s: float = 0.1, max_s: float | None = None) -> None:
+        self._first_s, self._max_s, self._attempts = first_s, MAX_BACKOFF_S if max_s is None else max_s, 0
+
+    def next_s(self) -> float:
+        """The pause after one more failure, in seconds."""
+        self._attempts += 1
+        return backoff_s(self._attempts, self._first_s, self._max_s)
+
+    def reset(self) -> None:
+        """Begins with the first pause again, after a success."""
+        self._attempts = 0
+
+
+def pause(seconds: float, stop: Callable[[], bool]) -> bool:
+    """Waits, or until ``stop()`` is true; returns whether it is."""
+    end = monotonic() + seconds
+    while not stop() and (left := end - monotonic()) > 0:
+        sleep(min(left, STEP_S))
+    return stop()
 
 
 def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:

@@ -17,7 +17,8 @@ from penstock.channels.ick import inspect_shards, update_progress
 from penstock.channels.log import Follower, read, read_newest
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
-from penstock.consuming import LogWorker, make_worker
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedIck, ForeignLog
 from penstock.records import Offset, ShardName
@@ -115,7 +116,7 @@ def reader(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch, redis_u
         seen.extend(record.key for record in records)
 
     spec = flow.get_consumer("reader")
-    with LogWorker(flow, spec, database_url, redis_url, block_ms=20) as worker:
+    with LogWorker(WorkerSetup(flow, spec, database_url, redis_url, block_ms=20)) as worker:
         yield worker, seen
 
 

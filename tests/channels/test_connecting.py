@@ -23,7 +23,8 @@ from penstock.channels.server import (
     redis_errors,
     translate_error,
 )
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.errors import PenstockError, ServerUnavailable, UnsafeSetting
@@ -217,7 +218,7 @@ def test_workers_wait_for_a_cluster_that_cannot_be_reached(
         def handle(_session: Any, records: Any) -> None:
             seen[name].extend(record.key for record in records)
 
-        return LogWorker(flow, flow.consumers[name], database_url, cluster.url)
+        return LogWorker(WorkerSetup(flow, flow.consumers[name], database_url, cluster.url))
 
     with running(Streamer(flow, database_url, cluster.url).run, make("early").run):
         stage_rows(connection, things, 10)

@@ -20,7 +20,8 @@ from penstock.batches import FIELDS, MAX_BYTES, MAX_RECORDS, Columns, Entry
 from penstock.channels.log.entries import parse_entries, parse_leading
 from penstock.cli.app import main
 from penstock.clients import LogReader
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog
 from penstock.operating.doctor import diagnose
@@ -172,7 +173,7 @@ def consume(
     def run() -> None:
         connection.execute('UPDATE penstock.checkpoints SET "offset" = 0')
         seen.clear()
-        with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
             worker.drain()
         assert seen == [*range(1, len(seen) + 1)]
 

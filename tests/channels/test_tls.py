@@ -18,7 +18,8 @@ from fixtures.flow import stage_rows
 from fixtures.tls import SYSTEM_REDIS, Certificates, find_key, tls_settings
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis, redis_errors
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres, make_engine
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.embedded.directories import DirectoryLock
@@ -267,7 +268,7 @@ def test_a_pipeline_runs_with_tls_to_both_servers(
     with (
         connect_postgres(database_url, application="test") as connection,
         Streamer(flow, database_url, redis_url) as streamer,
-        LogWorker(flow, flow.consumers["reader"], database_url, redis_url) as worker,
+        LogWorker(WorkerSetup(flow, flow.consumers["reader"], database_url, redis_url)) as worker,
     ):
         stage_rows(connection, things, 10)
         assert streamer.drain() == 10

@@ -13,7 +13,8 @@ from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
 from penstock.channels.server import connect_redis
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.engines import inline
 from penstock.errors import AppendRefused, ServerUnavailable
@@ -36,7 +37,7 @@ class Work:
     def __init__(self, flow: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(flow, database_url, redis_url)
         self.consumers = [
-            LogWorker(flow, spec, database_url, redis_url, block_ms=50) for spec in flow.consumers.values()
+            LogWorker(WorkerSetup(flow, spec, database_url, redis_url, block_ms=50)) for spec in flow.consumers.values()
         ]
 
     def drain(self) -> None:

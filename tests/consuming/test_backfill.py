@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
-from penstock.consuming import LogWorker
-from penstock.consuming.log.log_source import backfill
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.log.offset_source import backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
@@ -33,7 +34,7 @@ def worker(flow: Pipeline, things: Log, seen: list[int], database_url: str, redi
     def reader(_: Session, records: Sequence[Record]) -> None:
         seen.extend(record.offset for record in records)
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as opened:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as opened:
         yield opened
 
 

@@ -10,7 +10,8 @@ import redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.batches import Columns
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -57,7 +58,7 @@ def work(
         stage_rows(connection, things, RECORDS)
         streamer.drain()
         decoded.clear()
-        worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+        worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
         opened.append(worker)
         with worker:
             decoded.clear()

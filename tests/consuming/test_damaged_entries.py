@@ -16,7 +16,8 @@ from fixtures.libraries import Zstandard
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
 from penstock.channels.log import read, read_newest
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.records import DEFAULT_SCOPE, Offset, Record
@@ -57,7 +58,7 @@ def make_worker(flow: Pipeline, things: Log, seen: list[int], database_url: str,
         assert all(int(record.id) == record.offset for record in records)
         seen.extend([record.data["number"] + EACH * int(record.key[0]) for record in records])
 
-    return lambda: LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    return lambda: LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents
-from penstock.consuming import LogWorker
-from penstock.consuming.log.log_source import backfill
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.log.offset_source import backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record, ShardName
 from penstock.streaming import Streamer
@@ -39,7 +40,7 @@ def worker(flow: Pipeline, things: Log, seen: Seen, database_url: str, redis_url
         for record in records:
             seen[ShardName(record.channel, record.shard)].append(record.offset)
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as made:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as made:
         yield made
 
 
@@ -124,8 +125,8 @@ def test_a_read_of_the_journal_is_bounded_in_records_and_bytes(
     publish(streamer, connection, things, 100, 100, 100)
     shard = things.shard_names[0]
 
-    def read(after: int, before: int, count: int, most_bytes: int) -> list[int]:
-        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), count, most_bytes=most_bytes)
+    def read(after: int, before: int, count: int, max_bytes: int) -> list[int]:
+        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), count, max_bytes=max_bytes)
         return [record.offset for record in found]
 
     assert read(10, 90, 1000, 1 << 20) == list(range(11, 90))

@@ -14,9 +14,9 @@ from penstock.batches import Columns
 from penstock.channels.log import Appended, Batch, Follower, append_together, evict, extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis
-from penstock.consuming.delivered import Consumed
-from penstock.consuming.log.evicted import Evicted
-from penstock.consuming.several.worker import ConfirmedFollower
+from penstock.consuming.delivery import Consumed
+from penstock.consuming.log.journal_follower import EvictedRecords
+from penstock.consuming.several.source_worker import ConfirmedFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.reset import reset_epoch
@@ -125,7 +125,7 @@ def test_what_was_read_ahead_of_a_shard_is_read_again_after_it_was_held_back(
         write(shard, "old")
     with connect_redis(redis_url) as client:
         follower = ConfirmedFollower(
-            lambda: Follower(client, "penstock", count=1), Evicted(lambda *_: (), batch=1), confirm
+            lambda: Follower(client, "penstock", count=1), EvictedRecords(lambda *_: (), batch=1), confirm
         )
         for key in ("old", "new"):
             if key == "new":

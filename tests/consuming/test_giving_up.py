@@ -9,8 +9,9 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import read
 from penstock.channels.server import connect_redis
-from penstock.consuming import LogWorker
-from penstock.consuming.log.log_source import LogSource
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
@@ -36,7 +37,7 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
         if any(record.offset == POISON for record in records):
             raise ValueError
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as opened:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as opened:
         yield opened
     install_crashpoint(None)
 
@@ -102,8 +103,8 @@ def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_i
         poison = read(client, "penstock", shard, BEGINNING, 10)[POISON - 1]
     connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
     before = state(connection)
-    plan = LogSource(worker.consumer, DEFAULT_SCOPE).plan_dead_letter(shard, poison, "bad", 3)
-    transaction = HandlerTransaction(flow, worker.consumer, database_url)
+    plan = LogRecords(worker.consumer, DEFAULT_SCOPE).plan_dead_letter(shard, poison, "bad", 3)
+    transaction = HandlerTransaction(WorkerSetup(flow, worker.consumer, database_url))
     delivered = transaction.apply([shard], plan)
     transaction.close()
 

@@ -18,7 +18,8 @@ from structlog.testing import capture_logs
 from fixtures.flow import running, stage_rows
 from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
 from penstock import Ick, Log, Pipeline, TryAgain, stage
-from penstock.consuming import LogWorker, make_worker
+from penstock.consuming import make_worker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
 from penstock.operating.dead_letters import of_consumer
@@ -370,7 +371,7 @@ def test_a_handler_that_always_loses_conflicts_pauses_and_ends(
     reader: Reader, connection: Connection, things: Log, streamer: Streamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 17: retries are paused and bounded."""
-    monkeypatch.setattr("penstock.consuming.delivery.LONGEST_CONFLICT_PAUSE_S", 0.02)
+    monkeypatch.setattr("penstock.consuming.delivery.MAX_CONFLICT_PAUSE_S", 0.02)
     attempts: list[int] = []
 
     def loses(_: Session, record: Record) -> None:

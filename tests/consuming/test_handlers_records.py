@@ -13,7 +13,8 @@ import redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.batches import Columns, Entry, Records
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.dead_letters import of_consumer
 from penstock.operating.retrying import retry
@@ -134,7 +135,7 @@ def test_columns_are_there_wherever_the_records_come_from(
             raise ValueError
         seen.extend(records.data_json)
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         for _ in range(3):
             stage_rows(connection, things, 40)
             streamer.drain()

@@ -88,7 +88,7 @@ def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
     reader: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 21."""
-    monkeypatch.setattr(delivery, "LONGEST_CONFLICT_PAUSE_S", 0.01)
+    monkeypatch.setattr(delivery, "MAX_CONFLICT_PAUSE_S", 0.01)
     refused = {1}
 
     def refuses(session: Session, record: Record) -> None:

@@ -19,7 +19,9 @@ from fixtures.intervals import refresh_now, report_now
 from penstock import Ick, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, HolderWatch, Reservation, Reservations
-from penstock.consuming import IckWorker, LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HistoryDiverged, Refused
 from penstock.operating.reset import reset_checkpoint
@@ -56,7 +58,7 @@ def make_worker(flow: Pipeline, index: Ick, database_url: str, redis_url: str) -
         if not flow.consumers:
             flow.consumer(reads=index, name="indexer", **options)(handler or copy_documents)
         spec = flow.get_consumer("indexer")
-        made.append(IckWorker(flow, spec, database_url, redis_url))
+        made.append(IckWorker(WorkerSetup(flow, spec, database_url, redis_url)))
         return made[-1]
 
     yield make
@@ -204,7 +206,7 @@ def test_a_checkpoint_does_not_go_back_with_a_redis_that_was_restored_to_an_olde
         get_ick(redis_client, shard.shard).add({"waits": 1})
     worker.close()
     worker.open()
-    worker._follow()
+    worker._advance_checkpoints()
 
     assert documents.execute(offsets).fetchall() == before
 
@@ -522,7 +524,7 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
     with pytest.raises(DeclarationError, match="needs none"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
     with pytest.raises(DeclarationError, match="make_worker"):
-        LogWorker(flow, flow.get_consumer("indexer"), database_url, redis_url)
+        LogWorker(WorkerSetup(flow, flow.get_consumer("indexer"), database_url, redis_url))
     with pytest.raises(DeclarationError, match="is not an Ick"):
         flow.marks_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
 

@@ -273,7 +273,7 @@ def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
 ) -> None:
     """Guarantee 13: a table locked for minutes dead-letters nothing, whatever happened the day before."""
     monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(delivery, "MAX_BACKOFF_S", 0.002)
     refusals = iter([True])
 
     def refused(session: Session, record: Record) -> None:
@@ -306,7 +306,7 @@ def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
 def test_attempts_at_one_record_are_not_counted_for_the_next(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee 21: another process has applied the first one in the meantime."""
     monkeypatch.setattr("penstock.consuming.deliverer.MAX_PAUSE_S", 0.01)
-    monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(delivery, "MAX_BACKOFF_S", 0.05)
     calls: list[int] = []
 
     def refuses(session: Session, record: Record) -> None:

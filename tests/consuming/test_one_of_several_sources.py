@@ -22,9 +22,9 @@ from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_tota
 from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.log import read
 from penstock.channels.routing import log_keys
-from penstock.consuming import make_worker
-from penstock.consuming.log.offset_source import Most
-from penstock.consuming.several.link import SourceLink
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.log.offset_source import Limit
+from penstock.consuming.several.source_link import SourceLink
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
@@ -49,7 +49,7 @@ from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
 from penstock.operating.resharding import reshard
 from penstock.operating.retrying import retry
 from penstock.operating.status import status
-from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, ShardName
+from penstock.records import Offset, Record, RecordId, ShardName
 from penstock.schema.role_plan import make_roles
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
@@ -337,7 +337,7 @@ def make_link(source: Source) -> SourceLink:
     """As the consumer has it."""
     own = Log("things", sources=[source.name]).of_source(source.name)
     consumer = replace(declare_totals("totals").get_consumer("totals"), channel=own)
-    return SourceLink(source.name, source.url, consumer, DEFAULT_SCOPE)
+    return SourceLink(source.url, WorkerSetup(declare_totals("totals"), consumer, source.url))
 
 
 def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
@@ -350,7 +350,7 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
         first, *_ = link.register("another", {}).values()
         at, last = read(redis_client, "penstock", first.shard, Offset(0), 2)
         position = replace(first, offset=at.offset, record=JournaledRecord(RecordId(at.id), at.staged_us))
-        most, end = Most(10, 10_000), Offset(last.offset + 1)
+        most, end = Limit(10, 10_000), Offset(last.offset + 1)
 
         assert link.confirm(position, last)
         assert link.backfill(position, end, most) == [last]

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError
 from penstock.operating.dead_letters import of_consumer
@@ -78,7 +79,7 @@ def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
 
     options: dict[str, Any] = {"payload": model, "each": each}
     flow.consumer(reads=things, name="reader", **options)(one if each else several)
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     worker.drain()
     worker.close()
 
@@ -107,7 +108,7 @@ def test_a_model_that_cannot_be_validated_is_refused_before_a_record_is_read(
     flow: Pipeline, things: Log, database_url: str, redis_url: str
 ) -> None:
     flow.consumer(reads=things, name="reader", payload=OldTypedDict)(lambda _session, _records: None)
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
 
     with pytest.raises(DeclarationError, match="typing_extensions"):
         worker.drain()

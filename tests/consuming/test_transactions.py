@@ -3,6 +3,7 @@
 import pytest
 
 from penstock import Log, Pipeline
+from penstock.consuming import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import Connection
 from penstock.database.executor import Executor
@@ -26,7 +27,7 @@ def test_a_connection_is_kept_only_if_it_is_pooled(
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda *_: None)
     consumer = flow.get_consumer("reader")
-    transaction = HandlerTransaction(flow, consumer, database_url, pooled=pooled)
+    transaction = HandlerTransaction(WorkerSetup(flow, consumer, database_url), pooled=pooled)
     first, second = (transaction.apply([], read_process) for _ in range(2))
     try:
         assert (first == second) == pooled

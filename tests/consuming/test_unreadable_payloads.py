@@ -23,7 +23,8 @@ from fixtures.sources import Regions
 from penstock import Ick, Job, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
-from penstock.consuming import QueueWorker, make_worker
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
 from penstock.operating.dead_letters import newest
 from penstock.records import Record
@@ -204,7 +205,7 @@ def test_a_worker_of_a_queue_does(
     stage_unreadable(bench.connection, JOBS.name)
     with Streamer(working, database_url, redis_url) as streamer:
         streamer.drain()
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
 
     assert {*seen} == APPLIED

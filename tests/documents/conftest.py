@@ -16,7 +16,8 @@ from fixtures.command_line import CommandLine
 from fixtures.documents import ROOT, Command, commands
 from penstock import Log, Pipeline
 from penstock.channels.server import RedisClient
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
@@ -159,7 +160,7 @@ class Shop(Follower):
         with closing(Streamer(former, self.database_url, self.redis_url)) as streamer:
             streamer.drain()
         for name in consumers:
-            with LogWorker(former, former.get_consumer(name), self.database_url, self.redis_url) as worker:
+            with LogWorker(WorkerSetup(former, former.get_consumer(name), self.database_url, self.redis_url)) as worker:
                 worker.drain()
 
 

@@ -22,7 +22,8 @@ from penstock import Pipeline
 from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
-from penstock.consuming import IckWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.journal import journal_tails
 from penstock.records import DEFAULT_SCOPE, ShardName
@@ -172,7 +173,9 @@ def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
     declare_index(pipeline, INDEX)
     streamer = Streamer(pipeline, database_url, redis_url)
     worker = IckWorker(
-        pipeline, pipeline.get_consumer("indexer"), behind(postgres_proxy, database_url), redis_url, block_ms=50
+        WorkerSetup(
+            pipeline, pipeline.get_consumer("indexer"), behind(postgres_proxy, database_url), redis_url, block_ms=50
+        )
     )
     copied = "SELECT count(*) FROM (TABLE public.documents EXCEPT TABLE public.copies) AS different"
     progress = "SELECT sum(\"offset\") FROM penstock.checkpoints WHERE consumer = 'indexer'"

@@ -16,7 +16,8 @@ from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Log, Pipeline
 from penstock.channels import server
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database import connections
 from penstock.database.connections import Connection
 from penstock.errors import ServerUnavailable
@@ -34,7 +35,8 @@ class Workers:
     def __init__(self, pipeline: Pipeline, database_url: str, redis_url: str) -> None:
         self.streamer = Streamer(pipeline, database_url, redis_url)
         self.consumers = [
-            LogWorker(pipeline, spec, database_url, redis_url, block_ms=50) for spec in pipeline.consumers.values()
+            LogWorker(WorkerSetup(pipeline, spec, database_url, redis_url, block_ms=50))
+            for spec in pipeline.consumers.values()
         ]
 
     def drain(self) -> None:
@@ -165,7 +167,7 @@ def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
     while postgres_proxy.harmed == requests:
         stage_rows(connection, things, 4, f"{requests} ")
         streamer.drain()
-        worker = LogWorker(flow, flow.get_consumer("reader"), url, redis_url, block_ms=20)
+        worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), url, redis_url, block_ms=20))
         postgres_proxy.harm(b"", harm, skip=requests)
         wanted = 4 * (requests + 1)
         end = monotonic() + 60

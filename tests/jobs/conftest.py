@@ -7,7 +7,8 @@ import pytest
 
 from fixtures.jobs import JOBS
 from penstock import Pipeline
-from penstock.consuming import QueueWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def start_worker(working: Pipeline, database_url: str, redis_url: str) -> Iterat
         if handler is not None:
             options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
             working.worker(reads=JOBS, **options)(handler)
-        worker = QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url)
+        worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
         opened.append(worker)
         worker.open()
         return worker

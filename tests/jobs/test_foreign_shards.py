@@ -13,7 +13,8 @@ from fixtures.intervals import care_now
 from fixtures.jobs import ADD_EFFECT, EFFECTS
 from penstock import Job, Pipeline, Queue
 from penstock.channels.routing import queue_keys
-from penstock.consuming import QueueWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection
 from penstock.errors import ForeignQueue
@@ -112,7 +113,7 @@ FOREIGN: dict[str, Callable[[World], None]] = {
 
 @pytest.fixture
 def worker(pipeline: Pipeline, database_url: str, redis_url: str) -> QueueWorker:
-    return QueueWorker(pipeline, pipeline.get_consumer("receipts"), database_url, redis_url, block_ms=50)
+    return QueueWorker(WorkerSetup(pipeline, pipeline.get_consumer("receipts"), database_url, redis_url, block_ms=50))
 
 
 @pytest.mark.parametrize("what", sorted(FOREIGN.keys() - {"accounts"}))
@@ -146,7 +147,7 @@ def test_a_worker_of_some_shards_does_their_jobs_alone(
     world.publish()
     spec = pipeline.get_consumer("receipts")
     others = {*range(SHARDS)} - {BAD}
-    with QueueWorker(pipeline, spec, database_url, redis_url, shards=others) as some:
+    with QueueWorker(WorkerSetup(pipeline, spec, database_url, redis_url, shards=others)) as some:
         assert some.drain() == len(world.others())
 
     assert world.effects() == world.others()

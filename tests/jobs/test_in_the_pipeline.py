@@ -13,7 +13,8 @@ from fixtures.intervals import check_now
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
 from penstock.channels.server import connect_redis
-from penstock.consuming import QueueWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
 from penstock.errors import DeclarationError, InvalidMessage, Refused
 from penstock.operating import dead_letters, retrying
@@ -138,7 +139,7 @@ def test_a_job_whose_deadline_has_passed_is_a_dead_letter_in_postgres(
     declare(working)
     past = datetime.now(UTC) - timedelta(seconds=5)
     [record] = bench.stage(tenant="acme", deadline=past, data={})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
         with bench.connection.transaction():
             bench.connection.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
@@ -179,7 +180,7 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
 ) -> None:
     declare(working, attempts=1, on_poison="halt", concurrency=1)
     [bad] = bench.stage(1, data={"fails": True})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
         later = bench.stage(3, data={})
         worker.drain()
@@ -196,10 +197,10 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
 def test_what_was_read_before_a_halt_is_given_back(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.queue.worker.PREFETCH_S", 1e6)  # all that is there
+    monkeypatch.setattr("penstock.consuming.queue.queue_worker.PREFETCH_S", 1e6)  # all that is there
     declare(working, attempts=1, on_poison="halt", concurrency=1)
     done = bench.stage(1, data={})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
         halted = bench.stage(1, data={"fails": True}) + bench.stage(3, data={})
         worker.drain()
@@ -217,7 +218,7 @@ def test_a_job_that_fails_after_its_queue_was_halted_is_no_dead_letter(
         raise ValueError(job.id)
 
     staged = bench.stage()
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
 
     assert (bench.letters, bench.unfinished) == ([], staged)
@@ -229,7 +230,7 @@ def test_so_many_dead_letters_in_a_row_halt_the_queue(
 ) -> None:
     declare(working, attempts=1, halt_after=3, concurrency=4)
     bench.stage(10, data={"fails": True})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     assert len(bench.letters) == 3
     [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
@@ -243,7 +244,7 @@ def test_resuming_a_halted_queue_keeps_its_dead_letters(
     """Their numbers are ids, which lie beyond any checkpoint."""
     declare(working, attempts=1, halt_after=3, concurrency=1)
     ids = bench.stage(4, data={"fails": True})
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     with connect_postgres(database_url, application="test") as connection:
         [move] = reset_checkpoint(connection, "receipts", resume=True, apply=True)

@@ -14,7 +14,8 @@ from fixtures.jobs import ADD_EFFECT, EFFECTS
 from fixtures.topologies import Cluster, Watched
 from penstock import Job, Pipeline, Queue
 from penstock.channels.server import connect_redis
-from penstock.consuming import QueueWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
 from penstock.operating.doctor import diagnose
 from penstock.operating.status import status
@@ -69,7 +70,7 @@ class Jobs:
         """A streamer and a worker run."""
         spec = self.pipeline.get_consumer("receipts")
         streamer = Streamer(self.pipeline, self.database_url, redis_url)
-        worker = QueueWorker(self.pipeline, spec, self.database_url, redis_url, block_ms=50)
+        worker = QueueWorker(WorkerSetup(self.pipeline, spec, self.database_url, redis_url, block_ms=50))
         with running(streamer.run), running(worker.run):
             yield
 
@@ -104,7 +105,7 @@ def test_a_node_that_comes_back_empty_is_filled_again_and_no_job_is_done_twice(
     with Streamer(pipeline, database_url, cluster.url) as streamer:
         streamer.drain()
     spec = pipeline.get_consumer("receipts")
-    with QueueWorker(pipeline, spec, database_url, cluster.url, concurrency=1, block_ms=10) as worker:
+    with QueueWorker(WorkerSetup(pipeline, spec, database_url, cluster.url, concurrency=1, block_ms=10)) as worker:
         while len(jobs.effects()) < 10:
             worker.round()
     before = jobs.effects()
@@ -136,7 +137,7 @@ def test_a_node_that_goes_away_holds_up_its_own_shards_only(
     with connect_redis(cluster.url) as client:
         lost = {n for n in range(SHARDS) if cluster.find_node(client, f"{{jobs/{n}}}") is away}
     assert 0 < len(lost) < SHARDS
-    worker = QueueWorker(pipeline, spec, database_url, cluster.url, block_ms=50)
+    worker = QueueWorker(WorkerSetup(pipeline, spec, database_url, cluster.url, block_ms=50))
     worker.open()
     away.kill()
     try:

@@ -13,7 +13,8 @@ from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import Harm, Proxy, behind
 from penstock import Job, Pipeline
-from penstock.consuming import Consumed, QueueWorker
+from penstock.consuming import Consumed, WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.testing import eventually
 
@@ -51,11 +52,13 @@ def test_a_server_that_is_away_for_a_moment_costs_no_job_an_attempt(
     declare(working)
     proxy = postgres_proxy if away == "postgres" else redis_proxy
     worker = QueueWorker(
-        working,
-        working.get_consumer("receipts"),
-        behind(postgres_proxy, database_url),
-        behind(redis_proxy, redis_url),
-        block_ms=50,
+        WorkerSetup(
+            working,
+            working.get_consumer("receipts"),
+            behind(postgres_proxy, database_url),
+            behind(redis_proxy, redis_url),
+            block_ms=50,
+        )
     )
     ids = bench.stage(20)
     with running(worker.run):
@@ -80,7 +83,7 @@ def test_a_connection_cut_in_a_jobs_transaction_leaves_one_effect(
         marker = b"xact_id_if_assigned"
     declare(working, concurrency=1)
     url = behind(postgres_proxy, database_url)
-    with QueueWorker(working, working.get_consumer("receipts"), url, redis_url, prepare=False) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), url, redis_url, prepare=False)) as worker:
         postgres_proxy.harm(marker, harm)
         ids = bench.stage(3)
         worker.drain()
@@ -96,7 +99,7 @@ def test_a_lost_call_to_the_queue_leaves_one_effect(
     declare(working, concurrency=2)
     url = behind(redis_proxy, redis_url)
     ids: list[int] = []
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, url)) as worker:
         for skip in range(12):
             ids += bench.stage(2)
             redis_proxy.harm(b"EVALSHA", harm, skip=skip)
@@ -120,7 +123,7 @@ def test_transactions_that_collide_are_tried_again_without_counting(
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     ids = bench.stage(40)
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     assert bench.rows("SELECT n FROM public.total") == [(40,)]
     check(bench, ids)
@@ -147,7 +150,7 @@ def test_a_job_that_two_workers_have_at_once_has_one_effect(
 
     install_crashpoint(give_away)
     try:
-        with QueueWorker(working, spec, database_url, redis_url) as worker:
+        with QueueWorker(WorkerSetup(working, spec, database_url, redis_url)) as worker:
             worker.drain(consumed.append)
     finally:
         install_crashpoint(None)
@@ -169,7 +172,7 @@ def test_a_handler_that_hides_a_cut_connection_is_tried_again(
 
     bench.connection.execute("CREATE TABLE public.cut (n integer)")
     ids = bench.stage(2)
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     check(bench, ids)
 
@@ -186,7 +189,7 @@ def test_a_handler_that_ends_its_transaction_is_found_out(
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": 2})
 
     [record] = bench.stage()
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     if ends == "ROLLBACK":
         [(dead, _, _, reason)] = bench.letters

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze, TryAgain
-from penstock.consuming import Consumed, QueueWorker
+from penstock.consuming import Consumed, WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.declaring.outcomes import JobOutcome
 from penstock.testing import eventually
@@ -44,7 +45,7 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
     declare(working)
     ids = bench.stage(25, tenant="a") + bench.stage(25, tenant="b")
 
-    with QueueWorker(working, working.get_consumer("receipts"), database_url, redis_url) as worker:
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         applied = worker.drain()
 
     assert applied == 50
@@ -144,7 +145,7 @@ def test_a_message_does_not_finish_another_record_that_was_given_its_id(
     ids = bench.stage(2, **fields)
     bench.connection.execute("UPDATE penstock.staged_records SET created_at = created_at + interval '1 microsecond'")
     worker.drain()
-    worker._upkeep.bury_dead(worker._shards)
+    worker._upkeep.dead_letter_expired(worker._shards)
     assert (bench.effects, bench.letters, bench.unfinished) == ([], [], ids)
 
 

@@ -28,7 +28,7 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
     release.set()
-    eventually(lambda: all(lane.has_ended for lane in worker._hung._lanes), "the hung handler has ended")
+    eventually(lambda: all(lane.has_ended for lane in worker._hung._slots), "the hung handler has ended")
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
@@ -53,7 +53,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_work
     worker = start_worker(handler)
     warm = bench.stage(20)
     worker.drain()
-    worker._book.job_s = 0.001  # as on a fast machine: it reads ahead
+    worker._jobs.job_s = 0.001  # as on a fast machine: it reads ahead
     [slow] = bench.stage(data="slow")
     bench.stage(30)
     while not begun.is_set():
@@ -74,7 +74,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_work
 def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
     start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.queue.worker.GRACE_S", 0.2)
+    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 0.2)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:

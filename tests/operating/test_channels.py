@@ -14,7 +14,8 @@ from fixtures.flow import ReadLog, running, stage_rows
 from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.log import read
 from penstock.channels.routing import log_keys
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
 from penstock.operating.channels import adopt_channel, changing, list_channels, retire_channel, retiring
@@ -161,7 +162,7 @@ def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
         pytest.raises(ChannelRetired, match="penstock channels adopt old --apply"),
     ):
         stage(own, old, **record, pipeline=Pipeline([old]))
-    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
     with pytest.raises(ChannelRetired):
         worker.open()
     worker.close()

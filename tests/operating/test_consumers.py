@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from fixtures.command_line import CommandLine
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.errors import ChannelRetired, ConsumerRenamed, InvalidName, PenstockError, Refused, SchemaMissing, Unknown
@@ -128,7 +129,7 @@ def test_a_worker_that_runs_meanwhile_stops_and_says_why(
 ) -> None:
     pipeline = declare("reader", things)
     drained(pipeline, database_url, redis_url)
-    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
     with closing(worker):
         worker.drain()
         match change:
@@ -154,7 +155,7 @@ def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
     rename(connection, "reader", "totals", apply=True)
     stage_rows(connection, things, 5, "more")
 
-    worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
     with closing(worker), pytest.raises(ConsumerRenamed, match="was renamed to totals"):
         worker.open()
     with Streamer(pipeline, database_url, redis_url) as streamer:
@@ -278,13 +279,13 @@ def test_a_consumer_is_renamed_under_load_and_nothing_is_lost_or_doubled(
 
     def stopping(stop: Callable[[], bool]) -> None:
         pipeline = declare("reader", things)
-        worker = LogWorker(pipeline, pipeline.get_consumer("reader"), database_url, redis_url)
+        worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
         with closing(worker), pytest.raises(ConsumerRenamed):
             worker.run(stop)
 
     following = declare("totals", things)
     streamer = Streamer(declare("reader", things), database_url, redis_url)
-    successor = LogWorker(following, following.get_consumer("totals"), database_url, redis_url)
+    successor = LogWorker(WorkerSetup(following, following.get_consumer("totals"), database_url, redis_url))
     with running(produce, streamer.run, stopping):
         eventually(lambda: count_effects(connection) > 200, "the old name works")
         rename(connection, "reader", "totals", apply=True)

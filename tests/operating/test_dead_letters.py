@@ -8,7 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.dead_letters import DeadLetter, at, drop, newest, of_consumer, read_record
@@ -58,7 +59,7 @@ def desk(
             if desk.ends_transaction:
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
 
-    worker = desk.worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = desk.worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     for word in ("a1", "b1", "a2", "a3"):
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "

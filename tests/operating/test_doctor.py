@@ -13,7 +13,8 @@ from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction, connect_redis
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
@@ -43,7 +44,7 @@ def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
         if any(record.key == "bad1" for record in records):
             raise ValueError("bad")
 
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     yield worker
     worker.close()
 

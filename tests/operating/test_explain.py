@@ -16,7 +16,8 @@ from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import connect_redis
 from penstock.cli.commands.lookups import format_story
 from penstock.clients import FairQueue, Reservation, Reservations
-from penstock.consuming import LogWorker, make_worker
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
@@ -49,7 +50,7 @@ def flow() -> Pipeline:
 
 @pytest.fixture
 def reader(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[LogWorker]:
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         yield worker
 
 

@@ -11,7 +11,8 @@ from fixtures.flow import retain_now, stage_rows
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.consumers import retire
 from penstock.operating.doctor import diagnose
@@ -34,7 +35,7 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
     @flow.consumer(reads=things)
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as made:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as made:
         yield made
 
 

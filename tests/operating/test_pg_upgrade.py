@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.directories import hand_over
@@ -98,5 +99,5 @@ def work(flow: Pipeline, url: str, redis_url: str) -> None:
     """Streams and applies everything."""
     with Streamer(flow, url, redis_url) as streamer:
         streamer.drain()
-    with LogWorker(flow, flow.get_consumer("reader"), url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), url, redis_url)) as worker:
         worker.drain()

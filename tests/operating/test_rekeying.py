@@ -17,7 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from fixtures.flow import Loop, running
 from fixtures.postgres import engine_url
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
-from penstock.consuming import LogWorker, make_worker
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import Refused
 from penstock.operating.channels import list_channels, retire_channel
@@ -341,7 +342,7 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
     for _ in range(100):
         assert changed.acquire(timeout=10)
 
-    with LogWorker(old, old.get_consumer("copy-rides"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(old, old.get_consumer("copy-rides"), database_url, redis_url)) as worker:
         end_old_consumer = deployed.run(worker.run)
         eventually(
             lambda: retire_channel(connection, redis_client, "rides").unread == 0,

@@ -8,7 +8,8 @@ import pytest
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import Refused, Unknown
 from penstock.journal import offsets_since
@@ -42,7 +43,7 @@ def reader(
 
     stage_rows(connection, things, 20)
     streamer.drain()
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     worker.drain()
     worker.close()
     yield worker

@@ -15,7 +15,8 @@ from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
 from penstock.channels.routing import log_keys
 from penstock.clients.log.groups import LogGroup
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
@@ -51,7 +52,7 @@ class Scene:
             streamer.close()
 
     def consume(self, url: str) -> None:
-        worker = LogWorker(self._flow, self._flow.get_consumer("reader"), url, self._redis_url)
+        worker = LogWorker(WorkerSetup(self._flow, self._flow.get_consumer("reader"), url, self._redis_url))
         try:
             worker.drain()
         finally:

@@ -13,7 +13,8 @@ from fixtures.flow import ReadLog
 from fixtures.keeping_pooler import KeepingPooler
 from fixtures.restored import stage, stream
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import HistoryDiverged, ServerUnavailable
@@ -50,13 +51,13 @@ def test_a_handler_under_which_postgres_is_restored_is_not_retried_with_lost_rec
     spec = flow.get_consumer("reader")
     stage(server.url, things, 1, "kept")
     stream(flow, server.url, redis_url)
-    with LogWorker(flow, spec, server.url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, spec, server.url, redis_url)) as worker:
         worker.drain()
     server.copy_to(tmp_path / "older")
     stage(server.url, things, 1, "lost")
     stream(flow, server.url, redis_url)
 
-    with LogWorker(flow, spec, server.url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, spec, server.url, redis_url)) as worker:
         with pytest.raises(ServerUnavailable, match="compared"):
             worker.drain()
         worker.close()
@@ -122,12 +123,12 @@ def test_a_consumer_whose_connection_survives_a_restore_applies_nothing_that_was
     spec = flow.get_consumer("reader")
     stage(server.url, things, 10, "kept")
     stream(flow, server.url, redis_url)
-    with LogWorker(flow, spec, server.url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, spec, server.url, redis_url)) as worker:
         worker.drain()
     server.copy_to(tmp_path / "older")
     stage(server.url, things, 10, "lost")
     stream(flow, server.url, redis_url)
-    with LogWorker(flow, spec, pooled_url, redis_url, prepare=False) as worker:
+    with LogWorker(WorkerSetup(flow, spec, pooled_url, redis_url, prepare=False)) as worker:
         assert worker.drain() == 10
         server.restore(tmp_path / "older")
 

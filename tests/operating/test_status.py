@@ -11,7 +11,8 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline, TryAgain
 from penstock.channels.log import evict
 from penstock.channels.server import connect_redis
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing, ServerUnavailable
@@ -26,7 +27,7 @@ def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
     def reader(_session: object, records: Sequence[object]) -> None:
         del records
 
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     yield worker
     worker.close()
 
@@ -200,7 +201,7 @@ def test_the_reason_why_a_shard_waits_is_shown(
     flow.consumer(reads=things, name="reader", isolation="READ COMMITTED")(waits)
     stage_rows(connection, things, 1)
     streamer.drain()
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         worker.round(0)
         [(consumer, _, reason)] = status(connection, redis_client, flow).waiting
         worker.drain()

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
-from penstock.consuming import LogWorker, make_worker
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.dead_letters import DeadLetter, newest, of_consumer
@@ -56,7 +57,7 @@ class Desk:
         self.drain()
 
     def drain(self) -> None:
-        with LogWorker(self.flow, self.flow.get_consumer(self.name), *self.urls) as worker:
+        with LogWorker(WorkerSetup(self.flow, self.flow.get_consumer(self.name), *self.urls)) as worker:
             worker.drain()
 
     def letters(self) -> list[DeadLetter]:
@@ -186,7 +187,7 @@ def test_a_transaction_of_several_shards_supersedes_in_each(desk: Desk) -> None:
 
     desk.flow = Pipeline([desk.things])
     desk.flow.consumer(reads=desk.things, name="reader", attempts=1)(note)
-    with LogWorker(desk.flow, desk.flow.get_consumer("reader"), *desk.urls) as worker:
+    with LogWorker(WorkerSetup(desk.flow, desk.flow.get_consumer("reader"), *desk.urls)) as worker:
         worker._record_s = 0.0  # a handler that is known to be quick
         desk.connection.execute(STAGE, {"channel": "things", "shard": 1, "word": "c2"})
         desk.streamer.drain()

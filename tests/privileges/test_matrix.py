@@ -22,7 +22,9 @@ from penstock.channels.log import read_newest
 from penstock.channels.queue.inspection import oldest_messages
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue
-from penstock.consuming import IckWorker, LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
@@ -132,7 +134,7 @@ def stream(actor: Actor) -> None:
 
 
 def consume(actor: Actor, name: str = "sync-reader") -> None:
-    with LogWorker(pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url) as worker:
+    with LogWorker(WorkerSetup(pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url)) as worker:
         worker.drain()
 
 
@@ -142,7 +144,7 @@ def consume_in_async_handlers(actor: Actor) -> None:
 
 def consume_an_ick(actor: Actor) -> None:
     spec = pipeline.get_consumer("indexer")
-    with IckWorker(pipeline, spec, actor.database_url, actor.redis_url) as worker:
+    with IckWorker(WorkerSetup(pipeline, spec, actor.database_url, actor.redis_url)) as worker:
         worker.drain()
 
 
@@ -308,7 +310,9 @@ def world(with_roles: str, redis_url: str, redis_client: redis.Redis) -> Iterato
     """Makes something to do for a verb."""
     administrator = Actor(with_roles, redis_url)
     for spec in pipeline.consumers.values():
-        worker = (LogWorker if spec.channel is things else IckWorker)(pipeline, spec, with_roles, redis_url)
+        worker = (LogWorker if spec.channel is things else IckWorker)(
+            WorkerSetup(pipeline, spec, with_roles, redis_url)
+        )
         worker.open()
         worker.close()
 

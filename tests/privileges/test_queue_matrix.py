@@ -18,7 +18,8 @@ from penstock import Job, Pipeline, Queue, stage
 from penstock.channels.queue.inspection import check_queues, explain_message, oldest_messages
 from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue
-from penstock.consuming import QueueWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
@@ -74,7 +75,7 @@ def publish(actor: Actor) -> None:
 
 def work(actor: Actor) -> None:
     spec = pipeline.get_consumer("receipts")
-    with QueueWorker(pipeline, spec, actor.database_url, actor.redis_url) as worker:
+    with QueueWorker(WorkerSetup(pipeline, spec, actor.database_url, actor.redis_url)) as worker:
         assert worker.drain()
 
 

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.operating.resharding import reshard
@@ -94,7 +95,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
     """Guarantee 28: no false alarm under load; the state at a cut matches its offsets."""
     spec = flow.get_consumer(totals)
     streamer, rival = (Streamer(flow, database_url, redis_url) for _ in range(2))
-    worker = LogWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, spec, database_url, redis_url))
     worker.open()
     sums: list[tuple[Any, ...]] = []
 
@@ -171,7 +172,7 @@ def test_an_open_transaction_is_in_no_cut_before_it_commits(
 def paused_worker(
     flow: Pipeline, totals: str, accounts: Connection, database_url: str, redis_url: str
 ) -> Iterator[LogWorker]:
-    worker = LogWorker(flow, flow.get_consumer(totals), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer(totals), database_url, redis_url))
     worker.open()
     yield worker
     worker.close()
@@ -303,7 +304,7 @@ def test_a_consumer_that_was_never_registered_or_is_halted_is_named(
 
     with pytest.raises(Unknown, match="never run"):
         pin()
-    worker = LogWorker(flow, spec, database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, spec, database_url, redis_url))
     worker.open()
     worker.close()
     accounts.execute("UPDATE penstock.checkpoints SET halted = 'poison' WHERE shard = 1")

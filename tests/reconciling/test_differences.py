@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.reconciling.inline_comparer import InlineComparer
@@ -38,7 +39,7 @@ def run(flow: Pipeline, things: Log, connection: Connection, database_url: str, 
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
         worker.drain()
     for statement in TABLES.split(";"):
         connection.execute(statement.encode())

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.formats import create_with_values, set_unusual
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
 from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
@@ -31,7 +32,7 @@ def run(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url))
     worker.drain()
     worker.close()
 

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
@@ -47,7 +48,7 @@ def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Rec
     def canonical(tables: CanonicalTables) -> Any:
         return tables("public.canonical")
 
-    worker = LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url))
     worker.drain()
     worker.close()
     return flow.get_reconciliation("keeper")

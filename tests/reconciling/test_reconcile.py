@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from fixtures.flow import at_work
 from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
@@ -134,7 +135,7 @@ def settle(flow: Pipeline, database_url: str, redis_url: str) -> None:
     streamer.drain()
     streamer.close()
     for spec in flow.consumers.values():
-        worker = LogWorker(flow, spec, database_url, redis_url)
+        worker = LogWorker(WorkerSetup(flow, spec, database_url, redis_url))
         worker.drain()
         worker.close()
 

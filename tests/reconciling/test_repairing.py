@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
@@ -64,7 +65,7 @@ def repair(flow: Pipeline, things: Log, connection: Connection, database_url: st
     connection.execute("CREATE TABLE public.state (id int PRIMARY KEY, value text)")
     connection.execute("INSERT INTO public.canon VALUES (1, 'one'), (2, 'two'), (3, 'three')")
     connection.execute("INSERT INTO public.state VALUES (1, 'wrong'), (2, 'wrong'), (4, 'four')")
-    with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
         worker.drain()
 
     def run(meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any) -> Reconciled:

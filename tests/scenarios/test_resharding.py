@@ -10,7 +10,8 @@ import redis
 from fixtures.command_line import CommandLine
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
 from penstock import Ick, Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.declaring.kinds import shard_for_key
@@ -35,7 +36,9 @@ def declare(shards: int) -> Pipeline:
 
 def make_reader(pipeline: Pipeline, name: str, database_url: str, redis_url: str, *shards: int) -> LogWorker:
     chosen = list(shards) or None
-    return LogWorker(pipeline, pipeline.get_consumer(name), database_url, redis_url, shards=chosen, block_ms=1)
+    return LogWorker(
+        WorkerSetup(pipeline, pipeline.get_consumer(name), database_url, redis_url, shards=chosen, block_ms=1)
+    )
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents
+from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import Gap
@@ -89,7 +90,7 @@ def test_a_set_based_consumer_far_behind_catches_up(
         backfilled += consumed.backfilled  # type: ignore[attr-defined]
 
     before = spark.sparkContext._jsc.getPersistentRDDs().size()  # others of the session have some
-    with FrameWorker(spark, flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with FrameWorker(spark, WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         publish(streamer, connection, things, 3000)
         begins = [e.first for e in extents(redis_client, "penstock", things.shard_names).values()]
         assert worker.drain(count) == 3000

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ConsumerSpec
@@ -63,7 +64,7 @@ def run(spark: SparkSession, flow: Pipeline, consumer: ConsumerSpec, database_ur
     """Applies all records, as after a restart."""
 
     def apply() -> None:
-        with FrameWorker(spark, flow, consumer, database_url, redis_url) as worker:
+        with FrameWorker(spark, WorkerSetup(flow, consumer, database_url, redis_url)) as worker:
             worker.drain()
 
     return apply
@@ -203,7 +204,7 @@ def test_a_dataframe_consumer_needs_the_spark_engine(
     flow: Pipeline, consumer: ConsumerSpec, database_url: str, redis_url: str
 ) -> None:
     with pytest.raises(DeclarationError, match="--engine spark"):
-        LogWorker(flow, consumer, database_url, redis_url)
+        LogWorker(WorkerSetup(flow, consumer, database_url, redis_url))
 
 
 def lose(client: redis.Redis, stream: str, place: int) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
+from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.operating.resharding import reshard
@@ -41,7 +42,7 @@ def test_new_shards_are_read_once_the_old_ones_are_passed(
                 {"shard": shard, "records": records},
             )
 
-    with FrameWorker(spark, flow, flow.get_consumer("count"), database_url, redis_url) as worker:
+    with FrameWorker(spark, WorkerSetup(flow, flow.get_consumer("count"), database_url, redis_url)) as worker:
         stage_rows(connection, things, 50, "old ")
         streamer.drain()
         reshard(connection, "things", 3, apply=True)

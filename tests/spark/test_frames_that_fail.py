@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline, TryAgain
 from penstock.channels.routing import log_keys
+from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.engines.spark.rows import make_frame
@@ -39,7 +40,7 @@ class Bench:
     def declare(self, handler: Callable[[Session, DataFrame], None], **options: Any) -> FrameWorker:
         self.flow.consumer(reads=self.things, name="reader", dataframe=True, **options)(handler)
         spec = self.flow.get_consumer("reader")
-        self.made.append(FrameWorker(self.spark, self.flow, spec, *self.urls))
+        self.made.append(FrameWorker(self.spark, WorkerSetup(self.flow, spec, *self.urls)))
         return self.made[-1]
 
     def numbers(self) -> list[int]:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from fixtures.documents import DOCS, MANY, ROOT, Declared, blocks, run_blocks, run_page
 from penstock import Ick, Log, Pipeline
 from penstock.clients import LogReader
+from penstock.consuming import WorkerSetup
 from penstock.engines.spark.dataframes import FrameWorker
 
 pytestmark = pytest.mark.spark
@@ -45,7 +46,7 @@ def check_sum(spark: SparkSession, shop: Declared, name: str, table: Any, row: A
         session.delete(session.get_one(table, 1))
     shop.drain()
     consumer = shop.pipeline.get_consumer(name)
-    with FrameWorker(spark, shop.pipeline, consumer, shop.database_url, shop.redis_url) as worker:
+    with FrameWorker(spark, WorkerSetup(shop.pipeline, consumer, shop.database_url, shop.redis_url)) as worker:
         assert worker.drain() == 3
         worker.rewind(MANY)
         assert worker.drain() == 0

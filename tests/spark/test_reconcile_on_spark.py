@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.formats import VALUES, create_with_values, set_unusual
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
 from penstock.reconciling import CanonicalRows, Comparer, DifferenceKind, Reconciled, StateComparison, reconcile
@@ -35,7 +36,7 @@ def keeper(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Pi
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    with LogWorker(flow, flow.get_consumer("keeper"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
         worker.drain()
     return flow
 

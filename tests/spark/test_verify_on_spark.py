@@ -14,7 +14,8 @@ from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.log import evict
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import verify as engine
@@ -70,7 +71,7 @@ def streamed(
         mark_changed(connection, [f"d{number}", f"e{number}"])
         streamer.drain()
         if number == 4:
-            with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+            with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
                 worker.drain()
     connection.execute(STAGE_JOBS)
     with connect_postgres(database_url, application="slow") as slow:

@@ -20,7 +20,8 @@ from fixtures.flow import at_work, running, stage_rows
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.truth import Load, await_everything, change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Snooze
-from penstock.consuming import make_worker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.database.connections import Connection
 from penstock.database.timeouts import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter
@@ -450,10 +451,10 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
     with books.transaction():
         mark_changed(books, KEYS)
     drain(chores.stream())
-    dying = make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url)
+    dying = IckWorker(WorkerSetup(flow, flow.get_consumer("indexer"), database_url, redis_url))
     dying.open()
     for shard in INDEX.shard_names:
-        dying._reserve(shard)  # type: ignore[attr-defined]
+        dying._reserve(shard)
 
     slices = 0
 

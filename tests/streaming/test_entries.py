@@ -11,7 +11,8 @@ from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.batches import FIELDS, Columns
 from penstock.channels.log import NAMES, Batch, evict
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import CodecMissing, DeclarationError
@@ -56,7 +57,7 @@ def test_a_log_changes_its_entries_in_place_and_back(
             stage_rows(connection, things, 40)
             streamer.drain()
             streamer.round()
-            worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+            worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
             worker.drain()
             worker.close()
 

@@ -14,7 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from fixtures.formats import set_unusual
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
 from penstock.embedded import EmbeddedPostgres
@@ -112,7 +113,7 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
     streamer = Streamer(flow, unusual_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = LogWorker(flow, flow.get_consumer("keeper"), unusual_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), unusual_url, redis_url))
     worker.drain()
     worker.close()
 
@@ -131,7 +132,7 @@ def test_commands_do_not_depend_on_how_the_database_writes_times(
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    worker = LogWorker(flow, flow.get_consumer("keeper"), unusual_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), unusual_url, redis_url))
     worker.drain()
     worker.close()
     with unusual.begin() as connection:

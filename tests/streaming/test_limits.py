@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from fixtures.command_line import CommandLine, Started
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, HiddenRows, ReadOnlyPostgres
 from penstock.reconciling import cut
@@ -75,7 +76,7 @@ def test_a_policy_that_hides_rows_from_a_consumer_is_an_error(
 
     stage_rows(connection, things, 10)
     drain(flow, limited_url, redis_url)
-    with LogWorker(flow, flow.get_consumer("reader"), limited_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), limited_url, redis_url)) as worker:
         worker.round(block_ms=0)
         connection.execute(f"ALTER TABLE penstock.{table} ENABLE ROW LEVEL SECURITY".encode())
         stage_rows(connection, things, 10, "more")
@@ -100,7 +101,7 @@ def test_a_handler_keeps_the_policies_of_its_own_tables(
     )
     stage_rows(connection, things, 1)
     drain(flow, limited_url, redis_url)
-    with LogWorker(flow, flow.get_consumer("reader"), limited_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), limited_url, redis_url)) as worker:
         worker.drain()
 
     assert seen == [1]
@@ -132,7 +133,7 @@ def test_only_statements_of_handlers_are_compiled(
         )
     stage_rows(connection, things, 10)
     drain(flow, database_url, redis_url)
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         worker.drain()
 
     assert set(seen) == {"on"}
@@ -168,7 +169,7 @@ def test_short_timeouts_of_the_database_fail_no_worker(
     stage_rows(connection, things, 10_000)
     connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET {timeout}'.encode())
     drain(flow, database_url, redis_url)
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         worker.run(lambda: len(applied) >= 2000)  # Postgres may end a session between BEGIN and the statement after it
     with cut(lambda: connect_postgres(database_url, application="test"), DEFAULT_SCOPE) as at:
         threading.Event().wait(0.1)
@@ -208,7 +209,7 @@ def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
         "SELECT 'things', 0, i::text, 'insert', 'thing', '{}' FROM generate_series(1, 8) AS i"
     )
     streamer.drain()
-    with LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         worker.drain()
 
     assert sizes == [8, 4, 2, 2, 4, 2, 2]
@@ -285,7 +286,7 @@ def test_a_switch_over_to_a_read_only_primary_and_back_ends_no_worker(
         applied.update(record.id for record in records)
 
     database = connection.info.dbname
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     with running(Streamer(flow, database_url, redis_url).run, worker.run):
         stage_rows(connection, things, 10)
         eventually(lambda: len(applied) == 10, "records flow")

@@ -12,7 +12,8 @@ import redis
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
@@ -32,7 +33,7 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
     @flow.consumer(reads=things)
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
-    made = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    made = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     yield made
     made.close()
 
@@ -243,7 +244,7 @@ def test_an_entry_of_several_ticks_stays_until_its_last_record_is_passed(
     def slow(_: object, records: Sequence[Record]) -> None:
         seen.extend((record.shard, record.offset) for record in records)
 
-    with LogWorker(flow, flow.get_consumer("slow"), database_url, redis_url) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("slow"), database_url, redis_url)) as worker:
         for number in range(60):
             stage_rows(connection, things, 20, f"{number} ")
             tick(connection, DEFAULT_SCOPE)

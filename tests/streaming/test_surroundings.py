@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ReadOnlyPostgres
@@ -85,7 +86,7 @@ def test_nothing_depends_on_the_state_of_a_session(
         applied.extend(record.id for record in records)
 
     streamer = Streamer(flow, database_url, redis_url, prepare=False)
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url, prepare=False)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url, prepare=False))
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
@@ -128,7 +129,7 @@ def test_wrong_clocks_change_neither_order_nor_number(
     retain_now(streamer)
     streamer.drain()
     in_log = [record.id for record in logged(things)[things.shard_names[0]]]
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     worker.drain()
     worker.close()
 
@@ -167,7 +168,7 @@ def test_a_consumer_that_is_far_behind_reads_one_batch_at_a_time(
 
     stage_rows(connection, things, 5000)
     streamer.drain()
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     first = worker.round(block_ms=0)
 
     assert first.applied == 200

@@ -9,33 +9,33 @@ from hypothesis import strategies as st
 from penstock.batches import Columns
 from penstock.channels.log import Batch
 from penstock.consuming.delivery import (
-    LONGEST_PAUSE_S,
+    MAX_BACKOFF_S,
     MAX_CONFLICTS,
     MAX_WAITS_ALONE,
-    NO_TROUBLE,
+    NO_FAILURE,
     AskedToWait,
     Broken,
     Conflict,
-    DeadLetter,
+    DeadLetterItem,
     Decision,
     Failed,
     Halt,
     Outcome,
     Policy,
     Retry,
+    RetryState,
     Split,
-    Trouble,
     Unavailable,
     compare,
     decide,
     divide,
     pause_s,
-    trouble_for_part,
+    state_for_part,
 )
 from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
 
 POLICIES = st.builds(Policy, st.integers(1, 9), st.sampled_from(["dead_letter", "halt"]))
-TROUBLES = st.builds(Trouble, *(st.integers(0, n) for n in (9, MAX_CONFLICTS + 2, 10_000, 10_000)), st.just(0))
+TROUBLES = st.builds(RetryState, *(st.integers(0, n) for n in (9, MAX_CONFLICTS + 2, 10_000, 10_000)), st.just(0))
 OUTCOMES: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Conflict()),
     st.builds(Unavailable, st.booleans()),
@@ -66,7 +66,7 @@ def test_only_records_that_follow_the_checkpoint_without_a_hole_are_fresh(offset
 def test_a_split_batch_keeps_every_record_in_order(policy: Policy, size: int, culprit: int | None) -> None:
     records = [record(offset) for offset in range(1, size + 1)]
     at = None if culprit is None or culprit >= size else culprit
-    decision = decide(policy, size, NO_TROUBLE, Failed(at, for_certain=True))
+    decision = decide(policy, size, NO_FAILURE, Failed(at, for_certain=True))
 
     assert isinstance(decision, Split)
     parts = divide(records, decision.sizes)
@@ -77,12 +77,12 @@ def test_a_split_batch_keeps_every_record_in_order(policy: Policy, size: int, cu
 
 @given(POLICIES, st.integers(1, 1000), TROUBLES, OUTCOMES)
 def test_only_a_single_item_is_dead_lettered_and_not_if_the_consumer_halts(
-    policy: Policy, size: int, trouble: Trouble, outcome: Outcome
+    policy: Policy, size: int, state: RetryState, outcome: Outcome
 ) -> None:
     """Guarantee 21."""
-    decision = decide(policy, size, trouble, outcome)
+    decision = decide(policy, size, state, outcome)
 
-    if isinstance(decision, DeadLetter):
+    if isinstance(decision, DeadLetterItem):
         assert (size, policy.on_poison) == (1, "dead_letter")
         assert not isinstance(outcome, AskedToWait | Broken)
     if isinstance(outcome, Broken):
@@ -93,52 +93,52 @@ def test_only_a_single_item_is_dead_lettered_and_not_if_the_consumer_halts(
 
 @given(POLICIES, st.integers(1, 1000), TROUBLES, OUTCOMES)
 def test_pauses_are_bounded_after_any_number_of_failures(
-    policy: Policy, size: int, trouble: Trouble, outcome: Outcome
+    policy: Policy, size: int, state: RetryState, outcome: Outcome
 ) -> None:
     """Even after hours, pauses neither overflow nor exceed the bound."""
-    decision = decide(policy, size, trouble, outcome)
+    decision = decide(policy, size, state, outcome)
 
     if isinstance(decision, Retry):
         named = outcome.after_s if isinstance(outcome, AskedToWait) else None
-        assert 0 <= decision.after_s <= max(LONGEST_PAUSE_S, named or 0)
+        assert 0 <= decision.after_s <= max(MAX_BACKOFF_S, named or 0)
 
 
 @given(POLICIES, st.integers(0, 10_000))
 def test_a_refusal_by_the_server_is_not_the_records_fault_while_no_other_passes(policy: Policy, waits: int) -> None:
     """Guarantee 13: a lock that is held for hours dead-letters nothing."""
-    trouble = Trouble(waits=waits, items=1)
+    state = RetryState(waits=waits, items=1)
 
-    assert isinstance(decide(policy, 1, trouble, Unavailable(others_pass=False)), Retry)
+    assert isinstance(decide(policy, 1, state, Unavailable(others_pass=False)), Retry)
 
 
 def test_a_record_that_alone_is_refused_while_others_pass_is_at_fault() -> None:
-    waited = Trouble(waits=MAX_WAITS_ALONE - 2, items=1)
+    waited = RetryState(waits=MAX_WAITS_ALONE - 2, items=1)
     first = decide(Policy(), 1, waited, Unavailable(others_pass=True))
 
     assert isinstance(first, Retry)
-    assert decide(Policy(), 1, first.trouble, Unavailable(others_pass=True)) == DeadLetter(1)
+    assert decide(Policy(), 1, first.state, Unavailable(others_pass=True)) == DeadLetterItem(1)
 
 
 def follow(policy: Policy, size: int, poison: set[int], outcome: Outcome) -> tuple[list[int], list[int], int]:
     """Follows the decisions on a batch with items that always fail; returns those applied, those not, and the attempts."""
-    parts: list[tuple[Sequence[int], Trouble]] = [(range(size), NO_TROUBLE)]
+    parts: list[tuple[Sequence[int], RetryState]] = [(range(size), NO_FAILURE)]
     applied: list[int] = []
     dead: list[int] = []
     attempts = 0
     while parts:
-        part, trouble = parts.pop(0)
+        part, state = parts.pop(0)
         attempts += 1
         if not poison & set(part):
             applied.extend(part)
             continue
-        decision: Decision = decide(policy, len(part), trouble, outcome)
+        decision: Decision = decide(policy, len(part), state, outcome)
         match decision:
             case Retry(_, known):
                 parts.insert(0, (part, known))
             case Split(sizes, known):
                 pieces = divide(part, sizes)
-                parts[:0] = [(piece, trouble_for_part(known, len(piece))) for piece in pieces]
-            case DeadLetter() | Halt():
+                parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
+            case DeadLetterItem() | Halt():
                 dead.extend(part)
     return applied, dead, attempts
 
@@ -162,21 +162,21 @@ def test_poison_is_isolated_and_all_other_items_are_applied(
 
 
 def test_a_batch_of_several_shards_has_its_attempts_and_a_part_has_one() -> None:
-    once = decide(Policy(3), 8, NO_TROUBLE, Failed())
+    once = decide(Policy(3), 8, NO_FAILURE, Failed())
     assert isinstance(once, Retry)
-    twice = decide(Policy(3), 8, once.trouble, Failed())
+    twice = decide(Policy(3), 8, once.state, Failed())
     assert isinstance(twice, Retry)
-    split = decide(Policy(3), 8, twice.trouble, Failed())
+    split = decide(Policy(3), 8, twice.state, Failed())
     assert isinstance(split, Split)
 
-    assert trouble_for_part(split.trouble, 4) == replace(split.trouble, items=4, failures=2)
-    assert trouble_for_part(split.trouble, 1).failures == 0
+    assert state_for_part(split.state, 4) == replace(split.state, items=4, failures=2)
+    assert state_for_part(split.state, 1).failures == 0
 
 
 def test_pauses_grow_to_a_bound() -> None:
     pauses = [pause_s(attempt) for attempt in range(1, 5000)]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[-1] == MAX_BACKOFF_S
 
 
 def test_a_batch_knows_its_extent() -> None:
@@ -187,9 +187,9 @@ def test_a_batch_knows_its_extent() -> None:
 
 def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() -> None:
     """Guarantee 17: a conflict is not the record's fault; a smaller part has fewer of them."""
-    part = trouble_for_part(Trouble(failures=2, conflicts=23, items=20), 1)
+    part = state_for_part(RetryState(failures=2, conflicts=23, items=20), 1)
     lost = 0
     while isinstance(decision := decide(Policy(), 1, part, Conflict()), Retry):
-        part, lost = decision.trouble, lost + 1
+        part, lost = decision.state, lost + 1
 
     assert lost >= MAX_CONFLICTS

@@ -10,7 +10,8 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
-from penstock.consuming import LogWorker
+from penstock.consuming import WorkerSetup
+from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
@@ -37,7 +38,7 @@ def consumed(flow: Pipeline, things: Log, connection: Connection, database_url: 
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
     streaming = Streamer(flow, database_url, redis_url)
-    worker = LogWorker(flow, flow.get_consumer("reader"), database_url, redis_url)
+    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     for number in range(10):
         stage_rows(connection, things, 20)
         streaming.drain()

@@ -15,13 +15,13 @@ from rich.status import Status
 
 from penstock.cli.servers import open_connections
 from penstock.consuming import Consumed
-from penstock.consuming.brake import how_to_resume
-from penstock.consuming.worker import Worker
+from penstock.consuming.dead_lettering import how_to_resume
 from penstock.errors import Halted
 from penstock.operating.status import status
+from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
-from penstock.streaming import RoundResult, Streamer
+from penstock.streaming import RoundResult
 from penstock.streaming.share import WHOLE, Share, parse_share
 
 GRACE_S = 8.0
@@ -121,7 +121,7 @@ def choose_share(settings: Settings) -> Share:
     return WHOLE if settings.share is None else parse_share(settings.share)
 
 
-def run_loop(loop: Streamer | Worker[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:
+def run_loop(loop: Runner[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:
     """Runs rounds until a stop signal, and closes the connections.
 
     Args:

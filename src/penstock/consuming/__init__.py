@@ -8,23 +8,22 @@ An offset at or below the checkpoint was applied before and is skipped; the next
 which is filled from the journal, or stops the shard with an error.  Delivery may be repeated, by anyone, and the effect
 happens once.
 
-    worker        the loop; log_worker, ick_worker: where items come from
-    deliverer     attempts at the items of one shard
-    offset_source what of a delivery is due, and what is written with it; ick_source: the same for members of an Ick
-    log_source    the records of a log
-    transaction   locks, calls the handler, advances, commits
-    handler       calls it, plain or async
-    delivery      pure: what is due, and what happens after a failure
-    failures      what an exception means
-    jobs          the same for queues, where each job is one transaction, and its staged row the checkpoint
+    workers         the worker that a consumer needs; setup: its arguments
+    worker          the loop of every worker
+    deliverer       attempts at the items of one shard
+    transaction     locks, calls the handler, advances, commits
+    handler         calls it, plain or async; payloads: validates its records
+    delivery        pure: the records that are due, the decision after a failure, and results
+    failures        the meaning of an exception
+    checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker
+    log ick queue   the worker of each kind of channel, and its items
+    several         a log of several sources
 """
 
-from penstock.consuming.delivered import Consumed
-from penstock.consuming.ick.ick_worker import IckWorker
-from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.queue import QueueWorker
+from penstock.consuming.delivery import Consumed
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.worker import Worker
-from penstock.consuming.workers import make_worker
+from penstock.consuming.workers import SeveralRunners, make_worker
 from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "IckWorker", "LogWorker", "QueueWorker", "TryAgain", "Worker", "make_worker"]
+__all__ = ["Consumed", "SeveralRunners", "TryAgain", "Worker", "WorkerSetup", "make_worker"]

@@ -16,11 +16,11 @@ class Checkpoint:
     """A locked checkpoint.
 
     Attributes:
-        shard: Whose it is.
+        shard: The shard.
         offset: Everything up to here has been applied.
         halted: Why the shard was stopped; None if it was not.
         transaction: Id of the transaction that holds the lock.
-        server_start_us: When this Postgres was started: microseconds since 1970.
+        server_start_us: Start of this Postgres: microseconds since 1970.
         clock_us: Postgres' clock when it was locked: microseconds since 1970.
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
         waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
@@ -39,13 +39,13 @@ class Checkpoint:
 
     @property
     def held(self) -> bool:
-        """The shard stands at a barrier, because a reconciliation is looking, or earlier generations come first."""
+        """Whether the shard stands at the barrier of a reconciliation, or earlier generations come first."""
         return self.waits_for is not None or (self.barrier is not None and self.offset >= self.barrier)
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """How a locked checkpoint moves.
+    """The move of a locked checkpoint.
 
     Attributes:
         locked: The checkpoint.
@@ -79,17 +79,13 @@ class UnpassedShard:
         return self.end <= shard
 
     def explain(self, channel: str) -> str:
-        """What such a shard waits for, for people."""
+        """Text for people about such a shard."""
         earlier = ShardName(channel, self.shard)
         return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
 
 
 def find_unpassed(connection: Executor, scope: Scope, consumer: str, channel: str) -> UnpassedShard | None:
-    """What later generations of a channel wait for in a consumer; None if it has passed all earlier ones.
-
-    Raises:
-        psycopg.Error: The server's errors.
-    """
+    """The shard that later generations of a channel wait for in a consumer; None if it has passed all earlier ones."""
     sql = statements("penstock.consuming", scope.schema)["unpassed_shard"]
     row = connection.execute(sql, {"consumer": consumer, "channel": channel}).fetchone()
     return None if row is None else UnpassedShard(Shard(row[0]), row[1])
@@ -103,17 +99,11 @@ class Checkpoints:
         self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
-        """The values that name a shard's row."""
+        """Parameters that name a shard's row."""
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
     def all(self, connection: Executor) -> dict[ShardName, Offset]:
-        """Where the consumer stands in each shard that is not halted.
-
-        Raises:
-            SchemaMissing: The consumer is not registered.
-            ChannelRetired: Its channel was retired.
-            ConsumerRenamed: It has another name now.
-        """
+        """Where the consumer stands in each shard that is not halted; raises why it has no checkpoints at all."""
         channel = self._consumer.channel.name
         rows = connection.execute(
             self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}
@@ -153,11 +143,7 @@ class Checkpoints:
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
     def advance(self, connection: Executor, *advances: Advance) -> None:
-        """Moves checkpoints that were locked together.
-
-        Raises:
-            BrokenTransaction: The transaction of the locks has ended: the handler committed or rolled back.
-        """
+        """Moves checkpoints that were locked together; ``BrokenTransaction`` if the handler has ended their transaction."""
         if not advances:
             return
         moved = connection.execute(
@@ -186,15 +172,15 @@ class Checkpoints:
         connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
 
     def halt_failing(self, connection: Executor, shard: ShardName, reason: str) -> None:
-        """Stops the other shards that have nothing but dead letters of late, as far as no process works on them."""
+        """Stops the other shards whose last records were dead-lettered, unless a process works on them."""
         connection.execute(self._sql["halt_failing"], {**self.key(shard), "reason": reason})
 
     def note_waiting(self, connection: Executor, shard: ShardName, reason: str | None) -> None:
-        """Notes for ``penstock status`` what a shard waits for; the next advance removes the note."""
+        """Notes for ``penstock status`` why a shard waits; the next advance removes the note."""
         connection.execute(self._sql["note_waiting"], {**self.key(shard), "reason": reason})
 
     def count_failure(self, executor: Executor, shard: ShardName) -> int:
-        """Counts a dead letter of a locked shard; gives how many there are in a row, over all shards."""
+        """Counts a dead letter of a locked shard; returns how many there are in a row, over all shards."""
         row = executor.execute(self._sql["count_failure"], self.key(shard)).fetchone()
         return row[0] if row else 0
 

@@ -1,34 +1,34 @@
 """Delivers items of one shard: attempts, one transaction each, until ``decide`` has nothing more to try.
 
-A short pause is waited out here.  A longer one ends the delivery, so that other shards go on meanwhile; the trouble so far
-is kept for the shard's next delivery.
+A short pause is taken inside the delivery.  A longer one ends it, so that other shards go on meanwhile; the failures so far
+are kept for the shard's next delivery.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
 import structlog
 
 from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivered import Delivered
 from penstock.consuming.delivery import (
-    NO_TROUBLE,
+    NO_FAILURE,
     Conflict,
-    DeadLetter,
+    DeadLetterItem,
+    Delivered,
     Halt,
     Outcome,
     Policy,
     Retry,
+    RetryState,
     Split,
-    Trouble,
     Unavailable,
     decide,
     divide,
-    trouble_for_part,
+    state_for_part,
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
@@ -42,13 +42,66 @@ log = structlog.get_logger("penstock.consumer")
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
+Result = TypeVar("Result")
 
 MAX_PAUSE_S = 0.5
 MAX_PAUSES = 3
-"""A delivery waits itself so many times, and so long: other shards wait meanwhile.  After that the shard rests instead."""
+"""Short pauses taken inside one delivery, blocking other shards; longer ones skip the shard."""
+
+MAX_REMEMBERED = 10_000
+"""Items for which this process remembers since when a server has refused them."""
 
 Pause = Callable[[float], bool]
 """Waits so many seconds; true if there is to be no other attempt, because the process stops."""
+
+
+def is_long(retry: Retry) -> bool:
+    """Whether a pause is too long to be taken inside a delivery, or one of too many."""
+    return retry.after_s > MAX_PAUSE_S or retry.state.pauses > MAX_PAUSES
+
+
+def spread(seconds: float) -> float:
+    """A pause at random, at most as long: processes that have lost together do not come together."""
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311  no secret
+
+
+def retry_conflicts(attempt: Callable[[], Result], pause: Pause) -> Result:
+    """The result of a transaction that may lose against others; raises the last ``NotApplied``."""
+    state, policy = NO_FAILURE, Policy(attempts=1)
+    while True:
+        try:
+            return attempt()
+        except NotApplied as failed:
+            decision = decide(policy, 1, state, failed.outcome)
+            if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
+                raise
+            state = decision.state
+            if pause(decision.after_s):
+                raise
+
+
+class Refusals:
+    """Items that a server has refused, and whether other items were applied since: only this process knows."""
+
+    def __init__(self) -> None:
+        self._applied = 0
+        self._applied_before: dict[object, int] = {}
+
+    def count_applied(self, key: object, applied: int) -> None:
+        """Counts applied items; those with this key have passed, too."""
+        self._applied += applied
+        if applied and key in self._applied_before:
+            self._applied_before[key] = 0
+
+    def outcome(self, key: object, state: RetryState, failed: NotApplied) -> Outcome:
+        """The meaning of a failure of the items with this key."""
+        if not isinstance(failed.outcome, Unavailable):
+            return failed.outcome
+        if not state.waits:
+            if len(self._applied_before) >= MAX_REMEMBERED:
+                self._applied_before.clear()
+            self._applied_before[key] = self._applied
+        return Unavailable(others_pass=self._applied > self._applied_before.get(key, self._applied))
 
 
 class Source(Protocol[Item_contra]):
@@ -61,7 +114,7 @@ class Source(Protocol[Item_contra]):
     name: str
 
     def plan(self, shard: ShardName, items: Sequence[Item_contra], /) -> Planner[Delivered]:
-        """Applies what is due of the items."""
+        """Applies those of the items that are due."""
 
     def plan_dead_letter(
         self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
@@ -69,13 +122,13 @@ class Source(Protocol[Item_contra]):
         """Dead-letters an item that has failed for good."""
 
     def identify(self, item: Item_contra, /) -> object:
-        """What tells an item from the others of its shard."""
+        """A value that no other item of the shard has."""
 
     def renew(self, items: Sequence[Item_contra], /) -> None:
         """Makes the items as they were before a handler had them."""
 
     def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
-        """What to type when a halted shard is to go on behind items whose effects are in the database."""
+        """The command by which a halted shard goes on behind items whose effects are in the database."""
 
     def describe(self, shard: ShardName, item: Item_contra, /) -> str:
         """An item, for the reason of a halt: in a table, where keys may be seen."""
@@ -90,30 +143,31 @@ class _Delivery(Generic[Item]):
 
     Attributes:
         transaction: Makes its transactions.
-        shard: Where to.
-        parts: What is left of it, each with what went wrong with it before.
+        shard: Where the items come from.
+        parts: The items that are left, each part with its failures.
         pause: Waits before another attempt.
-        total: What was done.
+        total: The result so far.
     """
 
     transaction: HandlerTransaction
     shard: ShardName
-    parts: list[tuple[Sequence[Item], Trouble]]
+    parts: list[tuple[Sequence[Item], RetryState]]
     pause: Pause
     total: Delivered
+
+    def apply(self, plan: Planner[Result], **options: Any) -> Result:
+        return self.transaction.apply([self.shard], plan, **options)
 
 
 class Deliverer(Generic[Item]):
     """Delivers to one consumer."""
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, source: Source[Item]) -> None:
-        self._consumer = consumer
-        self._source = source
+        self._consumer, self._source = consumer, source
         self._checkpoints = Checkpoints(consumer, scope)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
-        self._trouble: dict[ShardName, tuple[object, Trouble]] = {}
-        self._applied = 0
-        self._applied_before: dict[ShardName, int] = {}
+        self._states: dict[ShardName, tuple[object, RetryState]] = {}
+        self._refusals = Refusals()
         self._failures = FailureLog(consumer.name)
 
     def deliver(
@@ -139,65 +193,59 @@ class Deliverer(Generic[Item]):
 
     def _deliver_part(self, delivery: _Delivery[Item]) -> bool:
         """One attempt at the next part; false if the delivery is over."""
-        part, trouble = delivery.parts.pop(0)
+        part, state = delivery.parts.pop(0)
         try:
-            plan = self._source.plan(delivery.shard, part)
-            done = delivery.transaction.apply([delivery.shard], plan, name=self._source.name)
+            done = delivery.apply(self._source.plan(delivery.shard, part), name=self._source.name)
         except NotApplied as failed:
             self._source.renew(part)
-            return self._goes_on(delivery, part, trouble, failed)
+            return self._goes_on(delivery, part, state, failed)
         if done.missing:
             # They come first, as a part of their own.
-            delivery.parts[:0] = [(done.missing, NO_TROUBLE), (part, trouble)]
-        self._count(delivery.shard, done)
+            delivery.parts[:0] = [(done.missing, NO_FAILURE), (part, state)]
+        self._refusals.count_applied(delivery.shard, done.applied)
         delivery.total.add(done)
         if delivery.parts and delivery.pause(0):
-            self._keep_trouble(delivery)
+            self._keep_state(delivery)
             return False
         return done.position is not None
 
-    def _keep_trouble(self, delivery: _Delivery[Item]) -> None:
-        """Keeps what went wrong with the next part: the attempts of a slice count in the next one."""
-        part, trouble = delivery.parts[0]
-        if trouble.items:
-            self._trouble[delivery.shard] = (self._source.identify(part[0]), trouble)
+    def _keep_state(self, delivery: _Delivery[Item]) -> None:
+        """Keeps the failures of the next part: the attempts of a slice count in the next one."""
+        part, state = delivery.parts[0]
+        if state.items:
+            self._states[delivery.shard] = (self._source.identify(part[0]), state)
 
-    def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], Trouble]]:
-        """The items, with those that were in trouble when the last delivery ended as a part of their own."""
-        first, trouble = self._trouble.pop(shard, (None, NO_TROUBLE))
+    def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], RetryState]]:
+        """The items, with those that had failed when the last delivery ended as a part of their own."""
+        first, state = self._states.pop(shard, (None, NO_FAILURE))
         known = (i for i, item in enumerate(items) if self._source.identify(item) == first)
-        at = next(known, None) if trouble.items else None
+        at = next(known, None) if state.items else None
         if at is None:
-            return [(items, NO_TROUBLE)]
-        sizes = (at, trouble.items, len(items) - at - trouble.items)
-        parts = zip(divide(items, sizes), (NO_TROUBLE, trouble, NO_TROUBLE), strict=True)
+            return [(items, NO_FAILURE)]
+        sizes = (at, state.items, len(items) - at - state.items)
+        parts = zip(divide(items, sizes), (NO_FAILURE, state, NO_FAILURE), strict=True)
         return [(part, known) for part, known in parts if part]
 
-    def _count(self, shard: ShardName, done: Delivered) -> None:
-        if done.applied:
-            self._applied += done.applied
-            self._applied_before.pop(shard, None)  # the trouble is over
-
-    def _goes_on(self, delivery: _Delivery[Item], part: Sequence[Item], trouble: Trouble, failed: NotApplied) -> bool:
-        """Carries out what is to happen after a failure; false if the delivery is over."""
+    def _goes_on(self, delivery: _Delivery[Item], part: Sequence[Item], state: RetryState, failed: NotApplied) -> bool:
+        """Carries out the decision after a failure; false if the delivery is over."""
         self._failures.show(delivery.shard, failed)
-        outcome = self._outcome(delivery.shard, trouble, failed)
-        match decide(self._policy, len(part), trouble, outcome):
-            case Retry(after_s, known) if after_s > MAX_PAUSE_S or known.pauses > MAX_PAUSES:
-                self._trouble[delivery.shard] = (self._source.identify(part[0]), known)
-                self._postpone(delivery, after_s, failed)
-                return False
-            case Retry(after_s, known):
+        outcome = self._refusals.outcome(delivery.shard, state, failed)
+        match decide(self._policy, len(part), state, outcome):
+            case Retry(after_s, known) as retry:
                 delivery.parts.insert(0, (part, known))
-                if delivery.pause(after_s * random.uniform(0.5, 1.0)):  # noqa: S311  spreads processes, no secret
-                    self._keep_trouble(delivery)
+                if is_long(retry):
+                    self._keep_state(delivery)
+                    self._postpone(delivery, after_s, failed)
+                    return False
+                if delivery.pause(spread(after_s)):
+                    self._keep_state(delivery)
                     delivery.total.retry_after_s = after_s
                     return False
             case Split(sizes, known):
                 pieces = divide(part, sizes)
-                delivery.parts[:0] = [(piece, trouble_for_part(known, len(piece))) for piece in pieces]
-            case DeadLetter(attempts):
-                return self._dead_letter(delivery, part[0], trouble, failed.reason, attempts)
+                delivery.parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
+            case DeadLetterItem(attempts):
+                return self._dead_letter(delivery, part[0], state, failed.reason, attempts)
             case Halt(attempts):
                 self._halt(delivery, part, f"failed {attempts} times: {failed.reason}", failed)
         return True
@@ -206,21 +254,13 @@ class Deliverer(Generic[Item]):
         self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], failed: NotApplied
     ) -> Delivered:
         """Halts a shard whose items failed in a transaction that no attempt may follow."""
-        delivery = _Delivery(transaction, shard, [(items, NO_TROUBLE)], lambda _: False, Delivered())
+        delivery = _Delivery(transaction, shard, [(items, NO_FAILURE)], lambda _: False, Delivered())
         self._failures.show(shard, failed)
         self._halt(delivery, items, f"failed: {failed.reason}", failed)
         return delivery.total
 
-    def _outcome(self, shard: ShardName, trouble: Trouble, failed: NotApplied) -> Outcome:
-        """What the failure means; only this worker knows whether others pass meanwhile."""
-        if not isinstance(failed.outcome, Unavailable):
-            return failed.outcome
-        if not trouble.waits:
-            self._applied_before[shard] = self._applied
-        return Unavailable(others_pass=self._applied > self._applied_before.get(shard, 0))
-
     def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
-        """Ends the delivery; the shard's next one begins with the same items and their trouble so far."""
+        """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
         delivery.total.retry_after_s = after_s
         log.warning(
             "waiting",
@@ -232,26 +272,24 @@ class Deliverer(Generic[Item]):
 
         def plan(executor: Executor, locked: Locked) -> Plan[None]:
             if delivery.shard in locked:
-                said = f"waiting after {failed.reason}"
-                self._checkpoints.note_waiting(executor, delivery.shard, said)
+                self._checkpoints.note_waiting(executor, delivery.shard, f"waiting after {failed.reason}")
             return Plan(None)
 
         try:
-            delivery.transaction.apply([delivery.shard], plan)
+            delivery.apply(plan)
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):
             log.debug("note not written", shard=str(delivery.shard))  # `penstock status` can do without
 
-    def _dead_letter(self, delivery: _Delivery[Item], item: Item, trouble: Trouble, why: str, attempts: int) -> bool:
+    def _dead_letter(self, delivery: _Delivery[Item], item: Item, state: RetryState, why: str, attempts: int) -> bool:
         """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
         log.warning("dead-lettering", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
-        plan = self._source.plan_dead_letter(delivery.shard, item, why, attempts)
         try:
-            delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
+            delivery.total.add(delivery.apply(self._source.plan_dead_letter(delivery.shard, item, why, attempts)))
         except NotApplied as lost:
             if isinstance(lost.outcome, Conflict | Unavailable):
-                return self._goes_on(delivery, [item], trouble, lost)
+                return self._goes_on(delivery, [item], state, lost)
             self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}")
         except psycopg.Error as error:
             self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}")
@@ -275,5 +313,5 @@ class Deliverer(Generic[Item]):
             return Plan(Delivered(position=checkpoint.offset, halted=said))
 
         with suppress(NotApplied):  # it fails again, and halts then
-            delivery.total.add(delivery.transaction.apply([delivery.shard], plan))
+            delivery.total.add(delivery.apply(plan))
         delivery.parts.clear()

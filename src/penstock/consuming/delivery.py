@@ -1,7 +1,7 @@
-"""Delivery: what is due, and what happens after an attempt.  Values in, values out; nothing here touches a server.
+"""Delivery: the records that are due, and what follows an attempt.  Values in, values out; nothing here touches a server.
 
     compare    checkpoint, records      →  the records that come right after the checkpoint
-    decide     policy, trouble, outcome →  done, retry, split, dead-letter or halt
+    decide     policy, state, outcome   →  done, retry, split, dead-letter or halt
 
 A failing batch is retried, then bisected until the record at fault stands alone; alone it is retried again, then
 dead-lettered, or its shard halts.  Only what is the record's own fault counts as an attempt:
@@ -15,12 +15,13 @@ dead-lettered, or its shard halts.  Only what is the record's own fault counts a
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Literal, Protocol, assert_never
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, assert_never
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.records import Offset, Record
+from penstock.parallel import backoff_s
+from penstock.records import Offset, Record, Shard, ShardName
 
 Item = TypeVar("Item")
 
@@ -30,19 +31,19 @@ class HasOffset(Protocol):
 
     @property
     def offset(self) -> Offset:
-        """Its place in the shard."""
+        """Offset in its shard."""
 
 
 Placed = TypeVar("Placed", bound=HasOffset, default=Record)
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 10.0
+MAX_BACKOFF_S = 10.0
 
 MAX_ASKED_PAUSE_S = 86_400.0
 """Upper bound, in seconds, on the pause that a handler asks for."""
 
 FIRST_CONFLICT_PAUSE_S = 0.005
-LONGEST_CONFLICT_PAUSE_S = 1.0
+MAX_CONFLICT_PAUSE_S = 1.0
 MAX_CONFLICTS = 20
 """Transactions that may lose in a row, within about 14 seconds, before losing counts as failing."""
 
@@ -55,11 +56,11 @@ MAX_WAITS_ALONE = 30
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[Placed]):
-    """What of a delivery is to be applied.
+    """The part of a delivery that is to be applied.
 
     Attributes:
         fresh: The records right after the checkpoint, without a hole.
-        skipped: How many were at or below the checkpoint.
+        skipped: Number of records at or below the checkpoint.
         gap: The delivery continues beyond what follows the checkpoint, or beyond a barrier.
     """
 
@@ -69,7 +70,7 @@ class Comparison(Generic[Placed]):
 
 
 def compare(checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None) -> Comparison[Placed]:
-    """Which of the delivered records, in order of their offsets, come right after the checkpoint and before a barrier."""
+    """Compares records, in order of their offsets, with the checkpoint and a barrier."""
     offsets = get_offsets(records)
     first = bisect_right(offsets, checkpoint)
     due = _count_dense(offsets, first, checkpoint + 1)
@@ -85,7 +86,7 @@ def get_offsets(records: Sequence[Placed]) -> Sequence[Offset]:
 
 
 def _count_dense(offsets: Sequence[Offset], first: int, expected: int) -> int:
-    """How many of the ascending offsets from ``first`` on are consecutive numbers from ``expected`` on."""
+    """Counts the ascending offsets from ``first`` on that are consecutive numbers from ``expected`` on."""
     left = len(offsets) - first
     if left and offsets[first] == expected and offsets[-1] == expected + left - 1:
         return left
@@ -97,22 +98,22 @@ def _count_dense(offsets: Sequence[Offset], first: int, expected: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a consumer chose: see ``ConsumerSpec``."""
+    """A consumer's choices: see ``ConsumerSpec``."""
 
     attempts: int = 3
     on_poison: Literal["dead_letter", "halt"] = "dead_letter"
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """What has gone wrong with some items so far.
+class RetryState:
+    """Failures of some items so far.
 
     Attributes:
         failures: Attempts that failed by the items' own fault.
         conflicts: Transactions that lost against another, in a row.
         waits: Times a server could not do it, in a row.
         asked: Times the handler asked to wait, in a row.
-        items: How many items it is about; 0 if there is none.
+        items: Number of these items; 0 if nothing has failed.
     """
 
     failures: int = 0
@@ -123,11 +124,11 @@ class Trouble:
 
     @property
     def pauses(self) -> int:
-        """Times in a row that something else than the items was waited for."""
+        """Times in a row that a server or a service was waited for."""
         return self.waits + self.asked
 
 
-NO_TROUBLE = Trouble()
+NO_FAILURE = RetryState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Unavailable:
     """A server could not do it now.
 
     Attributes:
-        others_pass: Items beside these have been applied since the trouble began.
+        others_pass: Other items have been applied since the first failure.
     """
 
     others_pass: bool = False
@@ -183,7 +184,7 @@ class Retry:
     """The same items again, after a pause."""
 
     after_s: float
-    trouble: Trouble
+    state: RetryState
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +192,16 @@ class Split:
     """The items in parts, one after the other.
 
     Attributes:
-        sizes: How many items each part has.
-        trouble: What each part starts with; see ``trouble_for_part``.
+        sizes: Number of items of each part.
+        state: Failures so far; see ``state_for_part``.
     """
 
     sizes: tuple[int, ...]
-    trouble: Trouble
+    state: RetryState
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetterItem:
     """The only item has failed for good."""
 
     attempts: int
@@ -213,51 +214,44 @@ class Halt:
     attempts: int
 
 
-Decision = Retry | Split | DeadLetter | Halt
+Decision = Retry | Split | DeadLetterItem | Halt
 
 
-def decide(policy: Policy, size: int, trouble: Trouble, outcome: Outcome) -> Decision:
-    """What to do with ``size`` items that were not applied.
-
-    Args:
-        policy: What the consumer chose.
-        size: Number of items, at least 1.
-        trouble: What went wrong with them before.
-        outcome: What went wrong now.
-    """
+def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> Decision:
+    """Decides what to do with ``size`` items, at least one, that were not applied."""
     match outcome:
         case Conflict():
-            lost = replace(trouble, conflicts=trouble.conflicts + 1, items=size)
+            lost = replace(state, conflicts=state.conflicts + 1, items=size)
             if lost.conflicts > MAX_CONFLICTS:
                 return _after_failure(policy, size, lost, Failed())
-            return Retry(_conflict_pause_s(lost.conflicts), lost)
+            return Retry(backoff_s(lost.conflicts, FIRST_CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S), lost)
         case Unavailable():
-            return _after_refusal(policy, size, trouble, outcome)
+            return _after_refusal(policy, size, state, outcome)
         case AskedToWait(after_s):
-            asked = replace(trouble, asked=trouble.asked + 1, items=size)
+            asked = replace(state, asked=state.asked + 1, items=size)
             pause = pause_s(asked.asked) if after_s is None else after_s
             return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), asked)
         case Failed():
-            return _after_failure(policy, size, trouble, outcome)
+            return _after_failure(policy, size, state, outcome)
         case Broken():
-            return Halt(trouble.failures + 1)
+            return Halt(state.failures + 1)
         case _:
             assert_never(outcome)
 
 
-def _after_failure(policy: Policy, size: int, trouble: Trouble, failed: Failed) -> Decision:
-    failures = trouble.failures + 1
-    counted = replace(trouble, failures=failures, items=size)
+def _after_failure(policy: Policy, size: int, state: RetryState, failed: Failed) -> Decision:
+    failures = state.failures + 1
+    counted = replace(state, failures=failures, items=size)
     if failures < policy.attempts and not failed.for_certain:
         return Retry(pause_s(failures), counted)
     if size > 1:
         # Each part has one attempt, unless it is a single item.
         return Split(_parts(size, failed.culprit), replace(counted, failures=policy.attempts - 1))
-    return DeadLetter(failures) if policy.on_poison == "dead_letter" else Halt(failures)
+    return DeadLetterItem(failures) if policy.on_poison == "dead_letter" else Halt(failures)
 
 
-def _after_refusal(policy: Policy, size: int, trouble: Trouble, refusal: Unavailable) -> Decision:
-    waited = replace(trouble, waits=trouble.waits + 1, items=size)
+def _after_refusal(policy: Policy, size: int, state: RetryState, refusal: Unavailable) -> Decision:
+    waited = replace(state, waits=state.waits + 1, items=size)
     if size > 1 and waited.waits >= WAITS_BEFORE_SPLIT:
         return Split(_parts(size, None), replace(waited, waits=WAITS_BEFORE_SPLIT - 1))
     if size == 1 and waited.waits >= MAX_WAITS_ALONE and refusal.others_pass:
@@ -273,20 +267,13 @@ def _parts(size: int, culprit: int | None) -> tuple[int, ...]:
 
 
 def pause_s(times: int) -> float:
-    """How long to wait after the first time, the second, and so on, in seconds."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times - 1, 20))
+    """The pause after a failure, the first being 1, in seconds."""
+    return backoff_s(times, FIRST_PAUSE_S, MAX_BACKOFF_S)
 
 
-def _conflict_pause_s(times: int) -> float:
-    return min(LONGEST_CONFLICT_PAUSE_S, FIRST_CONFLICT_PAUSE_S * 2.0 ** min(times - 1, 20))
-
-
-def trouble_for_part(trouble: Trouble, size: int) -> Trouble:
-    """What a part of a split batch starts with: one attempt is left to it, but a single item has all of its own.
-
-    A part may lose against other transactions as often as the whole batch.
-    """
-    return replace(trouble, conflicts=0, items=size, failures=trouble.failures if size > 1 else 0)
+def state_for_part(state: RetryState, size: int) -> RetryState:
+    """The state of a part of a split batch: one attempt is left to it, but a single item has all of its own."""
+    return replace(state, conflicts=0, items=size, failures=state.failures if size > 1 else 0)
 
 
 def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
@@ -296,3 +283,119 @@ def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
         parts.append(items[at : at + size])
         at += size
     return parts
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """Numbers of records, members or jobs.
+
+    Attributes:
+        applied: Those whose effects are committed.
+        skipped: Those that had been applied before.
+        dead: Those that were dead-lettered.
+        backfilled: Records that came from the journal, because the log has lost them.
+        cancelled: Jobs that were finished without an effect, because the handler said so.
+        snoozed: Jobs that the handler has put off.
+        retried: Jobs that have failed, and wait for another attempt.
+        stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
+        latencies_us: For each applied record the time from staging to its handler, by Postgres' clock.
+    """
+
+    applied: int = 0
+    skipped: int = 0
+    dead: int = 0
+    backfilled: int = 0
+    cancelled: int = 0
+    snoozed: int = 0
+    retried: int = 0
+    stale: int = 0
+    latencies_us: list[int] = field(default_factory=list)
+
+    def count(self, more: "Counts") -> None:
+        """Adds the numbers of another delivery or round."""
+        self.applied += more.applied
+        self.skipped += more.skipped
+        self.dead += more.dead
+        self.backfilled += more.backfilled
+        self.cancelled += more.cancelled
+        self.snoozed += more.snoozed
+        self.retried += more.retried
+        self.stale += more.stale
+        self.latencies_us += more.latencies_us
+
+    @property
+    def done(self) -> int:
+        """Items that need not be delivered again."""
+        return self.applied + self.skipped + self.dead
+
+
+@dataclass(kw_only=True)
+class Delivered(Counts):
+    """Result of a delivery to one shard.
+
+    Attributes:
+        position: The checkpoint afterwards; None if another process holds the shard.
+        halted: Why the shard stopped; None if it did not.
+        held: The shard stands at a barrier, and has not applied what lies behind.
+        waits_for: Of a held shard: the shard of an earlier generation that it waits for; None at a barrier.
+        retry_after_s: Seconds until failed items are to be delivered again; None if none are.
+        missing: Records that the log has lost, from the journal: nothing was applied, they have to be delivered first.
+        members: Members of an Ick that need not come again.
+    """
+
+    position: Offset | None = None
+    halted: str | None = None
+    held: bool = False
+    waits_for: Shard | None = None
+    retry_after_s: float | None = None
+    missing: Sequence[Any] = ()
+    members: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the shard is left for later: another process holds it, or an attempt has failed."""
+        return self.position is None and self.halted is None
+
+    def add(self, done: "Delivered") -> None:
+        """Adds the result of one transaction."""
+        self.count(done)
+        self.position, self.halted = done.position, done.halted
+        self.held, self.waits_for = done.held, done.waits_for
+        self.members.extend(done.members)
+
+
+@dataclass(kw_only=True)
+class Consumed(Counts):
+    """Result of one round, over all shards.
+
+    Attributes:
+        halted: Shards that have stopped, and why.
+        positions: Where the consumer stands in the shards that this round touched.
+        left: Shards that were left for later: another process was working on them, or an attempt has failed.
+    """
+
+    halted: dict[ShardName, str] = field(default_factory=dict)
+    positions: dict[ShardName, Offset] = field(default_factory=dict)
+    left: set[ShardName] = field(default_factory=set)
+
+    def add(self, shard: ShardName, delivered: Delivered) -> None:
+        """Counts a delivery."""
+        self.count(delivered)
+        if delivered.halted is not None:
+            self.halted[shard] = delivered.halted
+        if delivered.position is not None:
+            self.positions[shard] = delivered.position
+        elif delivered.is_left:
+            self.left.add(shard)
+
+    def merge(self, later: "Consumed") -> None:
+        """Adds the result of a later round."""
+        self.count(later)
+        self.halted |= later.halted
+        self.positions |= later.positions
+        self.left |= later.left
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was delivered."""
+        return not (self.done or self.cancelled)

@@ -25,13 +25,12 @@ from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
+from penstock.consuming.setup import WorkerSetup
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
-from penstock.database.timeouts import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import JobOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
-from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -42,22 +41,14 @@ class HandlerSession(Session):
     """The session that a handler gets: the end of its transaction is not the handler's to decide."""
 
     def commit(self) -> NoReturn:
-        """Refused.
-
-        Raises:
-            BrokenTransaction: Always.
-        """
+        """Refused."""
         raise BrokenTransaction(
             "the handler called session.commit(): effects and checkpoint are committed together, after the handler. "
             "Return to commit; for a part that may fail on its own, use `with session.begin_nested():`"
         )
 
     def rollback(self) -> NoReturn:
-        """Refused.
-
-        Raises:
-            BrokenTransaction: Always.
-        """
+        """Refused."""
         raise BrokenTransaction(
             "the handler called session.rollback(): raise an exception to roll the batch back. "
             "For a part that may fail on its own, use `with session.begin_nested():`"
@@ -65,7 +56,7 @@ class HandlerSession(Session):
 
 
 class Aborts:
-    """Remembers the database error that a session of an engine met last: what a handler hides is found here."""
+    """The last database error of an engine's sessions, which a handler may have hidden."""
 
     def __init__(self, engine: Engine) -> None:
         self.last: BaseException | None = None
@@ -85,10 +76,7 @@ _DJANGO_WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE", "COPY")
 
 @contextmanager
 def _guarding_django(connection: EngineConnection) -> Iterator[None]:
-    """Refuses what a handler writes into the consumer's database through Django's own connections.
-
-    They commit by themselves: an effect would stay though its batch is rolled back, and be repeated with it.
-    """
+    """Refuses writes of a handler into the consumer's database through Django's own connections, which commit apart."""
     if "django.db" not in sys.modules:
         yield
         return
@@ -125,11 +113,7 @@ def _refuse_write(
 
 
 class Caller(Protocol):
-    """Where a consumer's transactions run, and how its handler is called in them.
-
-    Attributes:
-        aborts: The database error that the handler's session met last.
-    """
+    """Runs a consumer's transactions, and calls its handler in them."""
 
     aborts: Aborts
 
@@ -147,33 +131,27 @@ class Caller(Protocol):
         """Closes all connections."""
 
 
-def make_caller(  # noqa: PLR0913  what can be chosen of a consumer's connections
-    pipeline: Pipeline,
-    consumer: ConsumerSpec,
-    database_url: str,
-    *,
-    prepare: bool,
-    pooled: bool,
-    in_task: bool = False,
-    timeouts: Timeouts | None = None,
-) -> Caller:
-    """What calls a consumer's handler; with ``in_task``, one that is ``async def`` in a task that is running already."""
+def make_caller(setup: WorkerSetup, *, pooled: bool, in_task: bool = False) -> Caller:
+    """The caller of a consumer's handler; with ``in_task``, of one that is ``async def`` in a task that is running already."""
     kind: Callable[..., Caller] = _SyncCaller
-    if consumer.is_async:
+    if setup.consumer.is_async:
         kind = _TaskCaller if in_task else _LoopCaller
-    return kind(pipeline, consumer, database_url, prepare=prepare, pooled=pooled, timeouts=timeouts)
+    return kind(setup, pooled=pooled)
+
+
+def _engine_options(setup: WorkerSetup) -> dict[str, Any]:
+    return {"application": setup.application, "prepare": setup.prepare, "timeouts": setup.timeouts}
 
 
 class _SyncCaller:
-    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
-        self._consumer = consumer
-        self._decode = make_decoder(consumer)
-        application = f"consumer {consumer.name}"
-        self.engine = make_engine(database_url, application=application, **chosen)
+    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
+        self._consumer = setup.consumer
+        self._decode = make_decoder(setup.consumer)
+        self.engine = make_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.aborts = Aborts(self.engine)
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
         self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
-        pipeline.attach(self._sessions)
+        setup.pipeline.attach(self._sessions)
 
     def enter(self, function: Callable[[], Result]) -> Result:
         return function()
@@ -208,12 +186,7 @@ _LAZY = (map, filter, zip)
 
 
 def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
-    """Makes sure that a handler has run, and not only made something that would.
-
-    Raises:
-        JobOutcome: The handler of a worker has returned it.
-        HandlerNotRun: It has not run.
-    """
+    """Raises a returned outcome of a job, and ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs."""
     if isinstance(returned, JobOutcome):
         raise returned
     if (
@@ -233,15 +206,14 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
 class _AsyncCaller:
     """Calls handlers that are ``async def``, in a greenlet of a task of an event loop."""
 
-    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
-        self._consumer = consumer
-        self._decode = make_decoder(consumer)
-        application = f"consumer {consumer.name}"
-        self._engine: AsyncEngine = make_async_engine(database_url, application=application, **chosen)
+    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
+        self._consumer = setup.consumer
+        self._decode = make_decoder(setup.consumer)
+        self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.engine = self._engine.sync_engine
         self.aborts = Aborts(self.engine)
         self._sessions = sessionmaker(class_=HandlerSession)
-        pipeline.attach(self._sessions)
+        setup.pipeline.attach(self._sessions)
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
@@ -299,10 +271,10 @@ class _AsyncCaller:
 class _LoopCaller(_AsyncCaller):
     """With an event loop of its own."""
 
-    def __init__(self, pipeline: Pipeline, consumer: ConsumerSpec, database_url: str, **chosen: Any) -> None:
-        super().__init__(pipeline, consumer, database_url, **chosen)
+    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
+        super().__init__(setup, pooled=pooled)
         self._loop = asyncio.Runner()
-        self._loop.get_loop().set_exception_handler(task_error_log(consumer))
+        self._loop.get_loop().set_exception_handler(task_error_log(setup.consumer))
 
     def enter(self, function: Callable[[], Result]) -> Result:
         _refuse_running_loop(self._consumer)
@@ -320,7 +292,7 @@ class _LoopCaller(_AsyncCaller):
 
 
 class _TaskCaller(_AsyncCaller):
-    """In a task of a loop that has others beside it: one of a worker's.  A handler has only so much time."""
+    """In one of the tasks of a worker's loop, with a time limit."""
 
     def enter(self, function: Callable[[], Result]) -> Result:
         return function()
@@ -360,7 +332,7 @@ def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:
 
 
 def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:
-    """What to say of a handler that wants the process to end."""
+    """Text about a handler that wants the process to end."""
     return (
         f"consumer {consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is committed. "
         "To have a batch retried, raise TryAgain or any other exception"

@@ -2,11 +2,11 @@
 
     BEGIN  →  lock the checkpoints' rows  →  plan  →  handler(session, items)  →  settle  →  advance  →  COMMIT
 
-What is due, and what else has to be written with it, is the plan's to say: for records of a log, members of an Ick, a
-DataFrame, or a dead letter that is retried.  Effects and checkpoints are one transaction, so delivery may be repeated, by
-anyone, and the effect happens once.
+The plan says which items are due, and what is written with them: records of a log, members of an Ick, a DataFrame, or a dead
+letter that is retried.  Effects and checkpoints are one transaction, so delivery may be repeated, by anyone, and the effect
+happens once.
 
-Whatever fails between BEGIN and the answer to COMMIT is raised as ``NotApplied``, with what it means for the items.  A
+A failure between BEGIN and the answer to COMMIT is raised as ``NotApplied``, with its meaning for the items.  A
 server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: nothing was tried.
 """
 
@@ -24,15 +24,13 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import Culprit, NotApplied, find_outcome, is_exit
 from penstock.consuming.handler import exit_text, make_caller
+from penstock.consuming.setup import WorkerSetup
 from penstock.crashpoints import crashpoint
 from penstock.database import errors
 from penstock.database.errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
-from penstock.database.timeouts import Timeouts
-from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
-from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -48,13 +46,13 @@ def _nothing(_: Executor) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Result]):
-    """What one transaction does.
+    """The work of one transaction.
 
     Attributes:
-        result: What ``apply`` gives if it is committed.
-        items: What the handler is called with; None if it is not to be called.
-        advances: How the locked checkpoints move.
-        settle: Writes what else belongs to it, after the handler.
+        result: Returned by ``apply`` if it is committed.
+        items: Argument of the handler; None if it is not to be called.
+        advances: Moves of the locked checkpoints.
+        settle: Writes the rest, after the handler.
     """
 
     result: Result
@@ -64,7 +62,7 @@ class Plan(Generic[Result]):
 
 
 Planner = Callable[[Executor, Locked], Plan[Result]]
-"""Looks at the locked checkpoints, in the transaction that locked them, and says what it is to do."""
+"""Makes the plan of a transaction from the checkpoints that it has locked."""
 
 
 class HandlerTransaction:
@@ -74,39 +72,25 @@ class HandlerTransaction:
         "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
         "would be doubled by another attempt. Take the COMMIT out of the handler, and see to the effects of this batch"
     )
-    """What to say of a handler that has committed; who halts the shard adds how to go on behind its records."""
+    """Text about a handler that has committed; the caller adds the command that goes on behind its records."""
 
-    def __init__(  # noqa: PLR0913  what can be chosen of a consumer's connections
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database_url: str,
-        *,
-        prepare: bool = True,
-        pooled: bool = True,
-        in_task: bool = False,
-        server_start_us: int | None = None,
-        timeouts: Timeouts | None = None,
+    def __init__(
+        self, setup: WorkerSetup, *, server_start_us: int | None = None, pooled: bool = True, in_task: bool = False
     ) -> None:
         """Sets up; the first transaction connects.
 
         Args:
-            pipeline: The consumer's pipeline.
-            consumer: Whose handler and checkpoints they are.
-            database_url: Where its effects and checkpoints are.
-            prepare: Whether statements may be prepared; behind a pooler none are.
+            setup: Whose handler and checkpoints they are, and where.
+            server_start_us: Start of the server whose history was compared with the log; on another, nothing is applied.
             pooled: False opens a connection a transaction.
             in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
-            server_start_us: Start of the server whose history was compared with the log; on another, nothing is applied.
-            timeouts: Those of a caller that cannot wait as long as a worker.
         """
-        self._consumer, self._timeouts = consumer, timeouts
+        consumer = setup.consumer
+        self._consumer, self._timeouts = consumer, setup.timeouts
         self._server_start_us = server_start_us
         self._keeps_connection = pooled
-        self._checkpoints = Checkpoints(consumer, pipeline.scope)
-        self._caller = make_caller(
-            pipeline, consumer, database_url, prepare=prepare, pooled=pooled, in_task=in_task, timeouts=timeouts
-        )
+        self._checkpoints = Checkpoints(consumer, setup.scope)
+        self._caller = make_caller(setup, pooled=pooled, in_task=in_task)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
         self._called_at = 0.0
@@ -114,12 +98,7 @@ class HandlerTransaction:
         self._reached: dict[ShardName, Offset] = {}
 
     def apply(self, shards: Collection[ShardName], plan: Planner[Result], *, name: str = "consumer") -> Result:
-        """One transaction.
-
-        Args:
-            shards: Whose checkpoints to lock.
-            plan: Says what to do.
-            name: Of its crash points.
+        """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points.
 
         Raises:
             NotApplied: It was rolled back, or its connection was cut at COMMIT.
@@ -130,11 +109,7 @@ class HandlerTransaction:
         return self._caller.enter(lambda: self._apply(shards, plan, name))
 
     def read(self, function: Callable[[Executor], Result]) -> Result:
-        """Runs statements that change nothing, on the same connection.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Runs statements that change nothing, on the same connection."""
 
         def reading() -> Result:
             with postgres_errors(f"reading for {self._consumer.name}"), self._connected() as open_:
@@ -168,7 +143,7 @@ class HandlerTransaction:
         return planned.result
 
     def _plan(self, statements: Executor, shards: Collection[ShardName], plan: Planner[Result]) -> Plan[Result]:
-        """What to do; remembers the id of the transaction that has the locks."""
+        """Locks and plans; remembers the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
                 locked = self._checkpoints.lock(statements, shards)
@@ -190,7 +165,7 @@ class HandlerTransaction:
             self._raise_failure(connection, index, error)
 
     def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
-        """Raises what it means that the handler has raised ``error``."""
+        """Raises the meaning of an error of the handler."""
         committed = self._committed_by_handler(connection)
         if committed is None and is_exit(error):
             raise HandlerExited(exit_text(self._consumer, error)) from error
@@ -209,7 +184,7 @@ class HandlerTransaction:
             raise NotApplied(find_outcome(ended), ended, reached=self._reached) from error
 
     def _explained(self, statements: Executor, error: Exception) -> Exception:
-        """What the handler did, if it is the reason why the checkpoints cannot be moved."""
+        """The error, or the handler's own fault that is behind it."""
         who = f"consumer {self._consumer.name}"
         match sqlstate(error):
             case errors.IN_FAILED_TRANSACTION:
@@ -251,7 +226,7 @@ class HandlerTransaction:
         return slow
 
     def _committed_by_handler(self, connection: EngineConnection) -> Exception | None:
-        """What to say of a handler that committed before it failed; None if it did not."""
+        """The error of a handler that committed before it failed; None if it did not."""
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             connection.rollback()
             with connection.begin():
@@ -275,10 +250,7 @@ class HandlerTransaction:
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:
-        """The connection, kept from one transaction to the next; a new one after a failure.
-
-        What a handler has set on a session, and statements that were prepared before a migration, go with the old one.
-        """
+        """The connection, kept from one transaction to the next; a new one after a failure, without a handler's settings."""
         if self._connection is None:
             with postgres_errors(f"connecting for {self._consumer.name}"):
                 self._connection = self._engine.connect()
@@ -314,11 +286,7 @@ class HandlerTransaction:
 
 
 def commit(transaction: RootTransaction) -> None:
-    """Commits.
-
-    Raises:
-        NotApplied: It was refused, or the connection was cut: then it may have been committed.
-    """
+    """Commits.  ``NotApplied``: it was refused, or the connection was cut; then it may have been committed."""
     try:
         transaction.commit()
     except Exception as error:

@@ -1,27 +1,126 @@
-"""Which worker a consumer needs: for the records of a log, the members of an Ick, or the jobs of a queue."""
+"""Workers of consumers: the one that a consumer needs, or several, one for each of its sources."""
 
-from typing import Any, Unpack
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
+from typing_extensions import override
+
+from penstock.consuming.delivery import Consumed
 from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.queue import QueueWorker
-from penstock.consuming.several import SourcesWorker
-from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.consuming.setup import BLOCK_MS, WorkerSetup
+from penstock.consuming.several.source_worker import SourceWorker
+from penstock.consuming.worker import Worker
 from penstock.database.connections import Database
-from penstock.declaring.declarations import ConsumerSpec, Ick, Log, Queue
+from penstock.database.timeouts import Timeouts
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.declaring.kinds import Ick, Log, Queue
+from penstock.errors import DeclarationError, InvalidSetting
+from penstock.parallel import Runner, run_together
 from penstock.pipeline import Pipeline
 
 
-def make_worker(
-    pipeline: Pipeline, consumer: ConsumerSpec, database: Database, redis_url: str, **options: Unpack[WorkerOptions]
-) -> Worker[Any]:
-    """The worker for a consumer; see ``Worker`` for the arguments.
+class SeveralRunners(Runner[Consumed]):
+    """The workers of one consumer, which share nothing but the handler.
+
+    Attributes:
+        consumer: The consumer.
+        runners: The workers, by the names of their threads.
+    """
+
+    def __init__(self, consumer: ConsumerSpec, runners: Mapping[str, Worker]) -> None:
+        self.consumer, self.runners = consumer, runners
+
+    @override
+    def open(self) -> None:
+        for runner in self.runners.values():
+            runner.open()
+
+    @override
+    def close(self) -> None:
+        for runner in self.runners.values():
+            runner.close()
+
+    def round(self, block_ms: int | None = None) -> Consumed:  # noqa: ARG002  as of one worker
+        """A round of each, one after the other, that does not wait."""
+        consumed = Consumed()
+        for runner in self.runners.values():
+            consumed.merge(runner.round(block_ms=0))
+        return consumed
+
+    @override
+    def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
+        return sum(runner.drain(report) for runner in self.runners.values())
+
+    @override
+    def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
+        """Runs each in a thread: the handler is called for several sources at the same time, as it is by several processes."""
+        run_together({name: runner.loop(report) for name, runner in self.runners.items()}, stop)
+
+
+def make_worker(  # noqa: PLR0913  the choices of a worker
+    pipeline: Pipeline,
+    consumer: ConsumerSpec,
+    database: Database,
+    redis_url: str,
+    *,
+    shards: Collection[int] | None = None,
+    prepare: bool = True,
+    block_ms: int = BLOCK_MS,
+    concurrency: int | None = None,
+    sources: Mapping[str, str] | None = None,
+    timeouts: Timeouts | None = None,
+) -> Worker | SeveralRunners:
+    """The worker of a consumer; see ``WorkerSetup`` for the arguments.
 
     Raises:
         DeclarationError: The consumer is set-based, and needs the Spark engine.
-        InvalidSetting: It reads several sources, and the URL of one is not among the option ``sources``.
+        InvalidSetting: It reads several sources, and the URL of one is missing.
     """
-    if consumer.channel.sources:
-        return SourcesWorker(pipeline, consumer, database, redis_url, **options)
-    kinds: dict[type, type[Worker[Any]]] = {Log: LogWorker, Ick: IckWorker, Queue: QueueWorker}
-    return kinds[type(consumer.channel)](pipeline, consumer, database, redis_url, **options)
+    setup = WorkerSetup(
+        pipeline=pipeline,
+        consumer=consumer,
+        database=database,
+        redis_url=redis_url,
+        shards=shards,
+        prepare=prepare,
+        block_ms=block_ms,
+        concurrency=concurrency,
+        sources=sources or {},
+        timeouts=timeouts,
+    )
+    match consumer.channel:
+        case Log(sources=[_, *_]):
+            return _make_each(setup, consumer.channel)
+        case Ick():
+            return IckWorker(setup)
+        case Queue():
+            return QueueWorker(setup)
+        case _:
+            return LogWorker(setup)
+
+
+def _make_each(setup: WorkerSetup, log: Log) -> SeveralRunners:
+    consumer, urls = setup.consumer, setup.sources
+    if setup.shards is not None:
+        raise DeclarationError(
+            f"consumer {consumer.name} reads several sources, each with its own shards: it takes all of them"
+        )
+    check_sources(consumer, urls)
+    runners = {
+        f"{consumer.name}@{source}": SourceWorker(
+            setup.of(replace(consumer, channel=log.of_source(source))), source_url=urls[source]
+        )
+        for source in log.sources
+    }
+    return SeveralRunners(consumer, runners)
+
+
+def check_sources(consumer: ConsumerSpec, urls: Mapping[str, str]) -> None:
+    """Raises ``InvalidSetting`` if the URL of a source's Postgres is missing."""
+    if missing := [source for source in consumer.channel.sources if source not in urls]:
+        raise InvalidSetting(
+            f"consumer {consumer.name} reads source {missing[0]}, whose Postgres is not known: "
+            f"set PENSTOCK_SOURCES__{missing[0].upper()} to its URL"
+        )

@@ -1,8 +1,9 @@
 """Runs the streamer and the consumers in one Python process, a thread each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from penstock.consuming import Consumed, Worker, make_worker
+from penstock.consuming import Consumed, make_worker
 from penstock.parallel import Loop, run_together
 from penstock.pipeline import Pipeline
 from penstock.streaming import RoundResult, Streamer
@@ -52,14 +53,10 @@ def run(  # noqa: PLR0913  what can be chosen of a run
     loops: dict[str, Loop] = {}
     if streamer:
         worker = Streamer(pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, share=share)
-        loops["streamer"] = lambda stopped: worker.run(stopped, lambda did: report("streamer", did))
+        loops["streamer"] = worker.loop(partial(report, "streamer"))
     for spec in specs:
-        consuming = make_worker(
-            pipeline, spec, database_url, redis_url, prepare=prepare, concurrency=concurrency, sources=sources or {}
+        runner = make_worker(
+            pipeline, spec, database_url, redis_url, prepare=prepare, concurrency=concurrency, sources=sources
         )
-        loops[spec.name] = _consume(consuming, report)
+        loops[spec.name] = runner.loop(partial(report, spec.name))
     run_together(loops, stop)
-
-
-def _consume(worker: Worker, report: Report) -> Loop:
-    return lambda stopped: worker.run(stopped, lambda did: report(worker.consumer.name, did))

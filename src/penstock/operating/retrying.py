@@ -19,9 +19,10 @@ import structlog
 
 from penstock.batches import Records
 from penstock.consuming.checkpoints import Advance
-from penstock.consuming.dead_letters import DeadLetters
-from penstock.consuming.delivery import NO_TROUBLE, Broken, Conflict, Policy, Retry, Unavailable, decide
+from penstock.consuming.dead_lettering import DeadLetters
+from penstock.consuming.delivery import NO_FAILURE, Broken, Conflict, Policy, Retry, Unavailable, decide
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.connections import Database, connect_postgres, get_database_url
 from penstock.database.executor import Executor
@@ -97,7 +98,7 @@ def retry(
     ordered = sorted(letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset))
     for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
         consumer = _reading(consumers[name], channel)
-        transaction = HandlerTransaction(pipeline, consumer, get_database_url(database), prepare=prepare)
+        transaction = HandlerTransaction(WorkerSetup(pipeline, consumer, database, prepare=prepare))
         trial = _Trial(transaction, consumer, pipeline.scope, make_frame, superseded=superseded)
         try:
             for letter in group:
@@ -157,18 +158,18 @@ class _Trial:
             return Retried(letter, "kept", "an earlier record of its key has failed")
         if self._checks_order and (later := letter.superseded_by):  # without a transaction
             return _superseded(letter, later)
-        trouble = NO_TROUBLE
+        state = NO_FAILURE
         while True:
             try:
                 return self._apply(letter, self._plan(letter))
             except NotApplied as failed:
                 _raise_if_not_its_fault(letter, failed)
-                decision = decide(Policy(attempts=1), 1, trouble, failed.outcome)
+                decision = decide(Policy(attempts=1), 1, state, failed.outcome)
                 if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
                     self._failed.add(key)
                     self._note(letter, failed.reason)
                     return Retried(letter, "failed", failed.reason)
-                trouble = decision.trouble
+                state = decision.state
                 sleep(decision.after_s)
 
     def _apply(self, letter: DeadLetter, plan: Planner[Result]) -> Result:

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from psycopg import IsolationLevel
 
-from penstock.consuming.brake import how_to_resume
+from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import structlog
@@ -21,6 +21,7 @@ from penstock.database.registry import register_channel, register_consumer
 from penstock.database.timeouts import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
+from penstock.parallel import Backoff, Runner, pause
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
 from penstock.schema.capture import check_triggers
@@ -48,14 +49,12 @@ TAILS_PAUSE = 9
 """A streamer that does not sequence spends a tenth of its time, at most, on reading tails: of 500 shards that takes 7 ms, and
 under steady traffic most ticks leave it nothing to publish."""
 
-MAX_BACKOFF_S = 10.0
-
 READ_ONLY_S = 120.0
 """How long a streamer that has worked waits for a primary that has become read-only, in seconds: a switch-over takes less.  At
 its start it does not wait: the URL is wrong."""
 
 
-class Streamer:
+class Streamer(Runner[RoundResult]):
     """Runs the three steps for a pipeline, on one connection to each server.
 
         with Streamer(pipeline, engine, redis_url) as streamer:
@@ -107,17 +106,6 @@ class Streamer:
         self._has_started = False
         self._worked_at: float | None = None
         self._server_start_us = 0
-
-    def __enter__(self) -> Self:
-        try:
-            self.open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares.
@@ -313,25 +301,25 @@ class Streamer:
             SchemaMissing: The tables are not there.
             DeclarationError: The pipeline does not fit what is registered.
         """
-        pause = backoff = 0.0
+        pause_s, backoff = 0.0, Backoff()
         try:
             while not stop():
                 try:
-                    is_nudged = pause > 0 and self._wait(pause)
+                    is_nudged = pause_s > 0 and self._wait(pause_s)
                     with postgres_errors("streaming"), redis_errors("streaming"):
                         done = self.round(expects_records=is_nudged)
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
                     if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
                         raise
-                    backoff = min(MAX_BACKOFF_S, max(0.1, backoff * 2))
-                    log.warning("waiting", reason=describe(error), seconds=backoff)
-                    pause = 0.0
-                    _sleep_until(stop, backoff)
+                    pause_s, seconds = 0.0, backoff.next_s()
+                    log.warning("waiting", reason=describe(error), seconds=seconds)
+                    pause(seconds, stop)
                     continue
-                backoff, self._worked_at = 0.0, monotonic()
+                backoff.reset()
+                self._worked_at = monotonic()
                 report(done)
-                pause = pause_after(done, pause, self._idle_s)
+                pause_s = pause_after(done, pause_s, self._idle_s)
         finally:
             self.close()
 
@@ -373,9 +361,3 @@ def _skipping_former(**name: str) -> Iterator[None]:
         yield
     except (ChannelRetired, ConsumerRenamed) as error:
         log.warning("not registered", **name, reason=str(error))
-
-
-def _sleep_until(stop: Callable[[], bool], seconds: float) -> None:
-    end = monotonic() + seconds
-    while not stop() and (left := end - monotonic()) > 0:
-        sleep(min(left, 0.1))

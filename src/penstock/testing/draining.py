@@ -8,7 +8,7 @@ from functools import partial, wraps
 from time import monotonic
 from typing import Any
 
-from penstock.consuming import Consumed, Worker, make_worker
+from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
@@ -115,7 +115,7 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
     )
 
 
-def _drained_in_time(worker: Worker, timeout_s: float, last: "_LastFailure") -> int:
+def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure") -> int:
     """What a worker has applied until nothing is left."""
     deadline = monotonic() + timeout_s
 

@@ -1,1 +1,1 @@
-"""Consumers of an Ick: ``ick_worker`` reserves members, ``ick_source`` says what of a delivery is due."""
+"""Consumers of an Ick: ``ick_worker`` reserves members, ``ick_members`` are due whenever they are reserved."""

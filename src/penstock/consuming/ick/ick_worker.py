@@ -19,32 +19,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Unpack
 
 import structlog
+from typing_extensions import override
 
 from penstock.channels.ick import update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.clients.ick import Busy, HolderWatch, Reservation, Reservations, Superseded
-from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivered import Consumed, Delivered
+from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.ick.ick_source import IckSource, ReservedMember, plan_progress, reserved_members
+from penstock.consuming.ick.ick_members import IckMembers, ReservedMember, plan_progress, reserved_members
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import Plan
-from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
-from penstock.database.connections import Database
-from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
-from penstock.pipeline import Pipeline
 from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
 MAX_VISIT_S = 0.5
-"""Longest visit to a shard, in seconds, before the others are visited."""
+"""Limit of a visit to a shard, in seconds; then the others are visited."""
 
 TAKEOVER_AFTER_S = 1.0
 """Age of another process's heartbeat, in seconds, from which its reservation is stale."""
@@ -65,16 +62,10 @@ HEARTBEAT_S = 0.3
 class IckWorker(Worker[ReservedMember]):
     """Runs one consumer of an Ick over some or all of its shards, in one thread."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database: Database,
-        redis_url: str,
-        **options: Unpack[WorkerOptions],
-    ) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Sets up; ``open`` connects."""
-        super().__init__(pipeline, consumer, database, redis_url, **options)
+        super().__init__(setup)
+        consumer = setup.consumer
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
         self._icks: dict[ShardName, Reservations] = {}
@@ -83,13 +74,13 @@ class IckWorker(Worker[ReservedMember]):
         self._done_up_to: dict[ShardName, Offset] = {}
         self._progress_at = 0.0
 
+    @override
     def open(self) -> None:
-        """As ``Worker.open``."""
         super().open()
         for shard in self._shards:
             ick = self._icks[shard] = Reservations(
                 self._client,
-                ick_shard_keys(self._pipeline.scope.namespace, shard).name,
+                ick_shard_keys(self._scope.namespace, shard).name,
                 holder=self._holder,
                 size=self.consumer.batch,
             )
@@ -99,20 +90,16 @@ class IckWorker(Worker[ReservedMember]):
             self._holder_watch.setdefault(shard, HolderWatch(TAKEOVER_AFTER_S))
         self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
 
-    def _source(self) -> IckSource:
-        return IckSource(self.consumer, self._pipeline.scope)
+    @override
+    def _source(self) -> IckMembers:
+        return IckMembers(self.consumer, self._scope)
 
+    @override
     def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for members, ``block_ms`` at the longest, and visits each shard that has some.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            AppendRefused: Redis takes no writes now.
-            HandlerExited: The handler wants the process to end.
-        """
+        """Waits for members, ``block_ms`` at the longest, and visits each shard that has some."""
         self._opened()
         consumed = Consumed()
-        end = monotonic() + (self._block_ms if block_ms is None else block_ms) / 1000
+        end = monotonic() + (self._setup.block_ms if block_ms is None else block_ms) / 1000
         while not self._stop():
             waiting = self._waiting()
             self._retry_unusable()
@@ -122,20 +109,15 @@ class IckWorker(Worker[ReservedMember]):
                 if self._is_over(consumed):
                     break
             if monotonic() >= self._progress_at:
-                self._follow()
+                self._advance_checkpoints()
             left = end - monotonic()
             if consumed.applied or consumed.dead or left <= 0:
                 break
             self._pause(min(IDLE_PAUSE_S, left))
         return consumed
 
+    @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
-        """Rounds until the Ick has nothing more, but for shards that are halted; gives the number of members applied.
-
-        Raises:
-            DamagedIck: A shard's Ick is damaged; all other shards are drained.
-            PenstockError: Any other that ``round`` raises.
-        """
         applied = 0
         while True:
             consumed = self.round(block_ms=0)
@@ -145,7 +127,7 @@ class IckWorker(Worker[ReservedMember]):
                 break
             if consumed.idle:
                 self._pause(IDLE_PAUSE_S)
-        self._follow()
+        self._advance_checkpoints()
         self._raise_unusable()
         return applied
 
@@ -229,19 +211,19 @@ class IckWorker(Worker[ReservedMember]):
         return deliverer.deliver(transaction, shard, members, pause)
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered) -> None:
-        """When to look at the shard again."""
+        """Sets when to visit the shard again."""
         self._note(shard, delivered, BUSY_PAUSE_S)
         self._halted.discard(shard)
         if delivered.halted is not None:
             self._halted.add(shard)
 
-    def _follow(self) -> None:
-        """Moves the checkpoints up to what is done: nothing before that has to be kept."""
+    def _advance_checkpoints(self) -> None:
+        """Moves the checkpoints up to the processed marks, so that retention keeps nothing before them."""
         transaction, _ = self._opened()
         with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
-            transaction.read(Checkpoints(self.consumer, self._pipeline.scope).all)
+            transaction.read(self._checkpoints.all)
         found = ask_each(
-            partial(update_progress, self._client, self._pipeline.scope.namespace),
+            partial(update_progress, self._client, self._scope.namespace),
             [shard for shard in self._shards if shard not in self._unusable],
             self._leave_out,
         )

@@ -1,7 +1,6 @@
 """Consumers of a log.
 
-log_worker      reads the shards, and hands records on
-log_source      the records of a log, backfilled from the journal
-offset_source   what of a delivery is due, and what is written with it
-following       waits for records in Redis; evicted: what Redis no longer has
+log_worker         waits for records, and delivers them
+offset_source      the records that are due of a delivery, and the writes that go with their effects
+journal_follower   records from Redis, and from the journal once Redis has evicted them
 """

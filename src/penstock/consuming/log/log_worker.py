@@ -7,38 +7,35 @@ working on is left alone for a while.  Records that are applied already are skip
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
-from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivered import Consumed, Delivered
-from penstock.consuming.delivery import Broken, Placed, get_offsets
+from penstock.consuming.delivery import Broken, Consumed, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.log.evicted import Evicted
-from penstock.consuming.log.following import JournalFollower
-from penstock.consuming.log.log_source import LogSource
-from penstock.consuming.log.offset_source import Most, OffsetSource
+from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
+from penstock.consuming.log.offset_source import Limit, LogRecords, OffsetSource
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.consuming.worker import Worker, WorkerOptions
+from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
-from penstock.database.connections import Connection, Database
+from penstock.database.connections import Connection
 from penstock.database.errors import describe, driver_error
 from penstock.database.executor import Executor
-from penstock.declaring.declarations import ConsumerSpec, Ick
+from penstock.declaring.kinds import Ick
 from penstock.errors import DamagedEntry, DeclarationError, PenstockError
-from penstock.pipeline import Pipeline
 from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
 SHARED_PAUSE_S = 1.0
-"""How long a shard is left alone that another process is working on."""
+"""Pause, in seconds, before another attempt at a shard that another process works on."""
 
 HELD_PAUSE_S = 0.02
 """Pause, in seconds, between two attempts at a shard that stands at a barrier."""
@@ -58,31 +55,24 @@ class LogWorker(Worker[Placed]):
 
     _takes_dataframes: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database: Database,
-        redis_url: str,
-        **options: Unpack[WorkerOptions],
-    ) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         """Sets up; ``open`` connects.
 
         Raises:
             DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
         """
-        if isinstance(consumer.channel, Ick):
+        if isinstance(setup.consumer.channel, Ick):
             raise DeclarationError(
-                f"consumer {consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
+                f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
             )
-        if consumer.dataframe and not self._takes_dataframes:
+        if setup.consumer.dataframe and not self._takes_dataframes:
             raise DeclarationError(
-                f"consumer {consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
+                f"consumer {setup.consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
-        super().__init__(pipeline, consumer, database, redis_url, **options)
+        super().__init__(setup)
         self._records = self._make_source()
         self._follower: JournalFollower[Placed] | None = None
-        self._evicted: Evicted[Placed]
+        self._evicted: EvictedRecords[Placed]
         self._positions: dict[ShardName, Offset] = {}
         self._held: set[ShardName] = set()
         self._exhausted: set[ShardName] = set()
@@ -91,61 +81,61 @@ class LogWorker(Worker[Placed]):
         self._reread_at = 0.0
         self._record_s = math.inf  # of a handler that is not known yet
 
+    @override
     def _registered(self, connection: Connection) -> None:
         """Reads where the consumer stands."""
         crashpoint("consumer.after_register")
-        standing = Checkpoints(self.consumer, self._pipeline.scope).all(connection)
+        standing = self._checkpoints.all(connection)
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
 
+    @override
     def open(self) -> None:
-        """As ``Worker.open``, and reads the consumer's checkpoints."""
         super().open()
-        self._evicted = Evicted(self._read_journal, batch=self._most_delivered)
+        self._evicted = EvictedRecords(self._read_journal, batch=self._max_delivered)
         self._follower = self._make_follower()
         self._held, self._exhausted, self._reread_at = set(), set(), 0.0
 
+    @override
     def close(self) -> None:
-        """As ``Worker.close``."""
         if self._follower is not None:
             self._follower.close()
         super().close()
         self._follower = None
 
+    @override
     def _source(self) -> OffsetSource[Placed]:
         return self._records
 
     def _make_source(self) -> OffsetSource[Any]:
-        return LogSource(self.consumer, self._pipeline.scope)
+        return LogRecords(self.consumer, self._scope)
 
     def _make_follower(self) -> JournalFollower[Any]:
         return JournalFollower(self._follow_log(), self._evicted)
 
     def _follow_log(self) -> Follower:
-        return Follower(
-            self._client, self._pipeline.scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out
-        )
+        return Follower(self._client, self._scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out)
 
     @property
-    def _most_delivered(self) -> int:
-        """Most records of a shard that are delivered at once."""
+    def _max_delivered(self) -> int:
+        """Limit of the records of a shard that are delivered at once."""
         return self.consumer.batch
 
-    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Placed]:
-        """Reads what the log has evicted."""
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Placed]:
+        """Reads records that the log has evicted."""
         transaction, _ = self._opened()
-        limit = Most(int(min(most.records, self._most)), most.bytes)
+        limit = replace(limit, records=int(min(limit.records, self._max)))
         return transaction.read(lambda executor: self._records.find_missing(executor, shard, after, before, limit))
 
     @override
     def _slice(self) -> Consumed:
-        # What others have applied since the last slice is not worth reading.
+        # Records that others have applied since the last slice need not be read.
         standing = self._read_checkpoints()
         self._positions = {s: at for s, at in standing.items() if s in self._shards}
         return self.round(block_ms=0)
 
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
         """Where the consumer stands; opens again if the channel has more shards than before: see `penstock channels reshard`."""
-        read = Checkpoints(self.consumer, self._pipeline.scope).all
+        read = self._checkpoints.all
         transaction, _ = self._opened()
         standing = transaction.read(read)
         if standing.keys() <= self._channel_shards:
@@ -155,17 +145,12 @@ class LogWorker(Worker[Placed]):
         transaction, _ = self._opened()
         return transaction.read(read)
 
+    @override
     def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for records, ``block_ms`` at the longest, and delivers what came: up to a batch of each shard.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            Gap: The log is empty, and the journal does not reach back to a checkpoint.
-            HandlerExited: The handler wants the process to end.
-        """
+        """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
         self._opened()
         assert self._follower is not None
-        block_ms = self._block_ms if block_ms is None else block_ms
+        block_ms = self._setup.block_ms if block_ms is None else block_ms
         consumed = Consumed()
         now = monotonic()
         awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
@@ -175,11 +160,11 @@ class LogWorker(Worker[Placed]):
             self._pause(longest / 1000)
             return consumed
         self._retry_unusable()
-        found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._most)
+        found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
         journaled = self._follower.journaled.items()
         consumed.backfilled += sum(min(n, len(found.get(shard, ()))) for shard, n in journaled)
         crashpoint("consumer.after_read")
-        if self._most == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
+        if self._max == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: get_offsets(records)[-1] for shard, records in found.items()}
             self._follower.request_ahead({**awake, **last})
@@ -194,7 +179,7 @@ class LogWorker(Worker[Placed]):
         return consumed
 
     def _deliver(self, found: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
-        """Delivers to shards together, as far as that goes, and to the others one after another."""
+        """Delivers to shards together where that is possible, and to the others one after another."""
         transaction, deliverer = self._opened()
         began, done_before = monotonic(), consumed.applied + consumed.dead
         together = self._deliver_together(transaction, found) if self._are_few(found) else {}
@@ -209,7 +194,7 @@ class LogWorker(Worker[Placed]):
             self._record_s = (monotonic() - began) / done
 
     def _are_few(self, found: Mapping[ShardName, Sequence[Placed]]) -> bool:
-        """Whether one transaction takes all of it and is over soon: others of the consumer wait for the shards meanwhile."""
+        """Whether one transaction takes all records and is over soon: other processes wait for the shards meanwhile."""
         return (
             len(found) > 1
             and not self.consumer.park_key
@@ -223,7 +208,7 @@ class LogWorker(Worker[Placed]):
     def _deliver_together(
         self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Placed]]
     ) -> dict[ShardName, Delivered]:
-        """One transaction for all; shards that are not in the answer are to be delivered alone."""
+        """One transaction for all; shards that are not in the result are to be delivered alone."""
         try:
             plan = self._records.plan_together(found)
             return transaction.apply(found, plan, name=self._records.name_together)
@@ -251,7 +236,7 @@ class LogWorker(Worker[Placed]):
             super()._leave_out(shard, error)
 
     def _refill(self, consumed: Consumed) -> None:
-        """Delivers from the journal what is due of damaged entries; leaves a shard out whose journal has it no more."""
+        """Delivers the records of damaged entries from the journal; skips a shard whose journal has them no more."""
         transaction, deliverer = self._opened()
         damaged, self._damaged = self._damaged, {}
         for shard, error in damaged.items():
@@ -266,12 +251,12 @@ class LogWorker(Worker[Placed]):
             except NotApplied:  # another process works on it
                 done = Delivered()
             self._note_delivered(shard, done, consumed)
-            if due := _take_first({shard: done.missing} if done.missing else {}, self._most):
+            if due := _take_first({shard: done.missing} if done.missing else {}, self._max):
                 refilled = deliverer.deliver(transaction, shard, due[shard], self._pause)
                 self._note_delivered(shard, refilled, consumed)
 
     def _report_damaged(self, shard: ShardName, error: DamagedEntry) -> None:
-        """Says it once of an entry, however many batches its records are."""
+        """Logs an entry once, however many batches its records are."""
         if self._reported.get(shard) != error.last:
             self._reported[shard] = error.last
             log.error(
@@ -282,16 +267,13 @@ class LogWorker(Worker[Placed]):
             )
 
     def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
-        """Takes over checkpoints that were moved while nothing arrived: by an operator, or by another process.
-
-        Gives what the journal has and the log has lost, if the log ends beyond a checkpoint and nothing came of it.
-        """
+        """Takes over checkpoints that an operator or another process has moved; returns records that the log has lost."""
         standing = self._read_checkpoints()
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction, _ = self._opened()
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
         ends = ask_each(
-            partial(extents, self._client, self._pipeline.scope.namespace),
+            partial(extents, self._client, self._scope.namespace),
             [shard for shard in self._positions if shard not in self._unusable],
             self._leave_out,
         )
@@ -314,7 +296,7 @@ class LogWorker(Worker[Placed]):
         }
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
-        """Where to read on, and when."""
+        """Sets where to read on, and when."""
         consumed.add(shard, delivered)
         self._note(shard, delivered, SHARED_PAUSE_S)
         self._held.discard(shard)
@@ -334,19 +316,11 @@ class LogWorker(Worker[Placed]):
             self._held.add(shard)
 
     def rewind(self, records: int) -> None:
-        """Reads again from so many records before the checkpoints, as after a restart of someone who knew less.
-
-        Checkpoints stay where they are: what is read twice is skipped.
-        """
+        """Reads so many records before the checkpoints again, as a process that knew less would; all are skipped."""
         self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
 
+    @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
-        """Rounds until the log has nothing more; gives the number of records applied.
-
-        Raises:
-            ForeignLog: A shard's keys hold something that Penstock did not write; all other shards are drained.
-            PenstockError: Any other that ``round`` raises.
-        """
         applied = 0
         while True:
             self._reread_at = 0.0  # the end is where the journal ends, not where the log goes silent
@@ -362,11 +336,11 @@ class LogWorker(Worker[Placed]):
             self._pause(HELD_PAUSE_S)
 
 
-def _take_first(found: Mapping[ShardName, Sequence[Placed]], most: float) -> Mapping[ShardName, Sequence[Placed]]:
-    """At most so many of the records, beginning with any shard: none is always the last."""
-    if most == math.inf:
+def _take_first(found: Mapping[ShardName, Sequence[Placed]], limit: float) -> Mapping[ShardName, Sequence[Placed]]:
+    """Takes at most ``limit`` of the records, beginning with any shard: none is always the last."""
+    if limit == math.inf:
         return found
-    shards, taken, left = list(found), dict[ShardName, Sequence[Placed]](), int(most)
+    shards, taken, left = list(found), dict[ShardName, Sequence[Placed]](), int(limit)
     at = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
     for shard in shards[at:] + shards[:at]:
         if records := found[shard][:left]:

@@ -1,6 +1,6 @@
-"""What is due of a delivery from a log, and what is written with its effects, however the records come.
+"""Records of a log: those that are due of a delivery, and the writes that go with their effects.
 
-``LogSource`` delivers records; the Spark engine delivers places, whose records are in a DataFrame.
+``LogRecords`` delivers records; the Spark engine delivers places, whose records are in a DataFrame.
 """
 
 from abc import ABC, abstractmethod
@@ -8,21 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from penstock.consuming.brake import brake, how_to_go_past
+from typing_extensions import override
+
+from penstock.batches import Records
+from penstock.clients.log.reading import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.dead_letters import DeadLetters
-from penstock.consuming.delivered import Delivered
-from penstock.consuming.delivery import Comparison, Placed, compare
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
+from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
+from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap
-from penstock.records import Offset, Record, Scope, ShardName
+from penstock.journal.older import read_records
+from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
-    """How much to read at once: records, and bytes of their payloads."""
+class Limit:
+    """Limit of one read: records, and bytes of their payloads."""
 
     records: int
     bytes: int
@@ -45,16 +49,12 @@ class OffsetSource(ABC, Generic[Placed]):
         self._dead_letters = DeadLetters(consumer, scope)
 
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
-        """Applies what is due of one shard."""
+        """Applies the due records of one shard."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None:
-                return Plan(Delivered())
-            if checkpoint.halted is not None:
-                return Plan(Delivered(halted=checkpoint.halted))
-            if checkpoint.held:
-                return Plan(_held(checkpoint))
+            if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
+                return Plan(stopped or Delivered())
             comparison = compare(checkpoint.offset, records, checkpoint.barrier)
             if comparison.gap and not comparison.fresh:
                 return self._fill(executor, checkpoint, records)
@@ -63,20 +63,12 @@ class OffsetSource(ABC, Generic[Placed]):
         return planner
 
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
-        """Reads what is due of a damaged entry from the journal; applies nothing.
-
-        Raises:
-            DamagedEntry: The journal no longer has it.
-        """
+        """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None:
-                return Plan(Delivered())
-            if checkpoint.halted is not None:
-                return Plan(Delivered(halted=checkpoint.halted))
-            if checkpoint.held:
-                return Plan(_held(checkpoint))
+            if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
+                return Plan(stopped or Delivered())
             if checkpoint.offset >= damaged.last:
                 return Plan(Delivered(position=checkpoint.offset))
             try:
@@ -88,10 +80,10 @@ class OffsetSource(ABC, Generic[Placed]):
         return planner
 
     def plan_together(self, found: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
-        """Applies what is due of several shards, in one transaction and one call of the handler.
+        """Applies the due records of several shards, in one transaction and one call of the handler.
 
-        That is for few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier
-        or before a gap is left out: it has to be delivered alone.
+        For few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier or before a
+        gap has to be delivered alone.
         """
 
         def planner(executor: Executor, locked: Locked) -> Plan[dict[ShardName, Delivered]]:
@@ -121,7 +113,7 @@ class OffsetSource(ABC, Generic[Placed]):
             record = self._read(executor, shard, item)
             self._dead_letters.write(executor, shard, [record], reason=reason, attempts=attempts)
             last = f"the last is {record.place} (record {record.id}): {reason}"
-            halted = brake(self._consumer, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
             return Plan(
                 Delivered(position=record.offset, dead=1, halted=halted),
                 advances=[Advance(checkpoint, record.offset, dead=1)],
@@ -134,7 +126,7 @@ class OffsetSource(ABC, Generic[Placed]):
         return item.offset
 
     def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
-        """As ``brake.how_to_go_past``."""
+        """As ``dead_lettering.how_to_go_past``."""
         return how_to_go_past(self._consumer.name, shard, last, in_source=False)
 
     @abstractmethod
@@ -151,19 +143,16 @@ class OffsetSource(ABC, Generic[Placed]):
 
     @abstractmethod
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Placed]:
-        """The first records between two offsets, both excluded, that the log lacks and the journal names.
+        """The first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
 
         By default no more than are delivered at once.
-
-        Raises:
-            Gap: The journal no longer has the record right after ``after``.
         """
 
     @abstractmethod
     def _join(self, fresh: Sequence[Sequence[Placed]]) -> Any:
-        """What the handler is called with, for what is due of each shard; None if nothing is."""
+        """The argument of the handler, for the due records of each shard; None if there are none."""
 
     @abstractmethod
     def _read(self, executor: Executor, shard: ShardName, item: Placed) -> Record:
@@ -184,7 +173,7 @@ class OffsetSource(ABC, Generic[Placed]):
         """For each record the time from staging to its handler; empty if the source does not know."""
 
     def _fill(self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]) -> Plan[Delivered]:
-        """Reads what lies between the checkpoint and the records from the journal; halts if it has them no more."""
+        """Reads the records between the checkpoint and the delivery from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
             return self._read_missing(executor, checkpoint, before)
@@ -196,11 +185,7 @@ class OffsetSource(ABC, Generic[Placed]):
             return Plan(Delivered(position=checkpoint.offset, halted=why))
 
     def _read_missing(self, executor: Executor, checkpoint: Checkpoint, before: Offset) -> Plan[Delivered]:
-        """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier.
-
-        Raises:
-            Gap: The journal has them no more.
-        """
+        """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
         missing = self.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
@@ -220,7 +205,7 @@ class OffsetSource(ABC, Generic[Placed]):
     def _parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
     ) -> tuple[Sequence[Record], Sequence[Placed]]:
-        """Dead-letters what waits behind a dead letter of its key; gives it, and what is left."""
+        """Dead-letters records that wait behind a dead letter of their key; returns them, and the others."""
         if not self._consumer.park_key or not fresh:
             return [], fresh
         parked, rest = self._divide_parked(executor, shard, fresh)
@@ -236,20 +221,27 @@ class OffsetSource(ABC, Generic[Placed]):
 
     def _delivered(self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None) -> Delivered:
         return Delivered(
-            _end(checkpoint, due) if position is None else position,
-            len(due.fresh),
-            due.skipped,
+            position=_end(checkpoint, due) if position is None else position,
+            applied=len(due.fresh),
+            skipped=due.skipped,
             latencies_us=self._latencies_us(checkpoint, due.fresh),
         )
 
 
-def _held(checkpoint: Checkpoint) -> Delivered:
-    return Delivered(checkpoint.offset, held=True, waits_for=checkpoint.waits_for)
+def _stopped(checkpoint: Checkpoint | None) -> Delivered | None:
+    """The result of a shard that is not locked, halted or held; None of one that goes on."""
+    if checkpoint is None:
+        return Delivered()
+    if checkpoint.halted is not None:
+        return Delivered(halted=checkpoint.halted)
+    if checkpoint.held:
+        return Delivered(position=checkpoint.offset, held=True, waits_for=checkpoint.waits_for)
+    return None
 
 
 def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison[Placed] | None:
-    """What is due of a shard; None if something has to be done for it first."""
-    if checkpoint.halted is not None or checkpoint.held:
+    """The due records of a shard; None if something has to be done for it first."""
+    if _stopped(checkpoint) is not None:
         return None
     comparison = compare(checkpoint.offset, records, checkpoint.barrier)
     return None if comparison.gap else comparison
@@ -261,3 +253,93 @@ def _end(checkpoint: Checkpoint, due: Comparison[Placed]) -> Offset:
 
 def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
     return Advance(checkpoint, _end(checkpoint, due), len(due.fresh), due.skipped)
+
+
+MAX_JOURNAL_BYTES = MAX_BYTES
+"""A read ends early once its payloads, as Postgres stores them, exceed this: as much as a read of Redis."""
+
+
+def backfill(  # noqa: PLR0913  between which offsets, and how much
+    executor: Executor,
+    scope: Scope,
+    shard: ShardName,
+    after: Offset,
+    before: Offset,
+    count: int,
+    *,
+    max_bytes: int = MAX_JOURNAL_BYTES,
+) -> list[Record]:
+    """Up to ``count`` records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
+
+    At least one, and no more once their payloads exceed ``max_bytes``.
+    """
+    last = Offset(min(before - 1, after + count))
+    wanted = OffsetRange(shard, Offset(after + 1), last)
+    found = read_records(executor, scope.schema, wanted, most_bytes=max_bytes).records
+    if not found or found[0].offset != after + 1:
+        sql = statements("penstock.consuming", scope.schema)["journal_begins"]
+        where = {"channel": shard.channel, "shard": shard.shard, "after": after}
+        [(begins, goes_on)] = executor.execute(sql, where).fetchall()
+        gap = Gap(
+            f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
+            f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
+            "Start it from the tables, or accept the loss"
+        )
+        there = (before, goes_on or before, found[0].offset if found else before)
+        gap.last = min(there) - 1
+        raise gap
+    return [record for i, record in enumerate(found) if record.offset == after + 1 + i]
+
+
+class LogRecords(OffsetSource[Record]):
+    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
+
+    name = "consumer"
+    name_together = "together"
+
+    @override
+    def renew(self, items: Sequence[Record]) -> None:
+        """Parses payloads anew that a handler may have changed."""
+        for record in items:
+            record.forget_parsed()
+
+    @override
+    def describe(self, shard: ShardName, item: Record) -> str:
+        return f"{item.place} (record {item.id})"
+
+    @override
+    def name_in_log(self, shard: ShardName, item: Record) -> str:
+        return item.place
+
+    @override
+    def find_missing(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
+    ) -> list[Record]:
+        limit = limit or Limit(self._consumer.batch, MAX_JOURNAL_BYTES)
+        return backfill(executor, self._scope, shard, after, before, limit.records, max_bytes=limit.bytes)
+
+    @override
+    def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
+        return Records.join(fresh) if fresh else None
+
+    @override
+    def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+        return item
+
+    @override
+    def _divide_parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Record]
+    ) -> tuple[list[Record], list[Record]]:
+        keys = self._dead_letters.parked_keys(executor, shard, {each.key for each in fresh})
+        parked = [record for record in fresh if record.key in keys]
+        return parked, [record for record in fresh if record.key not in keys]
+
+    @override
+    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Record]) -> None:
+        keys = fresh.keys if isinstance(fresh, Records) else [each.key for each in fresh]
+        self._dead_letters.note_later(executor, shard, keys, get_offsets(fresh))
+
+    @override
+    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
+        staged_us = fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
+        return [max(0, checkpoint.clock_us - at) for at in staged_us]

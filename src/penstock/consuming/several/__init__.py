@@ -12,17 +12,12 @@ database is needed for three things, and records that are in Redis go on while i
     compare    whether the record at a checkpoint is still at its offset there: a source that was restored gives lost offsets
                to other records, which a checkpoint beyond them would skip
 
-What Redis holds is applied without asking the source while Redis' epoch of the shard is the one that the consumer has
+Records in Redis are applied without asking the source while Redis' epoch of the shard is the one that the consumer has
 accepted: it is read after the records, and rises before anything else changes.
 
-    positions   where the consumer is, in its own database
-    link        the source's database
-    records     what is due, and what is written with its effects
-    worker      one source; records of an epoch that is not accepted are compared first; it halts its shards when the source's
-                history has diverged
-    several     all sources of a consumer, a thread each
+    source_positions   where the consumer is, in its own database
+    source_link        the source's database
+    source_records     the records that are due, and the writes that go with their effects
+    source_worker      one source; records of an epoch that is not accepted are compared first; it halts its shards when the
+                       source's history has diverged
 """
-
-from penstock.consuming.several.several import SourcesWorker, check_sources
-
-__all__ = ["SourcesWorker", "check_sources"]

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.consuming.several import check_sources
+from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.workers import check_sources
 from penstock.database.errors import describe
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line
@@ -133,8 +134,8 @@ def run(  # noqa: PLR0913  the options of a run
     def stopped() -> bool:
         return bool(reports.failures) or stop()
 
-    make = partial(FrameWorker, prepare=prepare)
-    workers = [make(spark, pipeline, spec, database_url, redis_url) for spec in frames]
+    make_setup = partial(WorkerSetup, prepare=prepare)
+    workers = [FrameWorker(spark, make_setup(pipeline, spec, database_url, redis_url)) for spec in frames]
     sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
     made_of = (spark, options, schedule, reports.live)
     queries = [_supervise_epochs(EpochQuery(*made_of), directories.checkpoints)] if tasks else []

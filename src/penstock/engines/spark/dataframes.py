@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import monotonic, sleep
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
@@ -19,23 +19,18 @@ from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.log import Extent, extents, shards_with_more
 from penstock.channels.server import RedisClient
 from penstock.consuming.checkpoints import Checkpoint
-from penstock.consuming.delivered import Consumed, Delivered
-from penstock.consuming.delivery import Broken
+from penstock.consuming.delivery import Broken, Consumed, Delivered
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.log.evicted import Evicted
-from penstock.consuming.log.following import JournalFollower
-from penstock.consuming.log.log_source import backfill
+from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import Most, OffsetSource
+from penstock.consuming.log.offset_source import Limit, OffsetSource, backfill
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import Planner
-from penstock.consuming.worker import WorkerOptions
-from penstock.database.connections import Database
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.rows import RowReader, Span, select
 from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_sparks_fault
 from penstock.errors import DamagedEntry, Gap, ServerUnavailable
-from penstock.pipeline import Pipeline
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.jobs import named_jobs
 from penstock.spark.sources.ranges import Positions, share_limit
@@ -87,7 +82,7 @@ class FrameSource(OffsetSource[Place]):
 
     @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Place]:
         backfill(executor, self._scope, shard, after, before, 1)
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
@@ -130,7 +125,12 @@ class FrameFollower:
     """Waits for records, and has Spark read them: see ``Follower``."""
 
     def __init__(
-        self, client: RedisClient, namespace: str, reader: RowReader, evicted: Evicted[Place], on_unusable: OnUnusable
+        self,
+        client: RedisClient,
+        namespace: str,
+        reader: RowReader,
+        evicted: EvictedRecords[Place],
+        on_unusable: OnUnusable,
     ) -> None:
         self._client, self._namespace = client, namespace
         self._reader, self._evicted, self._on_unusable = reader, evicted, on_unusable
@@ -213,24 +213,12 @@ class FrameWorker(LogWorker[Place]):
 
     _takes_dataframes = True
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database: Database,
-        redis_url: str,
-        **options: Unpack[WorkerOptions],
-    ) -> None:
-        """Sets up; ``open`` connects.
-
-        Raises:
-            DeclarationError: The consumer reads an Ick.
-        """
+    def __init__(self, spark: SparkSession, setup: WorkerSetup) -> None:
+        """Sets up; ``open`` connects."""
         self._spark = spark
         self._abandoned = threading.Event()
-        guarded = replace(consumer, handler=self._guard(consumer.handler))
-        super().__init__(pipeline, guarded, database, redis_url, **options)
+        guarded = replace(setup.consumer, handler=self._guard(setup.consumer.handler))
+        super().__init__(setup.of(guarded))
 
     @override
     def open(self) -> None:
@@ -252,21 +240,21 @@ class FrameWorker(LogWorker[Place]):
         self._reader = RowReader(
             self._spark,
             self.consumer.channel,
-            self._pipeline.scope,
-            database_url=self._database_url,
-            redis_url=self._redis_url,
+            self._scope,
+            database_url=self._setup.database_url,
+            redis_url=self._setup.redis_url,
         )
-        return FrameSource(self.consumer, self._pipeline.scope, self._reader)
+        return FrameSource(self.consumer, self._scope, self._reader)
 
     @override
     def _make_follower(self) -> JournalFollower[Place]:
-        scope = self._pipeline.scope
+        scope = self._scope
         log = FrameFollower(self._client, scope.namespace, self._reader, self._evicted, self._leave_out)
         return JournalFollower(log, self._evicted)
 
     @property
     @override
-    def _most_delivered(self) -> int:
+    def _max_delivered(self) -> int:
         return RECORDS_A_BATCH
 
     @override

@@ -23,9 +23,9 @@ from penstock.spark.daemon import end_quietly
 from penstock.spark.submission import URLS, find_url, name_source
 
 if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
-    from penstock.consuming.worker import Worker, WorkerOptions
+    from penstock.consuming import Consumed
     from penstock.declaring.declarations import ConsumerSpec
-    from penstock.parallel import Loop
+    from penstock.parallel import Loop, Runner
     from penstock.pipeline import Pipeline
     from penstock.streaming import Streamer
 
@@ -157,7 +157,7 @@ class EpochsReader(DataSourceStreamReader):
             share=parse_share(share) if share else WHOLE,
         )
 
-    def _make_worker(self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]) -> "Worker[Any]":
+    def _make_worker(self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]) -> "Runner[Consumed]":
         from penstock.consuming import make_worker  # noqa: PLC0415  the same
 
         database_url, redis_url = map(find_url, URLS)
@@ -166,7 +166,7 @@ class EpochsReader(DataSourceStreamReader):
         return make_worker(pipeline, consumer, database_url, redis_url, **options)
 
 
-def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, WorkerOptions]":
+def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, dict[str, Any]]":
     """The consumer as a reader of these pieces alone, and the options of its worker."""
     log = consumer.channel
     if not (isinstance(log, Log) and log.sources):

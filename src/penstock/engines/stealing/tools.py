@@ -148,7 +148,7 @@ class Tools:
     def _worker(self, spec: ConsumerSpec) -> Worker[Any]:
         """The worker of a consumer, which remembers what has failed even after its connections were closed."""
         if spec.name not in self._workers:
-            self._workers[spec.name] = make_worker(
+            worker = make_worker(
                 self._pipeline,
                 replace(spec, batch=min(spec.batch, self._records)),
                 self._database_url,
@@ -157,6 +157,8 @@ class Tools:
                 concurrency=1,
                 timeouts=self._timeouts,
             )
+            assert isinstance(worker, Worker)  # chores refuse consumers of several sources
+            self._workers[spec.name] = worker
         return self._workers[spec.name]
 
     def _leave_servers(self, error: BaseException) -> None:

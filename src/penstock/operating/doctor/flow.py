@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from penstock.consuming.brake import how_to_resume
+from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.statements import quote, statements
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from penstock.channels.server import RedisClient
-from penstock.consuming.several.link import read_database
+from penstock.consuming.several.source_link import read_database
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements

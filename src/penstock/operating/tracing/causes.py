@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.consuming.brake import how_to_resume
+from penstock.consuming.dead_lettering import how_to_resume
 from penstock.operating.readers import how_to_go_on
 from penstock.operating.tracing.reading import Situation
 from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story

@@ -1,6 +1,6 @@
-"""Lanes: how many jobs are worked on at the same time, in threads or in tasks of one event loop.
+"""Slots of a worker, each for one job at a time: threads, or tasks of one event loop.
 
-A lane takes one job after the other from an inbox that all lanes share.  A lane whose handler hangs is replaced by another,
+A slot takes one job after the other from an inbox that all slots share.  A slot whose handler hangs is replaced by another,
 and ends once its handler returns.
 """
 
@@ -9,7 +9,7 @@ import queue
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Event, Thread
+from threading import Thread
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -17,18 +17,19 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from penstock.clients.queue import Lease
 from penstock.consuming.handler import exit_text, task_error_log
-from penstock.consuming.queue.deliverer import JobDeliverer, Surroundings
+from penstock.consuming.queue.job_deliverer import JobDeliverer, Waiter
 from penstock.declaring.declarations import WorkerSpec
 from penstock.errors import HandlerExited
+from penstock.parallel import pause
 
 Result = TypeVar("Result")
 
 POLL_S = 0.05
-"""How often a lane that waits looks whether the worker is to stop, in seconds."""
+"""Longest wait of a task, in seconds, before it notices a stop."""
 
 
-class Lane:
-    """A lane.
+class WorkerSlot:
+    """Works on one job at a time.
 
     Attributes:
         deliverer: Delivers its jobs.
@@ -42,89 +43,86 @@ class Lane:
         self.has_ended = False
 
 
-class Lanes(Protocol):
-    """Several lanes."""
+class WorkerSlots(Protocol):
+    """Several slots."""
 
     def start(self) -> None:
-        """Starts one more lane."""
+        """Starts one more slot."""
 
     def put(self, lease: Lease) -> None:
-        """Gives a job to the next lane that is free."""
+        """Gives a job to the next slot that is free."""
 
-    def close(self, lanes: int, wait_s: float) -> None:
-        """Lets so many lanes end, each after its job, and waits for them."""
+    def close(self, slots: int, wait_s: float) -> None:
+        """Lets so many slots end, each after its job, and waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What lanes do.
+class SlotWork:
+    """The work of the slots.
 
     Attributes:
-        worker: For which worker.
-        make: Makes the deliverer of a lane.
-        deliver: Delivers a job in a lane, and does not raise.
-        fail: Called with an error that ends all lanes.
+        worker: The worker.
+        make: Makes the deliverer of a slot.
+        deliver: Delivers a job in a slot, and does not raise.
+        fail: Called with an error that ends all slots.
         is_stopped: Whether no job is to be tried again.
     """
 
     worker: WorkerSpec
-    make: Callable[[Surroundings], JobDeliverer]
-    deliver: Callable[["Lane", Lease], None]
+    make: Callable[[Waiter], JobDeliverer]
+    deliver: Callable[["WorkerSlot", Lease], None]
     fail: Callable[[BaseException], None]
     is_stopped: Callable[[], bool]
 
 
-def make_lanes(work: Work) -> Lanes:
-    """The lanes for a worker's handler: tasks for one that is ``async def``, or else threads."""
-    return _TaskLanes(work) if work.worker.is_async else _ThreadLanes(work)
+def make_slots(work: SlotWork) -> WorkerSlots:
+    """The slots for a worker's handler: tasks for one that is ``async def``, or else threads."""
+    return _TaskSlots(work) if work.worker.is_async else _ThreadSlots(work)
 
 
 class _InThread:
     def __init__(self, is_stopped: Callable[[], bool]) -> None:
-        self._is_stopped, self._never = is_stopped, Event()
+        self._is_stopped = is_stopped
 
     def pause(self, seconds: float) -> bool:
-        end = monotonic() + seconds
-        while not self._is_stopped() and (left := end - monotonic()) > 0:
-            self._never.wait(min(left, POLL_S))
-        return self._is_stopped()
+        return pause(seconds, self._is_stopped)
 
     def call(self, function: Callable[[], Result]) -> Result:
         return function()
 
 
-class _ThreadLanes:
-    def __init__(self, work: Work) -> None:
+class _ThreadSlots:
+    def __init__(self, work: SlotWork) -> None:
         self._work = work
-        self._surroundings = _InThread(work.is_stopped)
+        self._waiter = _InThread(work.is_stopped)
         self._inbox: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._threads: list[Thread] = []
 
     def start(self) -> None:
-        lane = Lane(self._work.make(self._surroundings))
-        name = f"{self._work.worker.name}-lane"
-        thread = Thread(target=self._run, args=(lane,), name=name, daemon=True)
+        slot = WorkerSlot(self._work.make(self._waiter))
+        name = f"{self._work.worker.name}-slot"
+        thread = Thread(target=self._run, args=(slot,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def put(self, lease: Lease) -> None:
         self._inbox.put(lease)
 
-    def close(self, lanes: int, wait_s: float) -> None:
-        for _ in range(lanes):
+    def close(self, slots: int, wait_s: float) -> None:
+        for _ in range(slots):
             self._inbox.put(None)
         end = monotonic() + wait_s
         for thread in self._threads:
             thread.join(max(0.0, end - monotonic()))
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, slot: WorkerSlot) -> None:
         try:
-            while not lane.is_abandoned and (lease := self._inbox.get()) is not None:
-                self._work.deliver(lane, lease)
+            while not slot.is_abandoned and (lease := self._inbox.get()) is not None:
+                self._work.deliver(slot, lease)
         finally:
-            lane.has_ended = True
+            slot.has_ended = True
             with suppress(Exception):  # the connection is gone
-                lane.deliverer.close()
+                slot.deliverer.close()
 
 
 class _InTask:
@@ -144,10 +142,10 @@ class _InTask:
         return await_only(asyncio.to_thread(function))
 
 
-class _TaskLanes:
-    def __init__(self, work: Work) -> None:
+class _TaskSlots:
+    def __init__(self, work: SlotWork) -> None:
         self._work = work
-        self._surroundings = _InTask(work.is_stopped)
+        self._waiter = _InTask(work.is_stopped)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(task_error_log(work.worker))
         self._inbox: asyncio.Queue[Lease | None] = asyncio.Queue()
@@ -162,9 +160,9 @@ class _TaskLanes:
         with suppress(RuntimeError):  # the loop is closed after an exit
             self._loop.call_soon_threadsafe(self._inbox.put_nowait, lease)
 
-    def close(self, lanes: int, wait_s: float) -> None:
+    def close(self, slots: int, wait_s: float) -> None:
         with suppress(RuntimeError):  # the same
-            self._loop.call_soon_threadsafe(lambda: self._spawn(self._end(lanes, wait_s)))
+            self._loop.call_soon_threadsafe(lambda: self._spawn(self._end(slots, wait_s)))
         self._thread.join(wait_s + 1.0)
 
     def _run_loop(self) -> None:
@@ -177,24 +175,24 @@ class _TaskLanes:
         self._loop.close()
 
     def _start(self) -> None:
-        self._spawn(self._run(Lane(self._work.make(self._surroundings))))
+        self._spawn(self._run(WorkerSlot(self._work.make(self._waiter))))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, lane: Lane) -> None:
+    async def _run(self, slot: WorkerSlot) -> None:
         try:
-            while not lane.is_abandoned and (lease := await self._inbox.get()) is not None:
-                await greenlet_spawn(self._work.deliver, lane, lease)
+            while not slot.is_abandoned and (lease := await self._inbox.get()) is not None:
+                await greenlet_spawn(self._work.deliver, slot, lease)
         finally:
-            lane.has_ended = True
+            slot.has_ended = True
             with suppress(Exception):  # the connection is gone
-                await greenlet_spawn(lane.deliverer.close)
+                await greenlet_spawn(slot.deliverer.close)
 
-    async def _end(self, lanes: int, wait_s: float) -> None:
-        for _ in range(lanes):
+    async def _end(self, slots: int, wait_s: float) -> None:
+        for _ in range(slots):
             self._inbox.put_nowait(None)
         others = self._tasks - {asyncio.current_task()}
         if others:

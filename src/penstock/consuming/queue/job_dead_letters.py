@@ -1,15 +1,14 @@
-"""What a worker writes in Postgres beside effects: dead letters, halts and counts, at the checkpoints' rows.
+"""Writes of a queue's worker beside effects: dead letters, halts and counts, at the checkpoints' rows.
 
-What is done is said by the staged rows.  The checkpoint's row follows them now and then, for ``penstock status``: up to the
-first record that is not done; and it has the counts, and the reason why a shard is halted.
+The staged rows are the truth about which jobs are done.  The checkpoint's row follows them now and then, for ``penstock
+status``: up to the first record that is not done; and it has the counts, and the reason why a shard is halted.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.consuming.brake import brake
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.dead_letters import DeadLetters
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit
 from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import Locked, Plan, Planner
@@ -19,16 +18,16 @@ from penstock.declaring.declarations import WorkerSpec
 from penstock.records import Offset, RecordId, Scope, ShardName
 
 MAX_FOLLOWED = 5_000
-"""Most records that a checkpoint follows at once."""
+"""Limit of the records by which a checkpoint moves at once."""
 
 
 class ShardLocked(Exception):
-    """Another process, or another lane, writes to the checkpoint's row at this moment."""
+    """Another process, or another slot, writes to the checkpoint's row at this moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Buried:
-    """What became of a dead letter.
+class DeadLettered:
+    """Result of dead-lettering a job.
 
     Attributes:
         is_written: Whether the dead letter was written; it is not if the job had been done before, or its shard is halted.
@@ -39,8 +38,8 @@ class Buried:
     halted: str | None = None
 
 
-class JobLetters:
-    """The plans of one worker for its own transactions."""
+class JobDeadLetters:
+    """Plans of one worker for its own transactions."""
 
     def __init__(self, worker: WorkerSpec, scope: Scope) -> None:
         self._worker = worker
@@ -56,25 +55,25 @@ class JobLetters:
         reason: str,
         attempts: int,
         is_ours: Callable[[], bool],
-    ) -> Planner[Buried | None]:
+    ) -> Planner[DeadLettered | None]:
         """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Buried | None]:
+        def planner(executor: Executor, locked: Locked) -> Plan[DeadLettered | None]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
-                raise busy()
+                raise _busy()
             if not is_ours():
                 return Plan(None)
             if checkpoint.halted is not None:
-                return Plan(Buried(is_written=False, halted=checkpoint.halted))
+                return Plan(DeadLettered(is_written=False, halted=checkpoint.halted))
             if not self._dead_letters.write_job(
                 executor, shard, record_id, staged_us, reason=reason, attempts=attempts
             ):
-                return Plan(Buried(is_written=False))
+                return Plan(DeadLettered(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"
-            halted = brake(self._worker, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._worker, self._checkpoints, executor, shard, last)
             return Plan(
-                Buried(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
+                DeadLettered(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
             )
 
         return planner
@@ -84,7 +83,7 @@ class JobLetters:
 
         def planner(executor: Executor, locked: Locked) -> Plan[None]:
             if shard not in locked:
-                raise busy()
+                raise _busy()
             self._checkpoints.halt(executor, shard, reason)
             return Plan(None)
 
@@ -105,7 +104,7 @@ class JobLetters:
         return planner
 
     def _done_up_to(self, executor: Executor, checkpoint: Checkpoint) -> Offset:
-        """Up to where all of a shard's records are done, as far as one statement looks."""
+        """The offset up to which all records of a shard are done, as far as one statement looks."""
         shard = checkpoint.shard
         [(found,)] = executor.execute(
             self._sql["done_up_to"],
@@ -114,6 +113,6 @@ class JobLetters:
         return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))
 
 
-def busy() -> NotApplied:
+def _busy() -> NotApplied:
     """A conflict: to be tried again soon."""
     return NotApplied(Conflict(), ShardLocked("the checkpoint's row is locked"))

@@ -17,21 +17,18 @@ from sqlalchemy import event
 from typing_extensions import override
 
 from penstock.consuming.failures import NotApplied, find_outcome
+from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
-from penstock.database.connections import Database, get_database_url
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.database.timeouts import Timeouts
-from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Job, JobOutcome
 from penstock.errors import BrokenTransaction, ServerReplaced
 from penstock.journal import check_same_server
-from penstock.pipeline import Pipeline
 
 
 class Ending(Enum):
-    """How a job's transaction has ended."""
+    """End of a job's transaction."""
 
     APPLIED = auto()
     REPEATED = auto()
@@ -45,7 +42,7 @@ class _Repeated(Exception):
 
 
 class JobTransaction(HandlerTransaction):
-    """Transactions of one lane of a worker, one after the other."""
+    """Transactions of one slot of a worker, one after the other."""
 
     after_commit: ClassVar[str] = (
         "the handler committed its transaction, and failed afterwards: what it wrote until then is in the database, the job "
@@ -53,28 +50,10 @@ class JobTransaction(HandlerTransaction):
         "then: penstock reset checkpoint {consumer} --resume --apply"
     )
 
-    def __init__(  # noqa: PLR0913  as the class above
-        self,
-        pipeline: Pipeline,
-        worker: WorkerSpec,
-        database: Database,
-        *,
-        prepare: bool = True,
-        in_task: bool = False,
-        server_start_us: int | None = None,
-        timeouts: Timeouts | None = None,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None) -> None:
         """Sets up; see ``HandlerTransaction``."""
-        super().__init__(
-            pipeline,
-            worker,
-            get_database_url(database),
-            prepare=prepare,
-            in_task=in_task,
-            server_start_us=server_start_us,
-            timeouts=timeouts,
-        )
-        self._sql = statements("penstock.consuming", pipeline.scope.schema)
+        super().__init__(setup, server_start_us=server_start_us, in_task=setup.consumer.is_async)
+        self._sql = statements("penstock.consuming", setup.scope.schema)
         self._job: Job[Any] | None = None
         self._executing: Executor | None = None
         self._error: Exception | None = None
@@ -82,25 +61,14 @@ class JobTransaction(HandlerTransaction):
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
 
     def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
-        """One attempt at a job.
+        """One attempt at a job; ``is_ours`` is asked right before COMMIT whether the lease is still ours.
 
-        Args:
-            job: The job.
-            is_ours: Asked right before COMMIT: whether the lease is still ours.
-
-        Returns:
-            How it has ended, or what the handler has said; unless it is ``APPLIED``, nothing was written.
-
-        Raises:
-            NotApplied: It was rolled back, or its connection was cut at COMMIT.
-            ServerUnavailable: Postgres cannot be reached.
-            ServerReplaced: It is not the one whose history was compared; nothing was committed.
-            HandlerExited: The handler wants the process to end; nothing was committed.
+        Returns the end, or the handler's outcome; unless it is ``APPLIED``, nothing was written.
         """
         return self._caller.enter(lambda: self._transact(job, is_ours, self._handle))
 
     def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
-        """Finishes a job without an effect.  Returns and raises as ``apply_job``."""
+        """Finishes a job without an effect."""
         return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
 
     def _transact(
@@ -144,12 +112,7 @@ class JobTransaction(HandlerTransaction):
             self._finish(self._executing, self._job)
 
     def _finish(self, executor: Executor, job: Job[Any]) -> None:
-        """Finishes the record.
-
-        Raises:
-            _Repeated: It was finished before.
-            ServerReplaced: Another Postgres answers.
-        """
+        """Finishes the record, unless it was finished before or another Postgres answers."""
         if self._is_repeated:
             raise _Repeated
         try:
@@ -158,7 +121,7 @@ class JobTransaction(HandlerTransaction):
             )
             check_same_server(started_us, self._server_start_us)
         except Exception as error:
-            self._error = self._error or error  # whatever the handler makes of it
+            self._error = self._error or error  # even if the handler hides it
             raise
         if not finished:
             self._is_repeated = True
@@ -166,7 +129,7 @@ class JobTransaction(HandlerTransaction):
         self._xid, self._called_at = xid, monotonic()
 
     def _check_effect(self) -> None:
-        """Makes sure that the record is finished in this transaction, and that the transaction can be committed."""
+        """Checks that the record is finished in this transaction, and that the transaction can be committed."""
         assert self._job is not None
         assert self._executing is not None
         executor = self._executing
@@ -183,7 +146,7 @@ class JobTransaction(HandlerTransaction):
             raise NotApplied(find_outcome(ended), ended) from error
 
     def _check_same(self, executor: Executor) -> None:
-        """Makes sure that the handler has not ended the transaction in which the record was finished."""
+        """Checks that the handler has not ended the transaction in which the record was finished."""
         values = {"transaction": self._xid}
         if not executor.execute(self._sql["is_same_transaction"], values).rowcount:
             raise BrokenTransaction(
@@ -192,7 +155,7 @@ class JobTransaction(HandlerTransaction):
             )
 
     def _raise_if_not_ours(self) -> None:
-        """Raises what the first statement met, if the handler has hidden it."""
+        """Raises the error of the first statement, if the handler has hidden it."""
         if self._is_repeated:
             raise _Repeated
         if isinstance(self._error, ServerReplaced):

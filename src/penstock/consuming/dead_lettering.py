@@ -1,16 +1,21 @@
-"""Writes dead letters, in the transaction that moves the checkpoint past them."""
+"""Dead letters, written in the transaction that moves the checkpoint past them; and the circuit breaker.
+
+A consumer that dead-letters one record after the other halts, since not all of them can be poison.  The commands that resume a
+halted consumer are made here, too: a test types all of them, literally.
+"""
 
 from collections.abc import Iterable, Sequence
 
+from penstock.consuming.checkpoints import Checkpoints
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.journal.older import make_records
-from penstock.records import Offset, Record, Scope, ShardName
+from penstock.records import Offset, Place, Record, Scope, ShardName
 
 
 class DeadLetters:
-    """The dead letters of one consumer, as its own transactions write them."""
+    """Writes the dead letters of one consumer, in its own transactions."""
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer
@@ -22,7 +27,7 @@ class DeadLetters:
     def write(
         self, executor: Executor, shard: ShardName, records: Sequence[Record], *, reason: str, attempts: int
     ) -> None:
-        """Dead-letters records; without an attempt they are parked behind an earlier one of their key."""
+        """Dead-letters records; those without an attempt are parked behind an earlier one of their key."""
         executor.execute(
             self._sql["dead_letter_records"],
             {
@@ -42,7 +47,7 @@ class DeadLetters:
         )
 
     def note_later(self, executor: Executor, shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]) -> None:
-        """Notes at the dead letters of some keys that later records of theirs are applied; the places are in their order."""
+        """Notes at the dead letters of keys that later records of theirs, at these offsets, are applied."""
         where = {**self._where(shard), "keys": [*keys], "offsets": [*offsets]}
         executor.execute(self._sql["note_later_records"], where)
 
@@ -82,3 +87,52 @@ class DeadLetters:
         values = {"id": record_id, "staged_us": staged_us, "reason": reason, "attempts": attempts}
         statement = self._sql["dead_letter_job"]
         return executor.execute(statement, {**self._where(shard), **values}).rowcount == 1
+
+
+def break_circuit(
+    consumer: ConsumerSpec, checkpoints: Checkpoints, executor: Executor, shard: ShardName, last: str
+) -> str | None:
+    """Halts the shard if this dead letter is one too many in a row; returns the reason, or None if it may go on.
+
+    Dead letters are counted over all shards.  Shards whose last records were dead-lettered halt as well; one that another
+    process works on halts at its own next dead letter.
+    """
+    in_a_row = checkpoints.count_failure(executor, shard)
+    if in_a_row < consumer.halt_after:
+        return None
+    reason = (
+        f"{in_a_row} dead letters in a row, with nothing applied between them; {last}. "
+        f"Fix the handler, {how_to_resume(consumer.name, shard, None, has_letters=True)}"
+    )
+    checkpoints.halt(executor, shard, reason)
+    checkpoints.halt_failing(executor, shard, reason)
+    return reason
+
+
+def how_to_resume(consumer: str, shard: ShardName, reason: str | None, has_letters: bool) -> str:  # noqa: FBT001
+    """The commands that resume a halted shard once the cause is removed, as the rest of a sentence.
+
+    A reason that names a command itself wins.  Dead letters, if the consumer has some, come before newer records.
+    """
+    said, source = reason or "", shard.channel.partition("@")[2]
+    accept = f"penstock reset source {consumer} {source}"
+    if f"--to '{shard} offset " in said:
+        return "then type what penstock status says"
+    if source and accept in said:
+        return f"then: {accept}"
+    resume = f"penstock reset checkpoint {consumer} --resume --apply"
+    if not has_letters:
+        return f"then: {resume}"
+    return f"then, in this order: penstock dead-letters retry {consumer} --all, and {resume}"
+
+
+def how_to_go_past(consumer: str, shard: ShardName, last: Offset, *, in_source: bool) -> str:
+    """The command by which a halted shard goes on behind offset ``last``, as if all up to it were applied.
+
+    ``in_source``: the shard is another source's, whose journal has the record.
+    """
+    place = f"'{Place(shard, last)}'"
+    if in_source:
+        source = shard.channel.partition("@")[2]
+        return f"penstock reset source {consumer} {source} --to {place} --apply"
+    return f"penstock reset checkpoint {consumer} --to {place} --resume --apply"

@@ -11,14 +11,13 @@ from time import monotonic
 import structlog
 
 from penstock.channels.server import RedisClient
-from penstock.consuming.log.log_source import backfill
-from penstock.consuming.log.offset_source import Most
-from penstock.consuming.several.positions import SourcePosition
+from penstock.consuming.log.offset_source import Limit, backfill
+from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.several.source_positions import SourcePosition
 from penstock.database.connections import Connection, WorkerConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
 from penstock.journal import check_tails, journal_bounds
 from penstock.journal.reading import JournaledRecord, records_at
@@ -29,7 +28,7 @@ from penstock.schema.roles import check_privileges
 log = structlog.get_logger("penstock.consumer")
 
 PAUSES = 10
-"""After an attempt to connect that failed, the next one waits so many times as long: rounds wait for neither."""
+"""A failed attempt to connect is followed by a pause so many times as long: rounds wait for neither."""
 
 MIN_PAUSE_S = 1.0
 
@@ -40,7 +39,7 @@ WAY_OUT = (
 
 
 def read_database(executor: Executor, scope: Scope) -> str:
-    """What identifies the database of a connection, and the Penstock schema in it."""
+    """Identifies the database of a connection, and the Penstock schema in it."""
     [(found,)] = executor.execute(statements("penstock.consuming.several", scope.schema)["database"]).fetchall()
     return f"{found}/{scope.schema}"
 
@@ -52,21 +51,14 @@ class SourceLink:
         source: Its name.
     """
 
-    def __init__(self, source: str, url: str, consumer: ConsumerSpec, scope: Scope, *, prepare: bool = True) -> None:
-        """Sets up; ``register`` connects.
-
-        Args:
-            source: Name of the source.
-            url: Of its Postgres.
-            consumer: The consumer, as the reader of this source's log alone.
-            scope: Of the pipeline: sources use the same schema and namespace.
-            prepare: Whether statements may be prepared; behind a pooler none are.
-        """
-        self.source = source
-        self._url, self._consumer, self._scope, self._prepare = url, consumer, scope, prepare
+    def __init__(self, url: str, setup: WorkerSetup) -> None:
+        """Sets up; ``register`` connects.  Sources use the schema and namespace of the consumer's pipeline."""
+        consumer = setup.consumer
+        self.source = consumer.channel.name.partition("@")[2]
+        self._url, self._setup, self._consumer, self._scope = url, setup, consumer, setup.scope
         self._channel = consumer.channel.name
         self._where = {"consumer": consumer.name, "channel": self._channel}
-        self._sql = statements("penstock.consuming.several", scope.schema)
+        self._sql = statements("penstock.consuming.several", setup.scope.schema)
         self._connection: WorkerConnection | None = None
         self._next_at = 0.0
         self._database = ""
@@ -84,26 +76,17 @@ class SourceLink:
             connection.close()
 
     def register(self, database: str, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, SourcePosition]:
-        """Connects, and registers the consumer, so that the source's retention waits for it; gives where it may begin.
+        """Connects, and registers the consumer, so that the source's retention waits for it; returns where it may begin.
 
-        Args:
-            database: Identifies the consumer's own database.
-            positions: Where it stands; nowhere, if it is new.
-
-        Raises:
-            ServerUnavailable: The source is away, or its streamer has not registered the log yet.
-            DeclarationError: A consumer of this name, of another database, is registered there.
-            PrivilegeMissing: The role may not; the text has the grants.
-            SchemaMissing: This release does not work with the source's schema.
+        ``database`` identifies the consumer's own; ``positions`` are empty if it is new.
         """
         began = monotonic()
         if began < self._next_at:
             raise ServerUnavailable(f"source {self.source} is away")
         self.close()
         try:
-            self._connection = connect_postgres(
-                self._url, application=f"consumer {self._consumer.name}", prepare=self._prepare
-            )
+            application, prepare = self._setup.application, self._setup.prepare
+            self._connection = connect_postgres(self._url, application=application, prepare=prepare)
             with self._connected() as connection:
                 check_revision(connection, self._scope)
                 check_privileges(connection, self._scope, "consumer")
@@ -162,7 +145,7 @@ class SourceLink:
         return [ShardName(self._channel, Shard(number)) for number in range(shards)]
 
     def _reported(self, connection: Connection) -> dict[ShardName, tuple[Offset, Epoch]]:
-        """What the source knows of the consumer's checkpoints, with the epoch of each row."""
+        """The source's copy of the consumer's checkpoints, with the epoch of each row."""
         rows = connection.execute(self._sql["reported"], self._where).fetchall()
         if any(database != self._database for *_, database in rows):
             raise DeclarationError(
@@ -175,11 +158,7 @@ class SourceLink:
         }
 
     def report(self, client: RedisClient, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, str]:
-        """Compares the histories, and reports how far the consumer is; gives the shards whose history has diverged, and how.
-
-        Raises:
-            ServerUnavailable: The source, or Redis, does not answer.
-        """
+        """Compares the histories, and reports the checkpoints; returns the shards whose history has diverged, and how."""
         with self._connected() as connection:
             reported = self._reported(connection)
             diverged = self._compare_tails(connection, client, list(positions))
@@ -238,14 +217,9 @@ class SourceLink:
         return {}
 
     def confirm(self, position: SourcePosition, last: Record | None = None) -> bool:
-        """Whether the source's journal has the record at a checkpoint, and ``last``, a later record of the log.
+        """Whether the source's journal has ``last``, a later record of the log: if not, the log is not the source's yet.
 
-        Returns:
-            False if only ``last`` is another one: the log is not the source's yet.
-
-        Raises:
-            HistoryDiverged: The source has lost the record at the checkpoint.
-            ServerUnavailable: The source is away.
+        Raises ``HistoryDiverged`` if the source has lost the record at the checkpoint.
         """
         with self._connected() as connection:
             [(_, tail)] = journal_bounds(connection, self._scope, [position.shard]).values()
@@ -257,22 +231,15 @@ class SourceLink:
             at = records_at(connection, self._scope, {position.shard: last.offset})
             return position.shard in at and at[position.shard].is_same_as(last)
 
-    def backfill(self, position: SourcePosition, before: Offset, most: Most) -> list[Record]:
-        """The first records behind a checkpoint that the log has lost, from the source's journal.
-
-        Raises:
-            HistoryDiverged: The source has lost the record at the checkpoint.
-            Gap: Its journal no longer has the next record.
-            ServerUnavailable: The source is away.
-        """
+    def backfill(self, position: SourcePosition, before: Offset, limit: Limit) -> list[Record]:
+        """The first records behind a checkpoint that the log has lost, from the source's journal."""
         self.confirm(position)
         with self._connected() as connection:
-            return backfill(
-                connection, self._scope, position.shard, position.offset, before, most.records, most_bytes=most.bytes
-            )
+            shard, after = position.shard, position.offset
+            return backfill(connection, self._scope, shard, after, before, limit.records, max_bytes=limit.bytes)
 
     def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
-        """How the source's history has diverged from what was applied; None if it has not."""
+        """Text about a source's history that has diverged from the applied records; None if it has not."""
         place = f"{position.shard} offset {position.offset}"
         if position.offset > tail:
             return self._diverged(f"{place} is applied, and the journal of source {self.source} ends at {tail}")

@@ -2,48 +2,46 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, Unpack
+from typing import Any
 
 import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower
-from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.delivered import Consumed
+from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.log.evicted import Evicted
-from penstock.consuming.log.following import JournalFollower
+from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import Most, OffsetSource
-from penstock.consuming.several.link import SourceLink, read_database
-from penstock.consuming.several.positions import SourcePositions
-from penstock.consuming.several.records import SourceRecords
+from penstock.consuming.log.offset_source import Limit, OffsetSource
+from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.several.source_link import SourceLink, read_database
+from penstock.consuming.several.source_positions import SourcePositions
+from penstock.consuming.several.source_records import SourceRecords
 from penstock.consuming.transaction import Locked, Plan
-from penstock.consuming.worker import HALTED_PAUSE_S, WorkerOptions
-from penstock.database.connections import Connection, Database
+from penstock.consuming.worker import HALTED_PAUSE_S
+from penstock.database.connections import Connection
 from penstock.database.errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
-from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.journal.written import log_epochs
-from penstock.pipeline import Pipeline
 from penstock.records import Epoch, Offset, Record, ShardName
 
 Confirm = Callable[[Mapping[ShardName, Sequence[Record]]], Mapping[ShardName, Sequence[Record]]]
-"""Gives what may be applied."""
+"""Returns the records that may be applied."""
 
 
 class ConfirmedFollower(JournalFollower[Record]):
     """A follower whose records, of the log or of the source's journal, are confirmed after they were read.
 
-    What was read ahead is dropped when something is held back: it may be of a stream that is gone.
+    Records read ahead are dropped when some are held back: they may be of a stream that is gone.
     """
 
-    def __init__(self, make: Callable[[], Follower], evicted: Evicted[Record], confirm: Confirm) -> None:
+    def __init__(self, make: Callable[[], Follower], evicted: EvictedRecords[Record], confirm: Confirm) -> None:
         super().__init__(make(), evicted)
         self._make, self._confirm = make, confirm
 
@@ -66,51 +64,36 @@ REPORT_S = 1.0
 class SourceWorker(LogWorker[Record]):
     """Runs a consumer over the shards of one source, in one thread."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        consumer: ConsumerSpec,
-        database: Database,
-        redis_url: str,
-        *,
-        source_url: str,
-        **options: Unpack[WorkerOptions],
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, *, source_url: str) -> None:
         """Sets up; ``open`` connects.
 
         Args:
-            pipeline: The consumer's pipeline.
-            consumer: The consumer, as the reader of this source's log alone.
-            database: Where its effects and checkpoints are.
-            redis_url: Where the log is.
+            setup: Of the consumer as the reader of this source's log alone.
             source_url: The source's Postgres.
-            **options: See ``WorkerOptions``.
         """
-        source = consumer.channel.name.partition("@")[2]
-        prepare = options.get("prepare", True)
-        self._link = SourceLink(source, source_url, consumer, pipeline.scope, prepare=prepare)
-        self._source_positions = SourcePositions(consumer, pipeline.scope)
+        self._link = SourceLink(source_url, setup)
+        self._source_positions = SourcePositions(setup.consumer, setup.scope)
         self._accepted: dict[ShardName, Epoch] = {}
         self._report_at = 0.0
         self._own_database = ""
-        super().__init__(pipeline, consumer, database, redis_url, **options)
+        super().__init__(setup)
 
     @override
     def _make_source(self) -> OffsetSource[Any]:
-        return SourceRecords(self.consumer, self._pipeline.scope, self._link)
+        return SourceRecords(self.consumer, self._scope, self._link)
 
     @override
     def _make_follower(self) -> ConfirmedFollower:
         return ConfirmedFollower(self._follow_log, self._evicted, self._confirm)
 
     @override
-    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, most: Most) -> Sequence[Record]:
-        """From the source, behind the checkpoint.  Nothing if that cannot be: a delivery finds out why, and notes it."""
+    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
+        """Reads from the source, behind the checkpoint; nothing if that fails: a delivery finds out why, and notes it."""
         transaction, _ = self._opened()
         position = transaction.read(self._source_positions.all)[shard]
         if position.offset != after:  # another process has gone on
             return ()
-        limit = Most(int(min(most.records, self._most)), most.bytes)
+        limit = replace(limit, records=int(min(limit.records, self._max)))
         try:
             return self._link.backfill(position, before, limit)
         except (ServerUnavailable, HistoryDiverged):
@@ -119,9 +102,8 @@ class SourceWorker(LogWorker[Record]):
     @override
     def _register(self, connection: Connection) -> None:
         """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
-        scope = self._pipeline.scope
-        check_not_renamed(connection, scope, self.consumer)
-        self._own_database = read_database(connection, scope)
+        check_not_renamed(connection, self._scope, self.consumer)
+        self._own_database = read_database(connection, self._scope)
         positions = self._source_positions.all(connection)
         try:
             registered = self._link.register(self._own_database, positions)
@@ -151,7 +133,7 @@ class SourceWorker(LogWorker[Record]):
         self._opened()
         if monotonic() >= self._report_at:
             try:
-                self._report()
+                self._report_checkpoints()
             except ServerReplaced:  # the consumer's own
                 raise
             except ServerUnavailable as error:
@@ -160,22 +142,13 @@ class SourceWorker(LogWorker[Record]):
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
-        """As ``LogWorker.drain``.
-
-        Raises:
-            ServerUnavailable: The source is away, so that nobody knows whether this is all.
-            PenstockError: Any other that ``LogWorker.drain`` raises.
-        """
+        """As ``LogWorker.drain``; fails while the source is away, since nobody knows whether this is all."""
         applied = super().drain(report)
-        self._report()
+        self._report_checkpoints()
         return applied
 
-    def _report(self) -> None:
-        """Compares the histories, halts what has diverged, and reports the checkpoints.
-
-        Raises:
-            ServerUnavailable: The source is away.
-        """
+    def _report_checkpoints(self) -> None:
+        """Compares the histories, halts shards that have diverged, and reports the checkpoints."""
         transaction, _ = self._opened()
         positions = transaction.read(self._source_positions.all)
         try:
@@ -195,12 +168,11 @@ class SourceWorker(LogWorker[Record]):
             self._halt(shard, reason)
 
     def _confirm(self, found: Mapping[ShardName, Sequence[Record]]) -> dict[ShardName, Sequence[Record]]:
-        """What may be applied: records of the epoch that is accepted, or that continue what was applied.
+        """The records that may be applied: of the accepted epoch, or such as continue the applied ones.
 
-        The epoch is read after the records.  A new one is written to Redis before any record of another history.  Then what is
-        held of the journal is read again: only the records found now are compared.
+        The epoch is read after the records: a new one is written to Redis before any record of another history.
         """
-        epochs = ask_each(partial(log_epochs, self._client, self._pipeline.scope), list(found), self._leave_out)
+        epochs = ask_each(partial(log_epochs, self._client, self._scope), list(found), self._leave_out)
         return {
             shard: records
             for shard, records in found.items()
@@ -255,7 +227,7 @@ class SourceWorker(LogWorker[Record]):
         def plan(executor: Executor, locked: Locked) -> Plan[bool]:
             is_running = shard in locked and locked[shard].halted is None
             if is_running:
-                Checkpoints(self.consumer, self._pipeline.scope).halt(executor, shard, reason)
+                self._checkpoints.halt(executor, shard, reason)
             return Plan(is_running)
 
         with suppress(NotApplied):  # it is compared again
@@ -270,7 +242,7 @@ class SourceWorker(LogWorker[Record]):
 
     @override
     def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Record]]:
-        """As ``LogWorker._backfill``; a shard whose source cannot give its records is left out, and met again."""
+        """As ``LogWorker._backfill``; a shard whose source cannot give its records is tried again later."""
         found: dict[ShardName, Sequence[Record]] = {}
         for shard, before in lost.items():
             try:

@@ -1,14 +1,12 @@
-"""Members of an Ick: what is written with their effects."""
+"""Members of an Ick, and the writes that go with their effects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.channels.ick import Mark
-from penstock.consuming.brake import brake
 from penstock.consuming.checkpoints import Advance, Checkpoints
-from penstock.consuming.dead_letters import DeadLetters
-from penstock.consuming.delivered import Delivered
-from penstock.consuming.delivery import Failed
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit
+from penstock.consuming.delivery import Delivered, Failed
 from penstock.consuming.failures import InvalidPayload, NotApplied
 from penstock.consuming.transaction import Locked, Plan, Planner
 from penstock.database.executor import Executor
@@ -16,7 +14,7 @@ from penstock.declaring.declarations import ConsumerSpec
 from penstock.records import Offset, Scope, ShardName
 
 MICROSECONDS = 1_000_000
-LATEST_S = 2**40
+MAX_SCORE_S = 2**40
 """Scores beyond it are no times in seconds."""
 
 
@@ -25,7 +23,7 @@ class ReservedMember:
     """A member that is reserved.
 
     Attributes:
-        member: As it stands in the Ick.
+        member: Its bytes in the Ick.
         score: Since when it is dirty: seconds since 1970, if the pipeline has marked it.
     """
 
@@ -34,7 +32,7 @@ class ReservedMember:
 
     @property
     def text(self) -> str:
-        """What the handler gets; bytes that are not UTF-8 are shown by their numbers."""
+        """The member for the handler; bytes that are not UTF-8 are shown by their numbers."""
         return self.member.decode(errors="backslashreplace").replace("\x00", "\\x00")
 
     @property
@@ -45,7 +43,7 @@ class ReservedMember:
     @property
     def since_us(self) -> int:
         """Since when it is dirty, in microseconds since 1970; 0 if its score is no such time."""
-        return int(self.score * MICROSECONDS) if 0 <= self.score < LATEST_S else 0
+        return int(self.score * MICROSECONDS) if 0 <= self.score < MAX_SCORE_S else 0
 
 
 def reserved_members(marks: Sequence[Mark]) -> list[ReservedMember]:
@@ -53,7 +51,7 @@ def reserved_members(marks: Sequence[Mark]) -> list[ReservedMember]:
     return [ReservedMember(member, score) for member, score in marks]
 
 
-class IckSource:
+class IckMembers:
     """Members of an Ick: all that are given, in any order.  The checkpoint's row is locked, and does not move."""
 
     name = "members"
@@ -99,9 +97,9 @@ class IckSource:
                 executor, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
             )
             last = f"the last is {self.describe(shard, member)}: {reason}"
-            halted = brake(self._consumer, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
             return Plan(
-                Delivered(checkpoint.offset, dead=1, members=[member.member], halted=halted),
+                Delivered(position=checkpoint.offset, dead=1, members=[member.member], halted=halted),
                 advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
 
@@ -119,11 +117,11 @@ class IckSource:
         """Nothing to do: a handler gets texts."""
 
     def describe(self, shard: ShardName, member: ReservedMember) -> str:
-        """The member, and where it is."""
+        """The member and its shard."""
         return f"{shard} member {member.text!r}"
 
     def name_in_log(self, shard: ShardName, _: ReservedMember) -> str:
-        """Where the member is: what it is, the application has chosen."""
+        """The member's shard: its name is the application's."""
         return f"a member of {shard}"
 
 

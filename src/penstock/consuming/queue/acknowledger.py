@@ -1,4 +1,4 @@
-"""Settles leases in a thread of its own: those that end while a call is under way go together in the next one."""
+"""Acknowledges jobs in a thread of its own: those that end while a call is under way go together in the next one."""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -11,68 +11,63 @@ import structlog
 from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.shard import ITEMS
 from penstock.clients.queue import Reader
-from penstock.consuming.queue.deliverer import Ended
+from penstock.consuming.queue.job_deliverer import Ended
 from penstock.errors import PenstockError
+from penstock.parallel import Backoff
 
 log = structlog.get_logger("penstock.consumer")
 
-LONGEST_BACKOFF_S = 5.0
+MAX_BACKOFF_S = 5.0
+"""Longest pause, in seconds, before jobs are acknowledged again."""
 
 
-class Settler:
-    """Tells the queue how leases have ended; a queue that does not answer is asked again."""
+class Acknowledger:
+    """Reports ended leases to the queue; a queue that does not answer is asked again."""
 
     def __init__(
         self, reader: Reader, settled: Callable[[Sequence[Ended]], None], fail: Callable[[BaseException], None]
     ) -> None:
-        """Sets up.
-
-        Args:
-            reader: Has the leases.
-            settled: Called, in the settler's thread, with what was settled.
-            fail: Called with an error that ends the worker.
-        """
+        """Starts the thread, in which ``settled`` is called with acknowledged jobs, and ``fail`` with an error that ends the worker."""
         self._reader, self._settled, self._fail = reader, settled, fail
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        self._thread = Thread(target=self._run, name="penstock-settler", daemon=True)
+        self._thread = Thread(target=self._run, name="penstock-acknowledger", daemon=True)
         self._thread.start()
 
     def put(self, ended: Ended) -> None:
-        """The work on a job has ended."""
+        """Acknowledges a job as soon as possible."""
         self._ended.put(ended)
 
     def close(self) -> None:
-        """Settles what has ended; gives up on a queue that does not answer: those leases end by themselves."""
+        """Acknowledges the rest, and ends; leases of a queue that does not answer expire."""
         self._ended.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            self._settle_all()
+            self._acknowledge_all()
         except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
             self._fail(error)
 
-    def _settle_all(self) -> None:
+    def _acknowledge_all(self) -> None:
         left: list[Ended] = []
-        backoff_s, retry_at, is_open = 0.0, 0.0, True
+        backoff, retry_at, is_open = Backoff(max_s=MAX_BACKOFF_S), 0.0, True
         while is_open:
             batch = self._collect(retry_at - monotonic() if left else None)
             is_open = None not in batch
             ended = [each for each in batch if each is not None]
             if left and (monotonic() >= retry_at or not is_open):
                 ended, left = left + ended, []
-            unsettled = self._settle(ended)
+            unsettled = self._acknowledge(ended)
             self._settled([each for each in ended if each not in unsettled])
             if unsettled:
                 left += unsettled
-                backoff_s = min(LONGEST_BACKOFF_S, max(0.1, backoff_s * 2))
-                retry_at = monotonic() + backoff_s
+                retry_at = monotonic() + backoff.next_s()
             elif not left:
-                backoff_s = 0.0
+                backoff.reset()
         self._settled(left)  # those leases end by themselves
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
-        """What has ended, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
+        """The next ended jobs, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
         with suppress(queue.Empty):
             batch = [self._ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
             while len(batch) < ITEMS and not self._ended.empty():
@@ -80,17 +75,17 @@ class Settler:
             return batch
         return []
 
-    def _settle(self, ended: Sequence[Ended]) -> list[Ended]:
-        """Settles, shard by shard; returns those of shards that did not answer, to be settled again."""
+    def _acknowledge(self, ended: Sequence[Ended]) -> list[Ended]:
+        """Acknowledges shard by shard; returns the jobs of shards that did not answer."""
         shards: dict[int, list[Ended]] = {}
         for each in ended:
             if each.settlement is None:
                 self._reader.forget([each.lease])
             else:
                 shards.setdefault(each.lease.message.shard, []).append(each)
-        return [each for some in shards.values() for each in self._settle_shard(some)]
+        return [each for some in shards.values() for each in self._acknowledge_shard(some)]
 
-    def _settle_shard(self, ended: Sequence[Ended]) -> Sequence[Ended]:
+    def _acknowledge_shard(self, ended: Sequence[Ended]) -> Sequence[Ended]:
         pairs = [(each.lease, each.settlement) for each in ended if each.settlement is not None]
         try:
             self._reader.settle(pairs)

@@ -1,4 +1,4 @@
-"""What a worker knows of its jobs: which are with lanes, and what has become of the others.  Used by all of its threads."""
+"""Jobs in flight: those that slots have, and the results of the others.  Used by all threads of a worker."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,42 +7,42 @@ from threading import Condition
 from time import monotonic
 
 from penstock.clients.queue import Lease
-from penstock.consuming.delivered import Consumed
-from penstock.consuming.queue.deliverer import Ended
-from penstock.consuming.queue.lanes import Lane
+from penstock.consuming.delivery import Consumed
+from penstock.consuming.queue.job_deliverer import Ended
+from penstock.consuming.queue.worker_slots import WorkerSlot
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
 
 OWN_RETRY_S = 2.0
-"""How long after it was due a job counts as one that is to come back, in seconds: another process may have done it."""
+"""Seconds past its due time after which a retried job is assumed done elsewhere."""
 
-RECENT = 0.1
+NEWEST_WEIGHT = 0.1
 """Weight of the newest job in the mean time that jobs take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningJob:
     """A job that a handler works on."""
 
-    lane: Lane
+    slot: WorkerSlot
     lease: Lease
     begun_at: float
 
 
-class JobBook:
+class InFlight:
     """The jobs of one worker.
 
     Attributes:
         is_stopping: No job is begun any more.
-        error: What ends the worker.
-        job_s: Mean time that a job takes, in seconds; None if none has been done yet.
+        error: The error that ends the worker.
+        job_s: Mean time of a job, in seconds; None before the first one.
     """
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._changed = Condition()
         self._waiting: dict[int, Lease] = {}
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningJob] = {}
         self._ending = 0
         self._consumed = Consumed()
         self._uncounted: Counter[tuple[ShardName, str]] = Counter()
@@ -54,7 +54,7 @@ class JobBook:
 
     @property
     def size(self) -> int:
-        """Jobs with lanes, begun or not."""
+        """Jobs that slots have, begun or not."""
         return len(self._waiting) + len(self._running)
 
     @property
@@ -74,16 +74,16 @@ class JobBook:
             for lease in leases:
                 self._due.pop(lease.message.id, None)
 
-    def begin(self, lane: Lane, lease: Lease) -> bool:
-        """Whether a lane may begin with a job; it may not if the job has been given back."""
+    def begin(self, slot: WorkerSlot, lease: Lease) -> bool:
+        """Whether a slot may begin with a job; it may not if the job has been given back."""
         with self._changed:
             if self._waiting.pop(id(lease), None) is None:
                 return False
-            self._running[id(lease)] = Running(lane, lease, monotonic())
+            self._running[id(lease)] = RunningJob(slot, lease, monotonic())
             return True
 
     def end(self, lease: Lease) -> bool:
-        """A lane, or nobody, works on a job any more; false if that was known."""
+        """Notes that nobody works on a job any more; false if that was known."""
         with self._changed:
             running = self._running.pop(id(lease), None)
             waiting = self._waiting.pop(id(lease), None)
@@ -92,7 +92,7 @@ class JobBook:
             if running is not None:
                 took_s = monotonic() - running.begun_at
                 mean_s = took_s if self.job_s is None else self.job_s
-                self.job_s = mean_s + RECENT * (took_s - mean_s)
+                self.job_s = mean_s + NEWEST_WEIGHT * (took_s - mean_s)
             self._ending += 1
             self._changed.notify_all()
             return True
@@ -109,33 +109,27 @@ class JobBook:
         shard = ShardName(self._channel, Shard(ended.lease.message.shard))
         if ended.halted is not None:
             self._consumed.halted[shard] = ended.halted
-        match ended.what:
-            case "repeated":
-                self._consumed.skipped += 1
-            case "put_back":
-                pass
-            case what:
-                setattr(self._consumed, what, getattr(self._consumed, what) + 1)
-        if ended.what in {"applied", "cancelled", "repeated"}:
-            self._uncounted[shard, "skipped" if ended.what == "repeated" else "applied"] += 1
-        is_coming_back = ended.what in {"retried", "put_back"} and ended.halted is None
-        if is_coming_back and ended.settlement is not None and ended.settlement.outcome != "release":
+        done = ended.counts
+        self._consumed.count(done)
+        self._uncounted[shard, "applied"] += done.applied + done.cancelled
+        self._uncounted[shard, "skipped"] += done.skipped
+        if ended.comes_back and ended.settlement is not None:
             self._due[ended.lease.message.id] = monotonic() + ended.settlement.delay_s
 
     def collect(self) -> Consumed:
-        """What was done since this was called last."""
+        """The result since this was called last."""
         with self._changed:
             consumed, self._consumed = self._consumed, Consumed()
             return consumed
 
     def uncounted(self) -> Counter[tuple[ShardName, str]]:
-        """What Postgres has not counted yet; the caller counts it, or gives it back."""
+        """Counts that Postgres does not have yet; the caller writes them, or gives them back."""
         with self._changed:
             found, self._uncounted = self._uncounted, Counter()
             return found
 
     def count_again(self, counts: Counter[tuple[ShardName, str]]) -> None:
-        """Gives back what could not be counted."""
+        """Gives back counts that could not be written."""
         with self._changed:
             self._uncounted.update(counts)
 
@@ -146,14 +140,14 @@ class JobBook:
             self._due = {id_: at for id_, at in self._due.items() if at + OWN_RETRY_S > now}
             return bool(self._due)
 
-    def overdue(self, limit_s: float) -> list[Running]:
+    def overdue(self, limit_s: float) -> list[RunningJob]:
         """Jobs that take longer than they may."""
         with self._changed:
             oldest = monotonic() - limit_s
             return [each for each in self._running.values() if each.begun_at < oldest]
 
     def stop(self) -> list[Lease]:
-        """Tries no job again; gives those that were not begun."""
+        """Tries no job again; returns those that were not begun."""
         with self._changed:
             self.is_stopping = True
             return list(self._waiting.values())

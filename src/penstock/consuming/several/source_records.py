@@ -1,4 +1,4 @@
-"""What is due of a source's records, and what is written with their effects."""
+"""Records of a source that are due, and the writes that go with their effects."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from penstock.consuming.brake import how_to_go_past
-from penstock.consuming.delivered import Delivered
-from penstock.consuming.delivery import get_offsets
-from penstock.consuming.log.log_source import MOST_BYTES, LogSource
-from penstock.consuming.log.offset_source import Most
-from penstock.consuming.several.link import SourceLink
-from penstock.consuming.several.positions import SourcePositions
+from penstock.consuming.dead_lettering import how_to_go_past
+from penstock.consuming.delivery import Delivered, get_offsets
+from penstock.consuming.log.offset_source import MAX_JOURNAL_BYTES, Limit, LogRecords
+from penstock.consuming.several.source_link import SourceLink
+from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.transaction import Locked, Plan, Planner, Result
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
@@ -22,8 +20,8 @@ from penstock.parsing import parse_json
 from penstock.records import Offset, Record, Scope, ShardName
 
 
-class SourceRecords(LogSource):
-    """As ``LogSource``; a gap is filled from the source's journal, and each checkpoint keeps which record it is at."""
+class SourceRecords(LogRecords):
+    """As ``LogRecords``; a gap is filled from the source's journal, and each checkpoint keeps which record it is at."""
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, link: SourceLink) -> None:
         super().__init__(consumer, scope)
@@ -49,12 +47,12 @@ class SourceRecords(LogSource):
 
     @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, most: Most | None = None
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> list[Record]:
         position = self._source_positions.all(executor)[shard]
         if position.offset != after:  # another process has gone on
             return []
-        return self._link.backfill(position, before, most or Most(self._consumer.batch, MOST_BYTES))
+        return self._link.backfill(position, before, limit or Limit(self._consumer.batch, MAX_JOURNAL_BYTES))
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:

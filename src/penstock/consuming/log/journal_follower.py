@@ -1,0 +1,136 @@
+"""Records for a worker: from its log, and from the journal for those that have left the log.
+
+A log that has used up its memory evicts its oldest entries, read or not.  A consumer that is behind them learns from one
+read where the log begins now, and reads the journal up to there, in bulk, without asking Redis again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from penstock.consuming.delivery import Placed, get_offsets
+from penstock.consuming.log.offset_source import Limit
+from penstock.errors import Gap
+from penstock.records import Offset, ShardName
+
+Placed_co = TypeVar("Placed_co", covariant=True)
+
+Positions = Mapping[ShardName, Offset]
+
+MAX_HELD_RECORDS = 20_000
+"""Limit of the records held of all shards together, unless a batch has more."""
+
+MAX_HELD_BYTES = 32 * 1024 * 1024
+"""Approximate limit of their payloads, in bytes as Postgres stores them."""
+
+ReadJournal = Callable[[ShardName, Offset, Offset, Limit], Sequence[Placed]]
+"""Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
+
+
+class EvictedRecords(Generic[Placed]):
+    """The shards of a consumer that are behind the first entry of their log."""
+
+    def __init__(self, read: ReadJournal[Placed], *, batch: int) -> None:
+        """Sets up; ``batch`` limits the records of a shard that ``take`` returns."""
+        self._read_journal, self._batch = read, batch
+        self._begins: dict[ShardName, Offset] = {}
+        self._held: dict[ShardName, Sequence[Placed]] = {}
+
+    def note(self, shard: ShardName, after: Offset, begins: Offset) -> bool:
+        """Notes where the log of a shard begins; returns whether the journal has the record after a position."""
+        self._begins[shard] = begins
+        return bool(self._read(shard, after))
+
+    def is_behind(self, shard: ShardName, after: Offset) -> bool:
+        """Whether the record after a position is known not to be in the log."""
+        return shard in self._begins and after + 1 < self._begins[shard]
+
+    def take(self, positions: Positions) -> dict[ShardName, Sequence[Placed]]:
+        """The next records of those shards that are behind, from the journal, as far as that has them."""
+        for shard in [s for s, at in positions.items() if not self.is_behind(s, at)]:
+            self.forget(shard)
+        behind = {shard: at for shard, at in positions.items() if shard in self._begins}
+        found = {shard: self._read(shard, after) for shard, after in behind.items()}
+        return {shard: records for shard, records in found.items() if records}
+
+    def join(self, records: Sequence[Placed], following: Sequence[Placed]) -> Sequence[Placed]:
+        """Records of the journal, and those of the log if they come right after them: no more than are delivered at once."""
+        if records[-1].offset + 1 != following[0].offset:
+            return records
+        return [*records, *following[: self._batch - len(records)]]
+
+    def _read(self, shard: ShardName, after: Offset) -> Sequence[Placed]:
+        held = self._held.get(shard, ())
+        first = held[0].offset if held else after + 2
+        if not first <= after + 1 < first + len(held):
+            share = len(self._begins)
+            limit = Limit(max(self._batch, MAX_HELD_RECORDS // share), MAX_HELD_BYTES // share)
+            try:
+                held, first = self._read_journal(shard, after, self._begins[shard], limit), after + 1
+            except Gap:
+                self.forget(shard)
+                return ()
+            self._held[shard] = held
+        begin = after + 1 - first
+        return held[begin : begin + self._batch]
+
+    def forget(self, shard: ShardName) -> None:
+        """Drops the records of a shard, and where its log begins."""
+        self._begins.pop(shard, None)
+        self._held.pop(shard, None)
+
+
+class Follows(Protocol[Placed_co]):
+    """Reads records of a log: see ``Follower``."""
+
+    def wait(self, positions: Positions, block_ms: int | None, /) -> Mapping[ShardName, Sequence[Placed_co]]:
+        """Records after each position; waits up to ``block_ms`` for the first one."""
+
+    def request_ahead(self, positions: Positions, /) -> None:
+        """Requests the records after the positions for the next ``wait``."""
+
+    def close(self) -> None:
+        """Releases its records."""
+
+
+class JournalFollower(Generic[Placed]):
+    """Follows the log, and reads from the journal the records that the log has evicted.
+
+    A gap that the journal cannot fill either is returned as it is: the delivery compares it with the checkpoint.
+
+    Attributes:
+        journaled: Number of records of a shard, its first, that came from the journal last.
+    """
+
+    def __init__(self, log: Follows[Placed], evicted: EvictedRecords[Placed]) -> None:
+        self._log: Follows[Placed] = log
+        self._evicted = evicted
+        self.journaled: dict[ShardName, int] = {}
+
+    def wait(self, positions: Positions, block_ms: int | None) -> Mapping[ShardName, Sequence[Placed]]:
+        """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None."""
+        journaled = self._evicted.take(positions)
+        logged: dict[ShardName, Sequence[Placed]] = {}
+        beyond: dict[ShardName, Sequence[Placed]] = {}
+        if others := {shard: at for shard, at in positions.items() if shard not in journaled}:
+            found = self._log.wait(others, None if journaled else block_ms)
+            logged = {s: each for s, each in found.items() if self._follows(s, others[s], each)}
+            beyond = {s: each for s, each in found.items() if s not in logged}
+            journaled |= self._evicted.take({s: at for s, at in others.items() if s not in logged})
+        self.journaled = {shard: len(each) for shard, each in journaled.items()}
+        for shard, records in beyond.items():
+            journaled[shard] = self._evicted.join(journaled[shard], records)
+        return {**journaled, **logged}
+
+    def request_ahead(self, positions: Positions) -> None:
+        """As ``Follower.request_ahead``, for the shards that the log has."""
+        behind = self._evicted.is_behind
+        self._log.request_ahead({s: at for s, at in positions.items() if not behind(s, at)})
+
+    def close(self) -> None:
+        """Closes the log's follower."""
+        self._log.close()
+
+    def _follows(self, shard: ShardName, after: Offset, records: Sequence[Placed]) -> bool:
+        """Whether records come right after a position, or the journal does not have what comes between."""
+        first = get_offsets(records)[0]
+        return first <= after + 1 or not self._evicted.note(shard, after, first)
