@@ -11,9 +11,9 @@ with suppress(ImportError):  # without penstock[spark]; an error here would hide
 
         def __new__(cls, options: Any) -> Any:
             """The source itself."""
-            from penstock.spark.sources.log import LogSource  # noqa: PLC0415  see above
+            from penstock.spark.sources import LogDataSource  # noqa: PLC0415  see above
 
-            return LogSource(options)
+            return LogDataSource(options)
 
         @classmethod
         def name(cls) -> str:

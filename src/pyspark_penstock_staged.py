@@ -11,9 +11,9 @@ with suppress(ImportError):  # without penstock[spark]; an error here would hide
 
         def __new__(cls, options: Any) -> Any:
             """The source itself."""
-            from penstock.spark.sources.staged import StagedSource  # noqa: PLC0415  see above
+            from penstock.spark.sources import StagedDataSource  # noqa: PLC0415  see above
 
-            return StagedSource(options)
+            return StagedDataSource(options)
 
         @classmethod
         def name(cls) -> str:

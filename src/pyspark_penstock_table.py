@@ -11,9 +11,9 @@ with suppress(ImportError):  # without penstock[spark]; an error here would hide
 
         def __new__(cls, options: Any) -> Any:
             """The source itself."""
-            from penstock.spark.sources.table import TableSource  # noqa: PLC0415  see above
+            from penstock.spark.sources import TableDataSource  # noqa: PLC0415  see above
 
-            return TableSource(options)
+            return TableDataSource(options)
 
         @classmethod
         def name(cls) -> str:

@@ -27,10 +27,10 @@ from penstock.errors import DamagedEntry, ForeignLog
 from penstock.operating.doctor import diagnose
 from penstock.operating.tracing import trace
 from penstock.records import Offset, Record, Shard, ShardName
-from penstock.spark.sources import connections
-from penstock.spark.sources.log import LogStore
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.reading import BatchReader
+from penstock.spark.sources import task_process
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.record_readers import BatchReader
+from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 
 SHARD = ShardName("things", Shard(0))
@@ -202,8 +202,8 @@ def read_on_spark(redis_url: str, database_url: str) -> Iterator[Callable[[], ob
                 [*reading.read(task)]
 
     yield run
-    connections.redis_client(redis_url).connection_pool.disconnect()
-    connections.postgres(database_url).close()
+    task_process.redis_client(redis_url).connection_pool.disconnect()
+    task_process.postgres(database_url).close()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from penstock.crashpoints import (
     JOB_CRASH_POINTS,
     QUEUE_CRASH_POINTS,
     RECONCILING_CRASH_POINTS,
+    REPEAT_POINTS,
     SPARK_CRASH_POINTS,
     install_crashpoint,
 )
@@ -79,6 +80,8 @@ def test_every_crash_point_in_the_sources_is_listed_and_none_has_another_name() 
 
     listed = CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS + CHANNEL_CRASH_POINTS
     assert sorted(passed) == sorted(listed + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
+    texts = [path.read_text() for path in SOURCES.rglob("*.py")]
+    assert sorted(p for text in texts for p in re.findall(r'is_repeated\("([^"]+)"\)', text)) == sorted(REPEAT_POINTS)
 
 
 def test_without_an_installed_crash_the_work_passes_every_point(

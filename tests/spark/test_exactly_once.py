@@ -16,7 +16,7 @@ from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
 from penstock.spark import lag, once
 from penstock.spark.sources.exactly_once import claim, create_table
-from penstock.spark.sources.staging import Encoded, StagingBatchWriter, StagingStreamWriter
+from penstock.spark.sources.staged_writer import BatchStager, Encoded, StreamStager
 from penstock.streaming import Streamer
 
 COLUMNS = StructType()
@@ -123,7 +123,7 @@ def test_a_dataframe_is_staged_and_streamed(
 
 def make_writer(where: dict[str, str], schema: StructType = COLUMNS, **options: str) -> Any:
     given = {"channel": "things", "databaseUrl": where["databaseUrl"], **options}
-    return StagingStreamWriter(given, schema, overwrite=False)
+    return StreamStager(given, schema, overwrite=False)
 
 
 ROW = {"key": "k", "action": "made", "object": "thing", "data": '{"n": 12345678901234567.890}'}
@@ -194,7 +194,7 @@ def test_what_cannot_be_staged_is_refused_before_a_task_runs(
 def test_what_postgres_refuses_is_reported_without_payload(where: dict[str, str], connection: Connection) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ADD CONSTRAINT none CHECK (action <> 'made')")
     given = {"channel": "things", "databaseUrl": where["databaseUrl"]}
-    writer = StagingBatchWriter(given, COLUMNS, overwrite=False)
+    writer = BatchStager(given, COLUMNS, overwrite=False)
 
     with pytest.raises(StagingError, match="SQLSTATE 23514") as raised:
         writer.commit([encode(writer, "")])
@@ -209,7 +209,7 @@ def test_rows_may_name_their_logs(
         another.drain()
     given = {"databaseUrl": where["databaseUrl"]}
     schema = StructType([*COLUMNS, *StructType().add("channel", StringType())])
-    writer: Any = StagingStreamWriter({**given, "name": "both"}, schema, overwrite=False)
+    writer: Any = StreamStager({**given, "name": "both"}, schema, overwrite=False)
 
     writer.commit([encode(writer, "q", channel=name) for name in ("things", "others")], 0)
 
@@ -218,6 +218,6 @@ def test_rows_may_name_their_logs(
     with pytest.raises(InvalidRecord, match="not the name of a registered log"):
         encode(writer, "q", channel="elsewhere")
     with pytest.raises(InvalidSetting, match="option name is missing"):
-        StagingStreamWriter(given, schema, overwrite=False)
+        StreamStager(given, schema, overwrite=False)
     with pytest.raises(InvalidSetting, match="or give the rows a column channel"):
-        StagingBatchWriter(given, COLUMNS, overwrite=False)
+        BatchStager(given, COLUMNS, overwrite=False)

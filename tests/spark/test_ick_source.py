@@ -24,10 +24,9 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import connect_redis
 from penstock.clients import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
-from penstock.spark.sources.ick import IckSource
-from penstock.spark.sources.ick.options import IckOptions
-from penstock.spark.sources.ick.reading import IckStreamReader
-from penstock.spark.sources.ick.reservation_sequence import ReservationSequence
+from penstock.spark.sources import IckDataSource
+from penstock.spark.sources.ick_members import IckOptions, IckStreamReader
+from penstock.spark.sources.reservation_sequence import ReservationSequence
 
 INDEX = Ick("index", shards=2)
 SCHEMA = StructType()
@@ -371,7 +370,7 @@ def test_an_ick_outside_a_pipeline_is_read_by_its_key(redis_url: str, redis_clie
 )
 def test_invalid_options_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises((InvalidSetting, InvalidName), match=said):
-        IckSource(options).reader(SCHEMA)
+        IckDataSource(options).reader(SCHEMA)
 
 
 def test_offsets_are_json_that_spark_can_compare(redis_url: str, icks: list[DirtyList]) -> None:
@@ -388,7 +387,7 @@ def marked(icks: list[DirtyList]) -> dict[bytes, float]:
 def write(where: dict[str, str], **columns: pa.Array) -> None:
     """Marks rows as a task does."""
     table = pa.table(columns)
-    writer: Any = IckSource(where).writer(from_arrow_schema(table.schema), overwrite=False)
+    writer: Any = IckDataSource(where).writer(from_arrow_schema(table.schema), overwrite=False)
     writer.write(iter(table.to_batches()))
 
 
@@ -447,7 +446,7 @@ def test_rows_that_are_not_marks_are_refused_and_nothing_is_written(
 
 def test_an_ick_is_never_overwritten(where: dict[str, str]) -> None:
     with pytest.raises(InvalidSetting, match="never overwritten"):
-        IckSource(where).writer(StructType().add("member", "string"), overwrite=True)
+        IckDataSource(where).writer(StructType().add("member", "string"), overwrite=True)
 
 
 def test_a_stream_of_one_ick_is_marked_in_another(

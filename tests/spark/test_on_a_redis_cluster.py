@@ -19,9 +19,9 @@ from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.verify import SparkExaminer
-from penstock.spark.sources.log import LogStore
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.reading import StreamReader
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.record_readers import StreamReader
+from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 from penstock.verifying import FindingKind, verify
 

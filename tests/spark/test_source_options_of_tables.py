@@ -12,12 +12,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from fixtures.documents import DOCS, blocks
 from penstock.database.connections import Connection
 from penstock.errors import Gap, InvalidSetting
-from penstock.spark.sources.ick.source import IckSource
-from penstock.spark.sources.log import LogSource, LogStore
-from penstock.spark.sources.options import Options, known_options, with_kept_options
-from penstock.spark.sources.reading import StreamReader, from_offset
-from penstock.spark.sources.staged import StagedSource
-from penstock.spark.sources.table import TableSource, reading
+from penstock.spark.sources import IckDataSource, LogDataSource, StagedDataSource, TableDataSource
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.record_readers import StreamReader, from_offset
+from penstock.spark.sources.source_options import GivenOptions, Options, with_kept_options
+from penstock.spark.sources.table_reader import reading
 
 ALL = ReadAllAvailable()
 
@@ -61,7 +60,7 @@ def test_a_table_that_is_altered_under_the_kept_connection_is_read(connection: C
     connection.execute("CREATE TABLE public.fares AS SELECT 1 AS id")
 
     def read() -> list[Any]:
-        with reading({"databaseurl": database_url}) as kept:
+        with reading(database_url, None) as kept:
             return list(kept.execute("SELECT * FROM public.fares"))
 
     for _ in range(6):  # after some executions the driver prepares a statement
@@ -74,16 +73,16 @@ def test_a_table_that_is_altered_under_the_kept_connection_is_read(connection: C
 def test_options_of_a_table_in_sparks_catalog_are_taken_once() -> None:
     given = {"channel": "a", "option.channel": "b", "option.Shards": "2", "owner": "me"}
 
-    assert known_options("s", given, {"channel", "shards"}) == {"channel": "a", "shards": "2"}
+    assert GivenOptions("s", given, {"channel", "shards"}).values == {"channel": "a", "shards": "2"}
     with pytest.raises(InvalidSetting, match="there is no option 'typo'"):
-        known_options("s", {"option.typo": "1"}, {"channel"})
+        GivenOptions("s", {"option.typo": "1"}, {"channel"})
 
 
 SOURCES: dict[str, tuple[Any, dict[str, str]]] = {
-    "penstock.log": (LogSource, {"channel": "things"}),
-    "penstock.staged": (StagedSource, {"channel": "things"}),
-    "penstock.table": (TableSource, {"query": "SELECT 1 AS a"}),
-    "penstock.ick": (IckSource, {"key": "stale"}),
+    "penstock.log": (LogDataSource, {"channel": "things"}),
+    "penstock.staged": (StagedDataSource, {"channel": "things"}),
+    "penstock.table": (TableDataSource, {"query": "SELECT 1 AS a"}),
+    "penstock.ick": (IckDataSource, {"key": "stale"}),
 }
 
 
@@ -106,20 +105,19 @@ def test_the_columns_of_a_table_in_sparks_catalog_keep_its_options(name: str, wh
     [
         ("databaseUrl", "postgresql://me:secret@db/shop", "set PENSTOCK_DATABASE_URL"),
         ("redisUrl", "redis://:secret@cache", "set PENSTOCK_REDIS_URL"),
-        ("pushFilters", "true", "leave it out of a table"),
     ],
 )
-def test_a_table_keeps_neither_passwords_nor_the_filters_of_one_query(option: str, value: str, says: str) -> None:
+def test_a_table_keeps_no_passwords(option: str, value: str, says: str) -> None:
     given = {"channel": "things", option: value}
-    LogSource(given).schema()
+    LogDataSource(given).schema()
     with pytest.raises(InvalidSetting, match=says) as refused:
-        LogSource({f"option.{name}": each for name, each in given.items()}).schema()
+        LogDataSource({f"option.{name}": each for name, each in given.items()}).schema()
     assert "secret" not in str(refused.value)
 
 
 def test_a_table_that_names_its_columns_has_no_options_and_says_so() -> None:
     with pytest.raises(InvalidSetting, match=r"channel is missing.* WITH \('channel' = '…'\)"):
-        LogSource({}).reader(StructType([StructField("key", StringType())]))
+        LogDataSource({}).reader(StructType([StructField("key", StringType())]))
 
 
 def test_the_references_view_and_table_are_read_by_sql(spark: SparkSession, where: dict[str, str]) -> None:

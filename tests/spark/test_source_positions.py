@@ -16,11 +16,11 @@ from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.consumers import list_consumers, retire
 from penstock.operating.resharding import reshard
-from penstock.spark.sources import reading
-from penstock.spark.sources.log import LogStore
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader, from_offset
-from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources import record_readers
+from penstock.spark.sources.journal_store import JournalStore
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader, from_offset
+from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 
 ALL = ReadAllAvailable()
@@ -225,8 +225,8 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantee 6.  It waited for ever, with a lag of 0."""
-    monkeypatch.setattr(reading, "GROWS_AFTER_S", 0.0)
-    monkeypatch.setattr(reading, "LONG_POLL_S", 0.01)
+    monkeypatch.setattr(record_readers, "GROWS_AFTER_S", 0.0)
+    monkeypatch.setattr(record_readers, "LONG_POLL_S", 0.01)
     given = where | {"startingOffsets": "earliest", "consumer": "archive"}
     reader = StreamReader(store(parse(given, streaming=True)))
     found: list[int] = []

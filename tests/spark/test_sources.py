@@ -22,12 +22,13 @@ from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog, Gap
 from penstock.records import BEGINNING
 from penstock.spark import lag
-from penstock.spark.sources.log import LogSource, LogStore
-from penstock.spark.sources.options import Options
+from penstock.spark.sources import LogDataSource
+from penstock.spark.sources.journal_store import JournalStore
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.log_writer import AppendedRows
 from penstock.spark.sources.ranges import RangesPartition
-from penstock.spark.sources.reading import BatchReader, SparkOffset, StreamReader
-from penstock.spark.sources.staged import JournalStore
-from penstock.spark.sources.writing import Written
+from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader
+from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 
 SOURCES = ["penstock.log", "penstock.staged"]
@@ -142,12 +143,12 @@ def staged_rows(where: dict[str, str]) -> pa.Table:
     return rows.sort_by([("shard", "ascending"), ("offset", "ascending")])
 
 
-def write(where: dict[str, str], rows: pa.Table, **options: str) -> Written:
+def write(where: dict[str, str], rows: pa.Table, **options: str) -> AppendedRows:
     """Writes rows as a task does."""
-    source = LogSource({**where, **options})
+    source = LogDataSource({**where, **options})
     writer: Any = source.writer(source.schema(), overwrite=False)
     written = writer.write(iter(rows.combine_chunks().to_batches()))
-    assert isinstance(written, Written)
+    assert isinstance(written, AppendedRows)
     return written
 
 
@@ -162,7 +163,7 @@ def test_rows_that_the_log_has_in_other_batches_are_left_out(
     first = write(where, rows.filter(pc.field("offset") <= 10), **target)
     again = write(where, rows, **target)
 
-    assert (first, again) == (Written(20, 0), Written(80, 20))
+    assert (first, again) == (AppendedRows(20, 0), AppendedRows(80, 20))
     for shard, ours in logged(things).items():
         assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
         has_batches = redis_client.xlen(f"mirror:{{{shard}}}:log") == 2

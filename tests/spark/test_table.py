@@ -10,7 +10,7 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark import snapshot
-from penstock.spark.sources.table import TableSource
+from penstock.spark.sources import TableDataSource
 
 ALL_TYPES = """
 CREATE TABLE public.kinds AS
@@ -78,7 +78,7 @@ def test_all_tasks_read_the_given_snapshot(spark: SparkSession, connection: Conn
 
 def test_a_table_that_cannot_be_read_is_refused_with_the_reason(connection: Connection, database_url: str) -> None:
     def schema(**options: str) -> str:
-        return TableSource({"databaseUrl": database_url, **options}).schema().simpleString()
+        return TableDataSource({"databaseUrl": database_url, **options}).schema().simpleString()
 
     with pytest.raises(Unknown, match="nowhere"):
         schema(table="public.nowhere")

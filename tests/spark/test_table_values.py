@@ -23,13 +23,13 @@ from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, SnapshotLost, UnreadableValue
 from penstock.spark import snapshot
-from penstock.spark.sources.table import TableSource
-from penstock.spark.sources.values import Field, PostgresColumn, fitting_decimal
+from penstock.spark.sources import TableDataSource
+from penstock.spark.sources.column_types import Field, PostgresColumn, fitting_decimal
 
 
 def read(database_url: str, schema: Any = None, **options: str) -> pa.Table:
     """What Spark reads, in the order in which it calls the source."""
-    source = TableSource({"databaseUrl": database_url, **options})
+    source = TableDataSource({"databaseUrl": database_url, **options})
     reader: Any = source.reader(source.schema() if schema is None else schema)
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return pa.Table.from_batches(batches) if batches else pa.table({})
@@ -38,7 +38,7 @@ def read(database_url: str, schema: Any = None, **options: str) -> pa.Table:
 def read_value(database_url: str, expression: str, **options: str) -> tuple[str, Any]:
     """The type in Spark and the value of an SQL expression."""
     query = f"SELECT {expression} AS x"
-    source = TableSource({"databaseUrl": database_url, "query": query, **options})
+    source = TableDataSource({"databaseUrl": database_url, "query": query, **options})
     [value] = read(database_url, query=query, **options).column("x").to_pylist()
     return source.schema()["x"].dataType.simpleString(), value
 
@@ -351,7 +351,7 @@ def read_while_rows_move(moving: Connection, reader: Any) -> list[int]:
 
 
 def make_reader(database_url: str, **options: str) -> Any:
-    source = TableSource({"databaseUrl": database_url, "table": "public.moving", "columns": "id", **options})
+    source = TableDataSource({"databaseUrl": database_url, "table": "public.moving", "columns": "id", **options})
     return source.reader(source.schema())
 
 
@@ -391,7 +391,7 @@ def test_a_snapshot_of_another_database_is_not_reported_as_lost(database_url: st
         snapshot(postgres.url) as name,
         pytest.raises(psycopg.errors.FeatureNotSupported, match="from a different database"),
     ):
-        TableSource({"databaseUrl": database_url, "query": "SELECT 1", "snapshot": name}).schema()
+        TableDataSource({"databaseUrl": database_url, "query": "SELECT 1", "snapshot": name}).schema()
 
 
 def test_a_snapshot_leaves_the_errors_of_its_block_alone(database_url: str) -> None:

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidName, InvalidSetting, Unknown
 from penstock.records import Offset, OffsetRange, Shard, ShardName
-from penstock.spark.sources.lag import Lag, lag
-from penstock.spark.sources.options import Options, record_schema
-from penstock.spark.sources.places import Where, parse_offsets, parse_time
+from penstock.spark.sources import LogDataSource
 from penstock.spark.sources.ranges import (
     RECORDS_A_TASK,
     Positions,
@@ -24,8 +22,11 @@ from penstock.spark.sources.ranges import (
     ranges_between,
     share_limit,
 )
-from penstock.spark.sources.reading import Pace, from_offset, to_offset
-from penstock.spark.sources.starting import find_end, find_start
+from penstock.spark.sources.record_readers import Pace, from_offset, to_offset
+from penstock.spark.sources.record_store import RecordStore, find_end, find_start
+from penstock.spark.sources.source_options import Options
+from penstock.spark.sources.stream_position import QueryLag, lag
+from penstock.spark.sources.subscription import Where, parse_offsets, parse_time
 
 
 def offsets(shard: int, first: int, last: int) -> OffsetRange:
@@ -151,10 +152,10 @@ def test_a_loss_is_told_to_the_record(oldest: int, lost: str | None, rest: list[
 def test_a_shard_that_is_new_to_a_query_is_not_behind() -> None:
     source = {"latestOffset": {"c": {"0": 9, "1": 5}}, "endOffset": '{"c": {"0": 4}}'}
 
-    assert lag({"sources": [source]}) == [Lag(0, 5, 2.5, 5)]
+    assert lag({"sources": [source]}) == [QueryLag(0, 5, 2.5, 5)]
 
 
-class Held:
+class Held(RecordStore):
     """A store of nothing: the first shard has offsets 5 to 20, the second none, and the journal goes on to 30."""
 
     def __init__(self) -> None:
@@ -264,10 +265,10 @@ ALIASES = [
 
 
 def test_headers_may_be_left_out() -> None:
-    assert "headers" in record_schema("s", {"channel": "c", "includeHeaders": "true"}).names
-    assert "headers" not in record_schema("s", {"channel": "c", "includeHeaders": "false"}).names
+    assert "headers" in LogDataSource({"channel": "c", "includeHeaders": "true"}).schema().names
+    assert "headers" not in LogDataSource({"channel": "c", "includeHeaders": "false"}).schema().names
     with pytest.raises(InvalidSetting, match="true or false"):
-        record_schema("s", {"channel": "c", "includeHeaders": "no"})
+        LogDataSource({"channel": "c", "includeHeaders": "no"}).schema()
 
 
 @pytest.mark.parametrize(("option", "attribute"), ALIASES)
@@ -299,7 +300,7 @@ def test_the_names_of_kafkas_options_mean_the_same(option: str, attribute: str) 
         ({"channel": "c", "startingOffsetsByTimestamp": '{"0": "x"}'}, "a time for each shard"),
         (
             {"channel": "c", "startingTimestamp": "1", "startingOffsets": "latest"},
-            "give one of startingOffsets and startingTimestamp",
+            "give one of the options startingOffsets and startingTimestamp",
         ),
         ({"channel": "c", "startingOffsetsByTimestampStrategy": "no"}, "error or latest"),
         ({"channel": "c", "consumer": "archive"}, "is for streams"),
@@ -322,7 +323,10 @@ def test_a_stream_has_no_end_and_names_are_validated() -> None:
     [
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is 'soon'"),
         ({"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "cannot be above the most"),
-        ({"maxRecordsPerTrigger": "3", "maxOffsetsPerTrigger": "3"}, "are the same option"),
+        (
+            {"maxRecordsPerTrigger": "3", "maxOffsetsPerTrigger": "3"},
+            "give one of the options maxRecordsPerTrigger and maxOffsetsPerTrigger",
+        ),
     ],
 )
 def test_an_invalid_option_of_a_stream_is_refused(given_options: dict[str, str], text: str) -> None:

@@ -42,16 +42,6 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             rounds=rounds,
         ),
         Case(
-            name="spark-log-pushdown",
-            unit="s",
-            sentence=f"penstock.log reads one shard of four by a filter, of {backlog.records:,} records, beside all four",
-            ours=lambda: _measure_filtered(servers, backlog, "shard = 0", 1),
-            limits={"all shards": lambda: _measure_filtered(servers, backlog, "true", backlog.shards)},
-            better="less",
-            slow=True,
-            rounds=rounds,
-        ),
-        Case(
             name="spark-log-write",
             unit="rows/s",
             sentence=f"penstock.log appends {backlog.records:,} rows that Spark generates to four shards",
@@ -89,23 +79,6 @@ def _measure_reading(servers: BenchServers, backlog: Backlog) -> Figures:
     if found != backlog.records:
         raise NotMeasured(f"{found} of {backlog.records} rows were read")
     return {"": found / took}
-
-
-def _measure_filtered(servers: BenchServers, backlog: Backlog, condition: str, shards: int) -> Figures:
-    """How long it takes to read the first shards, in seconds."""
-    servers.publish(backlog)
-    source = get_session(servers).read.format("penstock.log")
-    options = _make_options(servers, backlog, minPartitions=backlog.shards, pushFilters=True)
-    records = source.options(**options)
-    count_rows(records.load().where(f"offset <= {WARM_RECORDS}"))
-    began = perf_counter()
-    found = count_rows(records.load().where(condition))  # Spark keeps a frame's filters
-    took = perf_counter() - began
-    with servers.redis() as client:
-        tails = extents(client, "penstock", backlog.shard_names[:shards])
-    if found != sum(each.tail for each in tails.values()):
-        raise NotMeasured(f"{found} of {backlog.records} rows were read")
-    return {"": took}
 
 
 def _measure_writing(servers: BenchServers, backlog: Backlog) -> Figures:

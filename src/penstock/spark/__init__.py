@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.sources import register
-    from penstock.spark.sources.exactly_once import once
-    from penstock.spark.sources.lag import Lag, lag
-    from penstock.spark.sources.new_records import new_records
-    from penstock.spark.sources.table import snapshot
+    from penstock.spark.sources.exactly_once import new_records, once
+    from penstock.spark.sources.stream_position import QueryLag, lag
+    from penstock.spark.sources.table_reader import snapshot
 
-__all__ = ["Lag", "lag", "new_records", "once", "register", "snapshot"]
+__all__ = ["QueryLag", "lag", "new_records", "once", "register", "snapshot"]
 
 _HOMES = {
-    "Lag": "sources.lag",
-    "lag": "sources.lag",
-    "new_records": "sources.new_records",
+    "QueryLag": "sources.stream_position",
+    "lag": "sources.stream_position",
+    "new_records": "sources.exactly_once",
     "once": "sources.exactly_once",
     "register": "sources",
-    "snapshot": "sources.table",
+    "snapshot": "sources.table_reader",
 }
 
 if not TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError
 from penstock.spark.reconcile.rows import quote
-from penstock.spark.sources.values import KIND
+from penstock.spark.sources.column_types import KIND
 
 INTEGER, NUMERIC, FLOAT = "integer", "numeric", "float"
 NUMBERS = frozenset({INTEGER, NUMERIC, FLOAT})

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from penstock import errors
 from penstock.database.statements import quote
 from penstock.declaring.declarations import table_named
-from penstock.spark.sources.table import reading
+from penstock.spark.sources.table_reader import reading
 
 ROW_BYTES = 24
 """What a row takes besides its values."""
@@ -31,8 +31,7 @@ class Tables:
 
     def estimate_bytes(self) -> int:
         """Size of the tables and queries that were read so far, by Postgres' statistics."""
-        options = {name.lower(): value for name, value in self._options.items()}
-        with reading(options) as connection:
+        with reading(self._options["databaseUrl"], self._options["snapshot"]) as connection:
             return sum(_estimate(connection, source) for source in self._read_from)
 
     def __call__(self, table: Any, **options: str) -> DataFrame:

@@ -24,7 +24,7 @@ from penstock.records import Scope, Shard, ShardName
 from penstock.spark.jobs import named_jobs
 from penstock.spark.reconcile import task_errors
 from penstock.spark.reconcile.sizing import Partitions
-from penstock.spark.sources.connections import arrow, postgres, redis_client, warm
+from penstock.spark.sources.task_process import arrow, postgres, redis_client, warm
 from penstock.verifying import (
     Examination,
     ExpectedRecord,

@@ -9,46 +9,30 @@ Offsets have no holes, so a batch reads one range of offsets from each shard, fi
 that runs twice reads the same records, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
 stay text, unless the query's schema gives them a type.
 
-    columns       the columns of a record
-    options       the options, named like those of Spark's Kafka source
-    subscription  which shards a query reads
-    places        where it begins and ends: words, offsets, times
-    starting      the positions of these places
-    ranges        which offsets a batch reads
-    filters       what a batch need not read
-    projection    the columns that a query names, and the types of its payloads
-    reading       the readers, over any store of records
-    retrying      which waits for its server
-    log, staged   the two stores of records
-    journal       what both ask Postgres
-    registered    a stream's position in Postgres, for which retention waits
-    table         rows of Postgres, in slices, all of one state of the database
-    narrowing     Spark's filters that Postgres can apply
-    values        types of Postgres' columns in Spark and Arrow
-    ick           members of an Ick
-    writing       writes a DataFrame into a log: compare and append
-    staging       stages a DataFrame as new records
-    exactly_once  effects of micro-batches in Postgres that happen once
-    new_records   what another sink lacks of a micro-batch
-    lag           how far a query is behind
-    connections   one connection of each kind for all tasks of a process
+    data_sources                  the sources as Spark sees them
+    source_options, subscription  the options, named like those of Spark's Kafka source: shards, offsets, times
+    record_columns                the columns of a record, and typed payloads
+    record_readers                the readers, over any store of records; ranges: what a batch reads
+    record_store                  the store: log_store in Redis, journal_store in Postgres
+    stream_position               a stream's position in Postgres, for which retention waits, and its lag
+    log_writer, staged_writer     write into a log: compare and append; stage new records
+    table_reader, column_types    rows of Postgres, in slices, all of one state of the database
+    ick_members                   members of an Ick; reservation_sequence: its reservations
+    exactly_once                  effects of micro-batches that happen once
+    task_process                  connections, errors and the end of a Python process of Spark's
 """
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.sources.ick import IckSource
-from penstock.spark.sources.log import LogSource
-from penstock.spark.sources.staged import StagedSource
-from penstock.spark.sources.table import TableSource
+from penstock.spark.sources.data_sources import IckDataSource, LogDataSource, StagedDataSource, TableDataSource
 
-__all__ = ["IckSource", "LogSource", "StagedSource", "TableSource", "register"]
+__all__ = ["IckDataSource", "LogDataSource", "StagedDataSource", "TableDataSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the sources with a session, and turns filter pushdown for Python data sources on, for the option ``pushFilters``.
+    """Registers the sources with a session.
 
-    Penstock's own sessions have both already, and PySpark finds the sources by itself if Penstock is installed on the driver.
+    Penstock's own sessions have them already, and PySpark finds them by itself if Penstock is installed on the driver.
     """
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    for source in (LogSource, StagedSource, TableSource, IckSource):
+    for source in (LogDataSource, StagedDataSource, TableDataSource, IckDataSource):
         spark.dataSource.register(source)

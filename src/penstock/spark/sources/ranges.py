@@ -1,4 +1,4 @@
-"""Plans which offsets a batch reads.  Offsets have no holes, so this is arithmetic."""
+"""The ranges of offsets that a batch reads.  Offsets have no holes, so this is arithmetic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ RECORDS_A_TASK = 200
 
 @dataclass(frozen=True)
 class RangesPartition(InputPartition):
-    """What one task reads, range after range."""
+    """The ranges that one task reads, one after the other."""
 
     ranges: tuple[OffsetRange, ...]
 
@@ -29,15 +29,9 @@ class RangesPartition(InputPartition):
 def share_limit(start: Positions, tails: Positions, most: int | None, owed: dict[ShardName, float]) -> Positions:
     """The end of a micro-batch of at most ``most`` records, shared in proportion to what waits in each shard.
 
-    So all shards advance through the same time: in equal shares, a short shard would be finished first, and the watermark
-    that it moves would make the rest of a long one late.
-
-    Args:
-        start: The positions before the micro-batch.
-        tails: The last offset of each shard.
-        most: None sets no limit.
-        owed: Fractions of records that each shard was denied so far; updated, so that a shard with few records waiting is
-            read at last, however long another one is.
+    All shards then advance through the same time: in equal shares, a short shard would be finished first, and the watermark
+    that it moves would make the rest of a long one late.  ``owed`` are the fractions of records that each shard was denied so
+    far; they are updated, so that a shard with few records is read at last, however long another one is.
     """
     waiting = {shard: max(0, tails[shard] - at) for shard, at in start.items()}
     total = sum(waiting.values())

@@ -1,24 +1,26 @@
-"""The shards that a query reads: those of one channel, of several, or of all whose names match a pattern."""
+"""The records that a query reads: the shards, and where it begins and ends in each: a word, an offset, or a time."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
 
 from penstock.declaring.kinds import checked_channel
 from penstock.errors import InvalidSetting, Unknown
 from penstock.parsing import parse_json
-from penstock.records import Shard, ShardName
+from penstock.records import Offset, Shard, ShardName
 
-_NAMES = {"channel": "channel", "subscribe": "subscribe", "subscribepattern": "subscribePattern", "assign": "assign"}
+_NAMES = ("channel", "subscribe", "subscribePattern", "assign")
 
 _OF_A_TABLE = (
-    """. In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"""
+    ". In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"
 )
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """What a query reads.
+    """The shards that a query reads.
 
     Attributes:
         channels: Names of channels; empty with a pattern.
@@ -32,26 +34,22 @@ class Subscription:
 
     @classmethod
     def parse(cls, source: str, options: Mapping[str, str]) -> "Subscription":
-        """The options ``channel`` (or ``subscribe``), ``subscribePattern`` and ``assign``, of which there is one.
-
-        Raises:
-            InvalidSetting: None or several are given, or one has an invalid value.
-            InvalidName: The name of a channel breaks the rule for names.
-        """
-        given = [name for name in _NAMES if name in options]
+        """The one of the options ``channel`` (or ``subscribe``), ``subscribePattern`` and ``assign`` that is given."""
+        given = [name for name in _NAMES if name.lower() in options]
         if not given:
             raise InvalidSetting(
                 f"{source}: option channel is missing: the name of the channel" + ("" if options else _OF_A_TABLE)
             )
         if len(given) > 1:
-            names = " and ".join(_NAMES[name] for name in given)
-            raise InvalidSetting(f"{source}: give one of the options {names}")
-        text = options[given[0]]
-        if given[0] == "assign":
-            return cls._assigned(source, text)
-        if given[0] == "subscribepattern":
-            return cls((), _checked_pattern(source, text))
-        return cls(_checked(name.strip() for name in text.split(",")))
+            raise InvalidSetting(f"{source}: give one of the options {' and '.join(given)}")
+        text = options[given[0].lower()]
+        match given[0]:
+            case "assign":
+                return cls._assigned(source, text)
+            case "subscribePattern":
+                return cls((), _checked_pattern(source, text))
+            case _:
+                return cls(_checked(name.strip() for name in text.split(",")))
 
     @classmethod
     def _assigned(cls, source: str, text: str) -> "Subscription":
@@ -74,14 +72,10 @@ class Subscription:
         return self.channels[0] if len(self.channels) == 1 else None
 
     def resolve(self, source: str, registered: Mapping[str, int]) -> list[ShardName]:
-        """The shards to read.
-
-        Args:
-            source: Name of the data source, for errors.
-            registered: The number of shards of each log that there is.
+        """The shards to read, of those of the channels that are ``registered``, with their numbers of shards.
 
         Raises:
-            Unknown: There is no such log, or shard.
+            Unknown: There is no such channel, or shard.
         """
         wanted = self.channels
         if self.pattern is not None:
@@ -127,3 +121,120 @@ def _number(value: object) -> int:
 
 def _list(registered: Iterable[str]) -> str:
     return ", ".join(sorted(registered)) or "none"
+
+
+EARLIEST: Literal["earliest"] = "earliest"
+LATEST: Literal["latest"] = "latest"
+_NUMBERS: dict[int, Literal["earliest", "latest"]] = {-2: EARLIEST, -1: LATEST}
+
+BEGIN = "begin:"
+"""Prefix of a channel's name in a Spark offset: where the query began.  No name of a channel has a colon."""
+
+_OFFSETS = '\'earliest\', \'latest\', or JSON with an offset for each shard, such as {"0": 4118, "1": "latest"}'
+_TIMES = 'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
+_TIME = "milliseconds since 1970, or a time with its time zone, such as 2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSince:
+    """The first record that was staged at a time or later.
+
+    Attributes:
+        staged_us: The time, in microseconds since 1970.
+    """
+
+    staged_us: int
+
+
+ShardPlace = Offset | Literal["earliest", "latest"] | StagedSince
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in each shard.
+
+    Attributes:
+        default: The place in a shard that is not named.
+        named: The places in shards that are, by channel and number; the channel is empty if the query reads only one.
+    """
+
+    default: ShardPlace
+    named: Mapping[tuple[str, int], ShardPlace] = field(default_factory=dict)
+
+    def get(self, shard: ShardName) -> ShardPlace:
+        """The place in a shard."""
+        number = int(shard.shard)
+        return self.named.get((shard.channel, number), self.named.get(("", number), self.default))
+
+    def check(self, shards: Collection[ShardName], source: str) -> None:
+        """Checks that the query reads every shard that is named, and that it is named with its channel if there are several."""
+        read = {(each.channel, int(each.shard)) for each in shards}
+        if len(channels := {channel for channel, _ in read}) == 1:
+            read |= {("", number) for _, number in read}
+        for channel, number in sorted(self.named.keys() - read):
+            if not channel and len(channels) > 1:
+                raise InvalidSetting(
+                    f"{source}: shard {number} is named without its channel, and the query reads several: "
+                    f'{{"{min(channels)}": {{"{number}": …}}}}'
+                )
+            of = f"channel {channel}" if channel else "the channel"
+            raise InvalidSetting(
+                f"{source}: {of} has no shard {number}; the query reads {', '.join(sorted(map(str, shards)))}"
+            )
+
+
+def parse_offsets(source: str, name: str, text: str, default: ShardPlace) -> Where:
+    """The value of an option that takes words and offsets."""
+    if text.lower() in {EARLIEST, LATEST}:
+        return Where(EARLIEST if text.lower() == EARLIEST else LATEST)
+    return Where(default, _parse_shards(source, name, text, _parse_offset, _OFFSETS))
+
+
+def parse_times(source: str, name: str, text: str, default: ShardPlace) -> Where:
+    """The value of an option that takes a time for each shard."""
+    return Where(default, _parse_shards(source, name, text, _parse_since, _TIMES))
+
+
+def parse_time(source: str, name: str, text: str) -> Where:
+    """The value of an option that takes one time for all shards."""
+    try:
+        return Where(_parse_since(text))
+    except ValueError:
+        raise InvalidSetting(f"{source}: {name} is {text[:80]!r}; it takes {_TIME}") from None
+
+
+def _parse_shards(
+    source: str, name: str, text: str, parse: Callable[[Any], ShardPlace], takes: str
+) -> dict[tuple[str, int], ShardPlace]:
+    """Kafka's nested form, ``{"rides": {"0": 4118}}``, or that of one channel, ``{"0": 4118}``."""
+    try:
+        found: dict[tuple[str, int], ShardPlace] = {}
+        for key, value in parse_json(text).items():
+            if key.startswith(BEGIN):  # of a progress's endOffset, which may be given as it is
+                continue
+            of_channel = {(key, shard): each for shard, each in value.items()} if isinstance(value, dict) else None
+            shards = {("", key): value} if of_channel is None else of_channel
+            found |= {(channel, int(shard)): parse(each) for (channel, shard), each in shards.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidSetting(f"{source}: {name} is {text[:80]!r}; it takes {takes}") from None
+    return found
+
+
+def _parse_offset(value: Any) -> ShardPlace:
+    if value in (EARLIEST, LATEST):
+        return EARLIEST if value == EARLIEST else LATEST
+    if type(value) is int and value in _NUMBERS:
+        return _NUMBERS[value]
+    if type(value) is int and value >= 1:
+        return Offset(value)
+    raise ValueError(value)
+
+
+def _parse_since(value: Any) -> StagedSince:
+    text = str(value)
+    if text.isascii() and text.isdigit():
+        return StagedSince(int(text) * 1000)
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(text)
+    return StagedSince(round(at.timestamp() * 1_000_000))

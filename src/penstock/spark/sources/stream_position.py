@@ -1,17 +1,22 @@
-"""A stream's position in Postgres: retention waits for it, and ``penstock status`` shows its lag.
+"""A stream's position in Postgres, for which retention waits, and its lag, from its progress.
 
 Spark's checkpoint decides what a query reads; this is a copy, at most one micro-batch behind.  It decides only where a query
 begins that has a name and no checkpoint.
 """
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from penstock.database.connections import WorkerConnection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Fenced
 from penstock.records import Shard, ShardName
-from penstock.spark.sources.connections import postgres
-from penstock.spark.sources.options import Options
 from penstock.spark.sources.ranges import Positions
+from penstock.spark.sources.source_options import Options
+from penstock.spark.sources.task_process import postgres
 
 PREFIX = "spark:"
 """Part of the registered name; no name of a handler has a colon, so that a query and a handler never share a checkpoint."""
@@ -28,11 +33,7 @@ class RegisteredPosition:
         self._known: Positions | None = None
 
     def read(self) -> Positions:
-        """The registered positions; empty for a new name.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """The registered positions; empty for a new name."""
         with postgres_errors(f"reading the position of {self._name}"):
             rows = self._connection.execute(self._sql["read_positions"], {"consumer": self._name}).fetchall()
         return {ShardName(channel, Shard(shard)): offset for channel, shard, offset in rows}
@@ -42,7 +43,6 @@ class RegisteredPosition:
 
         Raises:
             Fenced: Another query has the same name.
-            ServerUnavailable: Postgres does not answer.
         """
         if positions == self._known:
             return
@@ -86,3 +86,63 @@ class RegisteredPosition:
     @property
     def _connection(self) -> WorkerConnection:
         return postgres(self._options.database())
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLag:
+    """Records behind the newest offset, over the shards of one source, as Spark's Kafka source counts them.
+
+    Attributes:
+        min_offsets_behind_latest: Of the shard that is least behind.
+        max_offsets_behind_latest: Of the shard that is most behind.
+        avg_offsets_behind_latest: The average.
+        total: The sum.
+    """
+
+    min_offsets_behind_latest: int
+    max_offsets_behind_latest: int
+    avg_offsets_behind_latest: float
+    total: int
+
+
+def lag(progress: Any) -> list[QueryLag]:
+    """The lag of each source of a query that is ``penstock.log`` or ``penstock.staged``.
+
+    PySpark takes no metrics from a Python data source, but it reports the offsets.
+
+        query.lastProgress                                  a dictionary, or
+        StreamingQueryListener.onQueryProgress(event)       event.progress
+
+    Args:
+        progress: Of a query.
+    """
+    given = progress if isinstance(progress, Mapping) else json.loads(progress.json)
+    return [
+        _make_lag(latest, end)
+        for source in given.get("sources", ())
+        if _is_ours(latest := _parse(source.get("latestOffset"))) and _is_ours(end := _parse(source.get("endOffset")))
+    ]
+
+
+def _make_lag(latest: Mapping[str, Any], end: Mapping[str, Any]) -> QueryLag:
+    behind = [
+        max(0, newest - end.get(channel, {}).get(shard, newest))
+        for channel, shards in latest.items()
+        for shard, newest in shards.items()
+    ]
+    return QueryLag(min(behind), max(behind), sum(behind) / len(behind), sum(behind))
+
+
+def _parse(offset: Any) -> Any:
+    return json.loads(offset) if isinstance(offset, str) else offset
+
+
+def _is_ours(offset: Any) -> bool:
+    return (
+        isinstance(offset, Mapping)
+        and bool(offset)
+        and all(
+            isinstance(shards, Mapping) and shards and all(isinstance(at, int) for at in shards.values())
+            for shards in offset.values()
+        )
+    )

@@ -1,4 +1,4 @@
-"""What a query need not read: shards, offsets, rows and columns; and payloads with types."""
+"""Columns that a query need not read, payloads with types, and errors in one line."""
 
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -11,38 +11,17 @@ import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
-from pyspark.sql.datasource import (
-    DataSource,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThanOrEqual,
-    Not,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, LongType, StringType, StructType
 
-from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
-from penstock import Log
-from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting, UnreadableValue
-from penstock.spark.sources import LogSource, StagedSource
-from penstock.spark.sources.log import LogStore
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.projection import Projection
+from penstock.spark.sources import LogDataSource, StagedDataSource
+from penstock.spark.sources.journal_store import JournalStore
 from penstock.spark.sources.ranges import RangesPartition
-from penstock.spark.sources.reading import BatchReader
-from penstock.spark.sources.staged import JournalStore
-from penstock.streaming import Streamer
-
-
-def make_reader(where: dict[str, str]) -> BatchReader:
-    options = where | {"pushFilters": "true"}
-    return BatchReader(LogStore(Options.parse("penstock.log", options, streaming=False)))
+from penstock.spark.sources.record_columns import Projection
+from penstock.spark.sources.record_readers import BatchReader
+from penstock.spark.sources.source_options import Options
 
 
 def read(reader: BatchReader) -> pa.Table:
@@ -50,63 +29,10 @@ def read(reader: BatchReader) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else pa.table({"key": pa.array([], "string")})
 
 
-def planned(reader: BatchReader) -> dict[int, tuple[int, int]]:
-    tasks = [task for task in reader.partitions() if isinstance(task, RangesPartition)]
-    return {r.shard.shard: (r.first, r.last) for task in tasks for r in task.ranges}
-
-
-def test_filters_on_shard_and_offset_decide_what_is_read(where: dict[str, str]) -> None:
-    def plan(*filters: Filter) -> dict[int, tuple[int, int]]:
-        reader = make_reader(where)
-        assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark checks again
-        return planned(reader)
-
-    tail = planned(make_reader(where))[1][1]
-    assert plan(IsNotNull(("shard",)), EqualTo(("shard",), 1)) == {1: (1, tail)}
-    assert plan(In(("shard",), (1, 7, None))) == {1: (1, tail)}
-    assert plan(EqualTo(("channel",), "others")) == {}
-    assert plan(GreaterThan(("shard",), 0), GreaterThan(("offset",), 5)) == {1: (6, tail)}
-    assert plan(EqualTo(("shard",), 1), LessThanOrEqual(("offset",), 9)) == {1: (1, 9)}
-    assert plan(EqualTo(("shard",), 1), In(("offset",), (7, 3))) == {1: (3, 7)}
-    assert plan(Not(EqualTo(("shard",), 1)), EqualTo(("offset",), 2)) == {0: (2, 2), 1: (2, 2)}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (EqualTo(("key",), "k7"), ["k7"]),
-        (In(("key",), ("k7", "k8", None)), ["k7", "k8"]),
-        (StringStartsWith(("key",), "k10"), ["k10", "k100"]),
-        (GreaterThanOrEqual(("key",), "k98"), ["k98", "k99"]),
-        (GreaterThanOrEqual(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC)), []),
-    ],
-)
-def test_rows_that_do_not_pass_are_not_handed_to_spark(
-    where: dict[str, str], given: Filter, expected: list[str]
-) -> None:
-    reader = make_reader(where)
-    reader.pushFilters([given])
-
-    assert sorted(read(reader).column("key").to_pylist()) == expected
-
-
-def test_a_filter_on_time_skips_ticks_that_are_older(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
-) -> None:
-    connection.execute("UPDATE penstock.journal SET created_at = created_at - interval '1 hour'")
-    stage_rows(connection, things, 10, "new")
-    streamer.drain()
-    reader = make_reader(where)
-
-    reader.pushFilters([GreaterThan(("timestamp",), datetime.now(UTC).replace(microsecond=0))])
-
-    assert all(first > 30 for first, _ in planned(reader).values())
-
-
 def test_two_filters_on_one_dataframe_lose_no_row(
     spark: SparkSession, where: dict[str, str], database_url: str
 ) -> None:
-    """Spark keeps one plan of a Python source for each DataFrame: that of the filters that were pushed last."""
+    """No filter is pushed down: Spark keeps one plan of a Python source for each DataFrame, that of the last filters."""
     records = spark.read.format("penstock.log").options(**where).load()
     given = {"table": "penstock.channels", "databaseUrl": database_url}
     channels = spark.read.format("penstock.table").options(**given).load()
@@ -132,7 +58,7 @@ def test_the_schema_names_the_columns_and_the_types_of_payloads(spark: SparkSess
     assert frame.agg(F.sum("data.number")).collect()[0][0] == 5050
 
 
-@pytest.mark.parametrize("source", [LogSource, StagedSource])
+@pytest.mark.parametrize("source", [LogDataSource, StagedDataSource])
 def test_columns_say_that_they_are_never_null(source: type[DataSource]) -> None:
     schema = source({"channel": "things"}).schema()
 

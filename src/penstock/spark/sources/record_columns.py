@@ -1,14 +1,22 @@
-"""Typed payloads: JSON text, parsed by Arrow into the fields that a query names."""
+"""The columns of a record for Spark and Arrow, those of them that a query names, and payloads with types.
+
+    spark.read.format("penstock.log").schema("key string, timestamp timestamp, data struct<fare: decimal(10, 2)>")
+
+Spark does not tell a Python data source which columns a query needs, so the schema says it.
+"""
 
 import io
 import json
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -17,8 +25,11 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     FloatType,
+    IntegerType,
     IntegralType,
+    LongType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -26,51 +37,118 @@ from pyspark.sql.types import (
 
 from penstock.errors import InvalidSetting, UnreadableValue
 
-_READABLE = (
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegralType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
+_DATA, HEADERS = "data", "headers"
+
+SPARK_SCHEMA = StructType(
+    [
+        StructField("channel", StringType(), nullable=False),
+        StructField("shard", IntegerType(), nullable=False),
+        StructField("offset", LongType(), nullable=False),
+        StructField("id", LongType(), nullable=False),
+        StructField("key", StringType(), nullable=False),
+        StructField("action", StringType(), nullable=False),
+        StructField("object", StringType(), nullable=False),
+        StructField(_DATA, StringType(), nullable=False),
+        StructField(HEADERS, StringType(), nullable=True),
+        StructField("timestamp", TimestampType(), nullable=False),
+    ]
 )
+"""The columns for Spark.  ``data`` and ``headers`` are JSON text; ``timestamp`` is when the record was staged."""
+
+ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
+
+_READABLE = (
+    *(BooleanType, DateType, DecimalType, DoubleType, FloatType),
+    *(IntegralType, StringType, TimestampNTZType, TimestampType),
+)
+"""Types of single values that Arrow reads from JSON."""
 
 
-def check_readable(source: str, name: str, type_: DataType) -> None:
-    """Checks that a type can be read from JSON.
+def text(values: Sequence[bytes | None]) -> pa.Array:
+    """A column of UTF-8 text straight from the wire, without a Python string for each value."""
+    return pa.array(values, pa.binary()).cast(pa.string())
 
-    Raises:
-        InvalidSetting: It cannot, or a field is NOT NULL: a payload may lack it.
-    """
+
+def batch(columns: Sequence[Any]) -> pa.RecordBatch:
+    """A batch of these columns, in the order of the schema."""
+    return pa.RecordBatch.from_arrays(list(columns), schema=ARROW_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns that a query reads of a record; ``schema`` has them in Arrow."""
+
+    schema: pa.Schema = ARROW_SCHEMA
+
+    @classmethod
+    def parse(cls, source: str, wanted: StructType) -> "Projection":
+        """The columns that are wanted, in their order.
+
+        Raises:
+            InvalidSetting: There is no such column, or it cannot be read in that type.
+        """
+        for column in wanted:
+            if column.name not in SPARK_SCHEMA.names:
+                raise InvalidSetting(
+                    f"{source}: there is no column {column.name!r}; there are {', '.join(SPARK_SCHEMA.names)}"
+                )
+            known = SPARK_SCHEMA[column.name]
+            if column.name == _DATA and isinstance(column.dataType, StructType):
+                _check_readable(source, _DATA, column.dataType)
+            elif column.dataType != known.dataType:
+                raise InvalidSetting(
+                    f"{source}: column {column.name!r} cannot be read as {column.dataType.simpleString()}; it is "
+                    f"{known.dataType.simpleString()}" + (", or a struct" if column.name == _DATA else "")
+                )
+        return cls(to_arrow_schema(wanted, timezone="UTC"))
+
+    @property
+    def needs_payloads(self) -> bool:
+        """Whether it has payloads or headers."""
+        return not {_DATA, HEADERS}.isdisjoint(self.schema.names)
+
+    def apply(self, read: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of a batch of records.
+
+        Raises:
+            UnreadableValue: A payload does not have the type.
+        """
+        columns = [
+            _parse_payloads(read, field.type) if pa.types.is_struct(field.type) else read.column(field.name)
+            for field in self.schema
+        ]
+        if not columns:  # a query that only counts
+            return read.select([])
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+ALL_COLUMNS = Projection()
+
+
+def _check_readable(source: str, name: str, type_: DataType) -> None:
+    """Refuses a type that cannot be read from JSON, and a field that is NOT NULL."""
     if isinstance(type_, ArrayType):
-        check_readable(source, f"{name}[]", type_.elementType)
+        _check_readable(source, f"{name}[]", type_.elementType)
     elif isinstance(type_, StructType):
         for field in type_:
             if not field.nullable:
                 raise InvalidSetting(f"{source}: {name}.{field.name} is NOT NULL, but a payload may lack it")
-            check_readable(source, f"{name}.{field.name}", field.dataType)
+            _check_readable(source, f"{name}.{field.name}", field.dataType)
     elif not isinstance(type_, _READABLE):
         raise InvalidSetting(
             f"{source}: {name} cannot be read as {type_.simpleString()}; read data as string, and use from_json"
         )
 
 
-def parse_payloads(batch: pa.RecordBatch, wanted: pa.StructType) -> pa.StructArray:
-    """The payloads of a batch of records.  A missing field is null, one that is not named is left out.
-
-    Raises:
-        UnreadableValue: A payload is no JSON object, or a field has another type; the error names the record.
-    """
-    texts = batch.column("data")
+def _parse_payloads(read: pa.RecordBatch, wanted: pa.StructType) -> pa.StructArray:
+    """The payloads of a batch.  A missing field is null, one that is not named is left out; an error names the record."""
+    texts = read.column(_DATA)
     parsed = _try_parse(texts, wanted)
     if parsed is not None:
         return parsed
-    for number in range(batch.num_rows):
+    for number in range(read.num_rows):
         if _try_parse(texts.slice(number, 1), wanted) is None:
-            record = batch.slice(number, 1).to_pylist()[0]
+            record = read.slice(number, 1).to_pylist()[0]
             raise UnreadableValue(
                 f"{record['channel']}/{record['shard']} offset {record['offset']}: the payload does not fit the schema "
                 f"of data, {wanted}. Widen the schema, or read data as string"
@@ -103,7 +181,7 @@ def _try_parse(texts: pa.StringArray, wanted: pa.StructType) -> pa.StructArray |
 
 
 _MANY_DIGITS = r"[0-9][0-9.]{6,}|[eE][-+]?[0-9]{2}"
-"""What a text has whose numbers may not fit into a float: more digits than six, or a large exponent."""
+"""Pattern of numbers that may not fit into a float: more digits than six, or a large exponent."""
 
 
 def _keep_digits(texts: pa.StringArray, wanted: pa.StructType) -> bool:

@@ -1,4 +1,4 @@
-"""One connection of each kind for all tasks of a process.
+"""A Python process of Spark's: its connections, one of each kind for all tasks, and its errors and end without tracebacks.
 
 Spark uses a Python worker for many tasks, and may fork it, so a connection belongs to the process that opened it.
 """
@@ -18,9 +18,14 @@ from penstock.channels.server import RedisClient
 from penstock.database.connections import TableConnection, WorkerConnection, connect_postgres, plain_url
 from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
-from penstock.errors import HiddenRows, ServerUnavailable
+from penstock.errors import HiddenRows, PenstockError, ServerUnavailable
 from penstock.logs import configure_task
+from penstock.spark.daemon import end_quietly
 from penstock.verifying.reading import connect_unparsed
+
+# Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
+# after an idle minute, long before a large table has been read.
+end_quietly()
 
 _Kind = type[WorkerConnection]
 _postgres: dict[tuple[str, _Kind, int], WorkerConnection] = {}
@@ -46,15 +51,7 @@ def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part 
 
 
 def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
-    """A connection in autocommit mode, reopened if it is broken.
-
-    Args:
-        url: Of Postgres.
-        kind: ``TableConnection`` for the application's tables.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """A connection in autocommit mode, reopened if it is broken; ``TableConnection`` is for the application's tables."""
     configure_task()
     key = (url, kind, os.getpid())
     known = _postgres.get(key)
@@ -71,14 +68,7 @@ def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
 def arrow(url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
     """A cursor that returns Arrow batches, whose text is UTF-8, in a transaction of its own with our settings, but without timeouts.
 
-    Args:
-        url: Of Postgres.
-        kind: ``TableConnection`` for the application's tables.
-        begin: What the transaction begins with, such as the import of a snapshot.
-
-    Raises:
-        HiddenRows: A policy of row-level security applies to a table.
-        ServerUnavailable: Postgres does not answer.
+    The transaction begins with ``begin``, such as the import of a snapshot.
     """
     try:
         with adbc.connect(_named_in_utf8(url)) as connection, connection.cursor() as cursor:
@@ -112,3 +102,14 @@ def warm() -> None:
 def _freeze(process: int) -> None:  # noqa: ARG001  once a process
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Makes PySpark show an error of Penstock without its traceback; also a decorator."""
+    try:
+        yield
+    except PenstockError:
+        if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

@@ -32,7 +32,7 @@ from penstock.database.statements import quote
 from penstock.errors import InvalidSetting, UnreadableValue
 
 KIND = "penstock"
-"""Key of a Spark column's metadata: what its text is in Postgres, a numeric, a date, a timestamp or a timestamptz."""
+"""Key of a Spark column's metadata with the type of its text in Postgres: numeric, date, timestamp or timestamptz."""
 
 MAX_DIGITS = 38
 DEFAULT_PLACES = 18
@@ -143,14 +143,12 @@ class Field:
         expression: In Postgres, as it is read.
         type: In Arrow.
         spark: In Spark.
-        compared: In Postgres, as a filter compares it: a decimal is read as text, but is a number.
     """
 
     name: str
     expression: str
     type: pa.DataType
     spark: DataType
-    compared: str
 
     @classmethod
     def parse(cls, column: PostgresColumn, wanted: DataType) -> "Field":
@@ -162,16 +160,16 @@ class Field:
         name = column.identifier
         if isinstance(wanted, StringType):
             value = f"trim_scale({name})" if column.kind == "numeric" else name
-            return cls(column.name, f"{value}::text", pa.string(), wanted, f"{value}::text")
+            return cls(column.name, f"{value}::text", pa.string(), wanted)
         if isinstance(wanted, DecimalType) and column.kind == "numeric":
             type_ = pa.decimal128(wanted.precision, wanted.scale)
-            return cls(column.name, f"trim_scale({name})::text", type_, wanted, name)
+            return cls(column.name, f"trim_scale({name})::text", type_, wanted)
         if wanted != column.native:
             raise InvalidSetting(
                 f"penstock.table: column {column.name!r} cannot be read as {wanted.simpleString()}; "
                 f"it can be read as {column.native.simpleString()} or as string"
             )
-        return cls(column.name, name, _PLAIN[column.kind][0], wanted, name)
+        return cls(column.name, name, _PLAIN[column.kind][0], wanted)
 
     def convert(self, values: pa.Array) -> pa.Array:
         """The values in the column's type.

@@ -14,25 +14,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    CharType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    MapType,
-    NullType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    TimeType,
-    UserDefinedType,
-    VarcharType,
-)
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, UserDefinedType
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.errors import postgres_errors
@@ -41,30 +25,27 @@ from penstock.declaring.declarations import Log
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
-from penstock.spark.sources.connections import warm
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
-from penstock.spark.sources.options import database_url, known_options, parse_scope, whole_number
-from penstock.spark.sources.store import one_line_errors
+from penstock.spark.sources.source_options import GivenOptions, ServerOptions
+from penstock.spark.sources.task_process import one_line_errors, warm
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
 from penstock.staging.rows import insert_sql, make_refusal, split_rows
 
 SOURCE = "penstock.staged"
-KNOWN = {"channel", "name", "maxbytes", "batchtable", "namespace", "schema", "databaseurl"}
+KNOWN = ("channel", "name", "maxBytes", "batchTable", "namespace", "schema", "databaseUrl")
 REQUIRED = ("key", "action", "object", "data")
 HEADERS, CHANNEL = "headers", "channel"
 
 STAGED = (
-    NullType,
-    BooleanType,
-    NumericType,
-    StringType,
-    CharType,
-    VarcharType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-    DayTimeIntervalType,
-    TimeType,
+    *(spark_types.NullType, spark_types.BooleanType, spark_types.NumericType, spark_types.DayTimeIntervalType),
+    *(
+        spark_types.StringType,
+        spark_types.CharType,
+        spark_types.VarcharType,
+        spark_types.DateType,
+        spark_types.TimeType,
+    ),
+    *(spark_types.TimestampType, spark_types.TimestampNTZType),
 )
 """The types of single values that are staged as ``stage`` writes them."""
 
@@ -82,21 +63,21 @@ class Encoded(WriterCommitMessage):
     rows: list[bytes]
 
 
-class _Writer:
+class _Stager:
     """The common part of the batch and the streaming writer."""
 
     def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
         warm()
-        options = known_options(SOURCE, given, KNOWN)
+        options = GivenOptions(SOURCE, given, KNOWN)
         if overwrite:
             raise InvalidSetting(f"{SOURCE}: records are added, never overwritten: mode('append')")
         check_columns(schema)
-        self._scope = parse_scope(options)
-        self._url = database_url(SOURCE, options.get("databaseurl"))
+        servers = ServerOptions(**ServerOptions.parse_servers(options))
+        self._scope, self._url = servers.scope, servers.database()
         self._channel = _channel(options, schema)
         self._name = options.get("name") or self._channel or ""
-        self._table = options.get("batchtable", DEFAULT_TABLE)
-        self._logs = self._find_logs(whole_number(SOURCE, options, "maxbytes", "maxBytes"))
+        self._table = options.get("batchTable") or DEFAULT_TABLE
+        self._logs = self._find_logs(options.whole_number("maxBytes"))
 
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Encoded:
@@ -164,24 +145,16 @@ class _Writer:
         return logs
 
 
-class StagingBatchWriter(_Writer, DataSourceArrowWriter):
+class BatchStager(_Stager, DataSourceArrowWriter):
     """Stages the rows of a batch, in one transaction at its end."""
 
     @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Inserts the rows of all tasks.
-
-        Raises:
-            StagingError: Postgres refused them.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Inserts the rows of all tasks."""
         self._insert(messages, None)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Undoes nothing: nothing was inserted."""
 
-
-class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamStager(_Stager, DataSourceStreamArrowWriter):
     """Stages the rows of a micro-batch, once."""
 
     def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
@@ -191,26 +164,12 @@ class StagingStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Inserts the rows of all tasks, unless an earlier attempt at the micro-batch did.
-
-        Raises:
-            Fenced: Another query has staged under this name.
-            StagingError: Postgres refused them.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Inserts the rows of all tasks, unless an earlier attempt at the micro-batch did."""
         self._insert(messages, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Undoes nothing: nothing was inserted."""
 
-
-def _channel(options: Mapping[str, str], schema: StructType) -> str | None:
-    """The log of all rows; None if each row names its own, in the column ``channel``.
-
-    Raises:
-        InvalidSetting: Neither the options nor the rows name a log.
-        InvalidName: The name breaks the rule for names.
-    """
+def _channel(options: GivenOptions, schema: StructType) -> str | None:
+    """The log of all rows; None if each row names its own, in the column ``channel``."""
     if CHANNEL in options:
         return checked_channel(options[CHANNEL])
     if CHANNEL not in schema.names:
@@ -221,11 +180,7 @@ def _channel(options: Mapping[str, str], schema: StructType) -> str | None:
 
 
 def check_columns(schema: StructType) -> None:
-    """Checks that a DataFrame has the columns of a new record.
-
-    Raises:
-        InvalidSetting: One is missing, or has a type that is not staged.
-    """
+    """Refuses a DataFrame that lacks a column of a new record, or has one of a type that is not staged."""
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
         raise InvalidSetting(
@@ -270,11 +225,7 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
 
 
 def read_rows(part: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as Python values; a map is a dict, as applications stage it, and not a list of pairs.
-
-    Raises:
-        InvalidRecord: A map has a key twice, or a time has nanoseconds.
-    """
+    """The rows as Python values; a map is a dict, as applications stage it, and not a list of pairs."""
     with suppress(KeyError, ValueError):  # the error, which holds the key, becomes nobody's context
         rows: list[dict[str, Any]] = part.to_pylist(maps_as_pydicts="strict")
         return rows
@@ -282,11 +233,7 @@ def read_rows(part: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json(text: str, field: str, max_bytes: int) -> str:
-    """JSON text as it is: numbers keep all their digits.
-
-    Raises:
-        InvalidRecord: It is not JSON, or holds what Postgres cannot store.
-    """
+    """JSON text as it is: numbers keep all their digits.  An error if Postgres cannot store it."""
     json_text(_parse(text, field), field, max_bytes)
     return text
 

@@ -1,22 +1,16 @@
 """The batch and streaming readers, over any store of records."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from time import monotonic, sleep
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.errors import Gap, InvalidSetting
 from penstock.records import Offset, OffsetRange, Shard, ShardName
-from penstock.spark.sources.connections import warm
-from penstock.spark.sources.filters import PushFilters, apply_filters, find_staged_since, narrow_ranges
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.places import BEGIN, EARLIEST, LATEST, Where, is_begin
-from penstock.spark.sources.projection import ALL_COLUMNS, Projection
 from penstock.spark.sources.ranges import (
     Available,
     Positions,
@@ -28,51 +22,20 @@ from penstock.spark.sources.ranges import (
     ranges_between,
     share_limit,
 )
-from penstock.spark.sources.registered import RegisteredPosition
-from penstock.spark.sources.retrying import RetryingStore
-from penstock.spark.sources.starting import find_end, find_start
-from penstock.spark.sources.store import RecordStore, one_line_errors
-
-
-class Pace:
-    """The limits of a stream's micro-batches."""
-
-    def __init__(self, options: Options, clock: Callable[[], float] = monotonic) -> None:
-        self._options = options
-        self._clock = clock
-        self._last_batch = clock()
-        self._owed: dict[ShardName, float] = {}
-
-    def end(self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False) -> Positions:
-        """The end of the next micro-batch; ``start`` if it is to wait for more records.
-
-        Args:
-            start: Where it begins.
-            tails: The last offset of each shard.  One before its start was emptied, and is being filled again with the same
-                records.
-            most: Most records; None sets no limit.
-            at_once: Whether ``minRecordsPerTrigger`` is left aside, because the query reads what there is now and ends.
-        """
-        waiting = sum(max(0, tails[shard] - at) for shard, at in start.items())
-        if not at_once and self._waits(waiting):
-            return dict(start)
-        if waiting:
-            self._last_batch = self._clock()
-        return share_limit(start, tails, most, self._owed)
-
-    def _waits(self, waiting: int) -> bool:
-        least = self._options.min_records
-        waited_s = self._clock() - self._last_batch
-        return least is not None and waiting < least and waited_s < self._options.max_delay_s
-
+from penstock.spark.sources.record_columns import ALL_COLUMNS, Projection
+from penstock.spark.sources.record_store import RecordStore, RetryingStore, find_end, find_start
+from penstock.spark.sources.source_options import Options
+from penstock.spark.sources.stream_position import RegisteredPosition
+from penstock.spark.sources.subscription import BEGIN, EARLIEST, LATEST, Where
+from penstock.spark.sources.task_process import one_line_errors, warm
 
 log = logging.getLogger("penstock.spark")
 
 LONG_POLL_S = 0.5
-"""How long a reader waits for records before it reports none, in seconds.  Spark asks a hundred times a second."""
+"""Seconds that a reader waits for records before it reports none.  Spark asks a hundred times a second."""
 
 GROWS_AFTER_S = 5.0
-"""How long the number of shards is taken for granted, in seconds: `penstock channels reshard` may change it."""
+"""Seconds between two reads of the number of shards, which `penstock channels reshard` may change."""
 
 SparkOffset = dict[str, dict[str, int]]
 """The next offset to read of each shard, by channel and number, as ``startingOffsets`` takes it.
@@ -82,68 +45,12 @@ micro-batch ends, and asks where the query begins again if the first one has to 
 """
 
 
-@dataclass
-class _Rows:
-    """How a task makes rows of records."""
-
-    projection: Projection = ALL_COLUMNS
-    filters: list[Filter] = field(default_factory=list)
-
-    def read(self, store: RecordStore, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, shard after shard.
-
-        Raises:
-            Gap: Records were removed between planning and reading.
-            UnreadableValue: A payload does not have the type that the schema names.
-        """
-        if not isinstance(partition, RangesPartition):
-            return  # Spark's own, for a plan without tasks
-        warm()
-        with one_line_errors():
-            for batch in chain.from_iterable(_counted(store, each) for each in partition.ranges):
-                if (kept := apply_filters(batch, self.filters)).num_rows:
-                    yield self.projection.apply(kept)
-
-
-def _plan(store: RecordStore, ranges: Sequence[OffsetRange], available: Available) -> list[InputPartition]:
-    """Tasks for ranges; without lost records, if the query accepts their loss.
-
-    Raises:
-        Gap: Records were lost.
-    """
-    options = store.options
-    loss = describe_loss(ranges, available, options.source)
-    if loss is not None:
-        _report(store, loss)
-        ranges = clip(ranges, available)
-    return list(plan_tasks(ranges, options.min_partitions, options.max_partition_records))
-
-
-def _report(store: RecordStore, loss: str) -> None:
-    """Raises or logs a loss.
-
-    Raises:
-        Gap: The query does not accept it.
-    """
-    if store.options.fail_on_data_loss:
-        raise make_loss_error(loss)
-    log.warning("%s", loss)
-
-
 class BatchReader(DataSourceReader):
     """Reads the records between two positions."""
 
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
         self._store = RetryingStore(store)
-        self._rows = _Rows(projection)
-
-    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Skips shards, offsets and rows that the filters exclude; Spark applies all of them again."""
-        if self._store.options.push_filters:
-            self._rows.filters = filters
-        return filters
-
-    pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
+        self._projection = projection
 
     @one_line_errors()
     def partitions(self) -> list[InputPartition]:
@@ -151,24 +58,11 @@ class BatchReader(DataSourceReader):
         options, available = self._store.options, self._store.available()
         start = find_start(self._store, options.starting or Where(EARLIEST), available)
         end = find_end(self._store, options.ending, available)
-        ranges = narrow_ranges(ranges_between(start, end), self._rows.filters)
-        return _plan(self._store, self._narrow_by_time(ranges), available)
+        return _plan(self._store, ranges_between(start, end), available)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
-        return self._rows.read(self._store, partition)
-
-    def _narrow_by_time(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """The ranges without ticks that are older than a filter on ``timestamp`` passes."""
-        since_us = find_staged_since(self._rows.filters)
-        if since_us is None:
-            return ranges
-        first = self._store.sequenced_since({each.shard: since_us for each in ranges})
-        return [
-            OffsetRange(each.shard, max(each.first, begin), each.last)
-            for each in ranges
-            if (begin := first.get(each.shard, each.first)) is not None and begin <= each.last
-        ]
+        return _read(self._store, self._projection, partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -177,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
         options = store.options
         self._store = RetryingStore(store)
-        self._rows = _Rows(projection)
+        self._projection = projection
         self._pace = Pace(options)
         self._registered = None if options.consumer is None else RegisteredPosition(options)
         self._began: Positions | None = None
@@ -197,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def initialOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
-        """Where a query without a checkpoint begins; the same in every call."""
+        """The beginning of a query without a checkpoint; the same in every call."""
         if self._began is None:
             where = self._store.options.starting or self._find_default()
             self._began = find_start(self._store, where, self._store.available())
@@ -205,7 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def latestOffset(self, start: SparkOffset, limit: ReadLimit) -> SparkOffset:  # noqa: N802  Spark's name
-        """Where the next micro-batch ends; waits briefly if there is nothing to read.
+        """The end of the next micro-batch; waits briefly if there is nothing to read.
 
         Everything before ``start`` has been processed, so this is where the registered position follows: Spark does not report
         the last micro-batch of a query otherwise.
@@ -243,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
-        return self._rows.read(self._store, partition)
+        return _read(self._store, self._projection, partition)
 
     def _find_default(self) -> Where:
         """The registered position; the newest record if there is none, and the oldest in a shard that is new to a name."""
@@ -260,11 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return at, {shard: each.last for shard, each in available.items()}
 
     def _read_on(self, known: Positions, available: Available) -> Positions:
-        """The positions in the shards that the query reads.
-
-        Raises:
-            Gap: It does not read others in which it has a position, and may not accept that.
-        """
+        """The positions in the shards that the query reads; an error if it does not accept to leave others."""
         if left := sorted(known.keys() - available.keys()):
             options = self._store.options
             found = f"{options.source}: the checkpoint has positions in {', '.join(map(str, left))}, which the query does not read"
@@ -279,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {shard: at for shard, at in known.items() if shard in available}
 
     def _has_grown(self, at: Positions) -> bool:
-        """Whether there are shards that are new; asked every few seconds while there is nothing to read."""
+        """Whether there are new shards; asked every few seconds while there is nothing to read."""
         if monotonic() < self._grow_at:
             return False
         self._grow_at = monotonic() + GROWS_AFTER_S
@@ -302,6 +192,60 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._pace.end(start, tails, most)
         target = {shard: self._target.get(shard, at) for shard, at in start.items()}
         return self._pace.end(start, target, most, at_once=True)
+
+
+class Pace:
+    """The limits of a stream's micro-batches."""
+
+    def __init__(self, options: Options, clock: Callable[[], float] = monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._last_batch = clock()
+        self._owed: dict[ShardName, float] = {}
+
+    def end(self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False) -> Positions:
+        """The end of the next micro-batch; ``start`` if it is to wait for more records.
+
+        A tail before its start was emptied, and is being filled again with the same records.  ``at_once`` leaves
+        ``minRecordsPerTrigger`` aside, for a query that reads what there is now and ends.
+        """
+        waiting = sum(max(0, tails[shard] - at) for shard, at in start.items())
+        if not at_once and self._waits(waiting):
+            return dict(start)
+        if waiting:
+            self._last_batch = self._clock()
+        return share_limit(start, tails, most, self._owed)
+
+    def _waits(self, waiting: int) -> bool:
+        least = self._options.min_records
+        waited_s = self._clock() - self._last_batch
+        return least is not None and waiting < least and waited_s < self._options.max_delay_s
+
+
+def _plan(store: RecordStore, ranges: Sequence[OffsetRange], available: Available) -> list[InputPartition]:
+    """Tasks for ranges; without lost records, if the query accepts their loss."""
+    options = store.options
+    loss = describe_loss(ranges, available, options.source)
+    if loss is not None:
+        _report(store, loss)
+        ranges = clip(ranges, available)
+    return list(plan_tasks(ranges, options.min_partitions, options.max_partition_records))
+
+
+def _report(store: RecordStore, loss: str) -> None:
+    """Raises a loss as an error, or logs it if the query accepts it."""
+    if store.options.fail_on_data_loss:
+        raise make_loss_error(loss)
+    log.warning("%s", loss)
+
+
+def _read(store: RecordStore, projection: Projection, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, shard after shard."""
+    if not isinstance(partition, RangesPartition):
+        return  # Spark's own, for a plan without tasks
+    warm()
+    with one_line_errors():
+        yield from map(projection.apply, chain.from_iterable(_counted(store, each) for each in partition.ranges))
 
 
 def _counted(store: RecordStore, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -328,9 +272,7 @@ def _report_missing(store: RecordStore, wanted: OffsetRange, expected: int, foun
 def to_offset(positions: Positions, *, begin: Positions | None = None) -> SparkOffset:
     """The positions as Spark's offset, with keys in order, because Spark compares it as JSON text.
 
-    Args:
-        positions: The last that was read of each shard.
-        begin: Those before the first micro-batch, if it ends here.
+    ``begin`` are those before the first micro-batch, if it ends here.
     """
     offset: SparkOffset = {}
     for prefix, some in (("", positions), (BEGIN, begin or {})):
@@ -341,16 +283,12 @@ def to_offset(positions: Positions, *, begin: Positions | None = None) -> SparkO
 
 def find_begin(offset: SparkOffset) -> Positions | None:
     """The positions before the first micro-batch, which ends at an offset; None if another micro-batch does."""
-    found = {name.removeprefix(BEGIN): shards for name, shards in offset.items() if is_begin(name)}
+    found = {name.removeprefix(BEGIN): shards for name, shards in offset.items() if name.startswith(BEGIN)}
     return from_offset(found) if found else None
 
 
 def from_offset(offset: SparkOffset) -> Positions:
-    """The positions of an offset of Spark's.
-
-    Raises:
-        InvalidSetting: It is of another form: the checkpoint was written by something else.
-    """
+    """The positions of a Spark offset; an error if something else has written the checkpoint."""
     if not all(isinstance(shards, dict) for shards in offset.values()):
         raise InvalidSetting(
             f"the checkpoint has offsets of an older form, {str(offset)[:200]}: the last that was read of each shard. Begin with a new "
@@ -359,6 +297,6 @@ def from_offset(offset: SparkOffset) -> Positions:
     return {
         ShardName(channel, Shard(int(shard))): following - 1
         for channel, shards in offset.items()
-        if not is_begin(channel)
+        if not channel.startswith(BEGIN)
         for shard, following in shards.items()
     }

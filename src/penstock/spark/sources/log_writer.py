@@ -6,7 +6,7 @@ follow its tail, and recognises those it has.  Use it to refill an empty log, or
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,20 +19,21 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import RedisClient, redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
-from penstock.spark.sources.columns import NAMES
-from penstock.spark.sources.connections import redis_client, warm
-from penstock.spark.sources.options import Options
-from penstock.spark.sources.staged import JournalStore
+from penstock.spark.sources.journal_store import read_bounds
+from penstock.spark.sources.record_columns import ARROW_SCHEMA
+from penstock.spark.sources.record_store import read_shards
+from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.subscription import Subscription
+from penstock.spark.sources.task_process import redis_client, warm
 
 RECORDS_A_CALL = 500
 
 _MAX_CHARACTERS = {"key": MAX_KEY_CHARACTERS, "action": MAX_LABEL_CHARACTERS, "object": MAX_LABEL_CHARACTERS}
-"""What readers of an entry expect, at the most."""
+"""Limits of an entry's fields, which its readers rely on."""
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class AppendedRows(WriterCommitMessage):
     """The result of a task.
 
     Attributes:
@@ -44,31 +45,22 @@ class Written(WriterCommitMessage):
     known: int
 
 
-def _check_columns(schema: StructType) -> None:
-    """Checks that a DataFrame has the columns of a record.
-
-    Raises:
-        InvalidSetting: One is missing.
-    """
-    missing = [name for name in NAMES if name not in schema.names]
-    if missing:
-        raise InvalidSetting(
-            f"penstock.log: the DataFrame has no column {missing[0]!r}; to be written it needs {', '.join(NAMES)}"
-        )
-
-
-class _Writer:
+class _Appender:
     """The common part of the batch and the streaming writer."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         warm()  # a streaming query plans its writes for every micro-batch anew, in one process
-        _check_columns(schema)
+        names = ARROW_SCHEMA.names
+        if missing := [name for name in names if name not in schema.names]:
+            raise InvalidSetting(
+                f"penstock.log: the DataFrame has no column {missing[0]!r}; to be written it needs {', '.join(names)}"
+            )
         if overwrite:
             raise InvalidSetting("penstock.log: a log is appended to, never overwritten: mode('append')")
         self._options = options
         self._journal_begins: dict[ShardName, int] = {}
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedRows:
         """Appends the rows of one task.
 
         Raises:
@@ -80,13 +72,13 @@ class _Writer:
         """
         warm()
         client = redis_client(self._options.redis())
-        written = Written(0, 0)
+        written = AppendedRows(0, 0)
         for part in iterator:
             for shard, rows in by_shard(part):
                 self._append(client, shard, rows, written)
         return written
 
-    def _append(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written) -> None:
+    def _append(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: AppendedRows) -> None:
         offsets = rows.column("offset").to_pylist()
         if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
             raise Gap(
@@ -97,7 +89,7 @@ class _Writer:
             # Again only if the log ends within a batch, which a task has written in other batches before.
             rows = rows.slice(self._append_until(client, shard, rows, written))
 
-    def _append_until(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: Written) -> int:
+    def _append_until(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: AppendedRows) -> int:
         """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has."""
         begin = int(rows.column("offset")[0].as_py())
         batches = self._batches(client, shard, Offset(begin), rows)
@@ -143,25 +135,19 @@ class _Writer:
             return self._options.begins.get(shard.shard, 1)
         if self._options.knows_database():
             if shard not in self._journal_begins:
-                journal = JournalStore(replace(self._options, subscription=Subscription((shard.channel,))))
-                for each in journal.available().values():
-                    self._journal_begins[each.shard] = each.first
+                shards = read_shards(self._options, Subscription((shard.channel,)), self._options.shards)
+                begins = {name: each.first for name, each in read_bounds(self._options, shards).items()}
+                self._journal_begins.update(begins)
             return self._journal_begins.get(shard, 1)
         return 1
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+class BatchAppender(_Appender, DataSourceArrowWriter):
     """Appends the rows of a batch."""
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Appends the rows of a micro-batch; a repeated micro-batch adds nothing."""
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Does nothing: the tasks have appended the records already."""
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Undoes nothing: the repeated micro-batch finds the records there."""
+class StreamAppender(_Appender, DataSourceStreamArrowWriter):
+    """Appends the rows of a micro-batch in its tasks; a repeated micro-batch adds nothing, so that nothing is undone."""
 
 
 def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:

@@ -1,7 +1,6 @@
-"""``penstock.log``: the shards of channels in Redis."""
+"""The records of ``penstock.log``: the streams of the shards of channels in Redis."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 from time import sleep
@@ -10,14 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import redis
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
-from pyspark.sql.types import StructType
+from typing_extensions import override
 
 from penstock.batches import Entry
 from penstock.channels.log import NAMES, POLL_S, extents, is_batch, parse_batch
@@ -27,16 +19,11 @@ from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import ForeignLog, SchemaMissing
 from penstock.records import BEGINNING, Offset, OffsetRange, ShardName
-from penstock.spark.sources.columns import batch, text
-from penstock.spark.sources.connections import postgres, redis_client
-from penstock.spark.sources.journal import find_grown, find_sequenced_since, read_bounds, read_shards
-from penstock.spark.sources.options import Options, record_schema, with_kept_options
-from penstock.spark.sources.projection import Projection
+from penstock.spark.sources.journal_store import JournalStore, read_bounds
 from penstock.spark.sources.ranges import Positions
-from penstock.spark.sources.reading import BatchReader, StreamReader
-from penstock.spark.sources.staged import JournalStore
-from penstock.spark.sources.store import one_line_errors
-from penstock.spark.sources.writing import BatchWriter, StreamWriter
+from penstock.spark.sources.record_columns import batch, text
+from penstock.spark.sources.record_store import RecordStore
+from penstock.spark.sources.task_process import postgres, redis_client
 
 FIRST_ENTRIES = 16
 """Most entries of a first read, of which any may hold a record or a thousand."""
@@ -48,55 +35,13 @@ RECORDS_A_READ = 20_000
 """About how many records a read brings, once it is known how many an entry holds."""
 
 
-class LogSource(DataSource):
-    """``penstock.log``: reads and writes a channel's log in Redis."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Its name for ``format``."""
-        return "penstock.log"
-
-    @one_line_errors()
-    def schema(self) -> StructType:
-        """The columns of a record."""
-        return record_schema(self.name(), self.options)
-
-    @one_line_errors()
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """The batch reader."""
-        store = LogStore(self._options(schema, streaming=False))
-        return BatchReader(store, Projection.parse(self.name(), schema))
-
-    @one_line_errors()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
-        """The streaming reader."""
-        store = LogStore(self._options(schema, streaming=True))
-        return StreamReader(store, Projection.parse(self.name(), schema))
-
-    @one_line_errors()
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
-        """The batch writer."""
-        return BatchWriter(self._options(schema, streaming=False), schema, overwrite=overwrite)
-
-    @one_line_errors()
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
-        """The streaming writer."""
-        return StreamWriter(self._options(schema, streaming=True), schema, overwrite=overwrite)
-
-    def _options(self, schema: StructType, *, streaming: bool) -> Options:
-        given = with_kept_options(schema, self.options)
-        return Options.parse(self.name(), given, streaming=streaming)
-
-
-@dataclass
-class LogStore:
+class LogStore(RecordStore):
     """The streams of the shards of channels."""
 
-    options: Options
-
+    @override
     def available(self) -> dict[ShardName, OffsetRange]:
         """From the oldest entry to the tail, for each shard; with a memory budget, from what the journal has before that."""
-        found = extents(self._client, self.options.scope.namespace, self._shards)
+        found = extents(self._client, self.options.scope.namespace, self.shards)
         ranges = {name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()}
         evicted = [name for name, each in ranges.items() if each.first > 1 and self._evicts(name)]
         for name, bounds in read_bounds(self.options, evicted).items() if evicted else ():
@@ -104,16 +49,14 @@ class LogStore:
                 ranges[name] = OffsetRange(name, bounds.first, ranges[name].last)
         return ranges
 
+    @override
     def assigned(self) -> dict[ShardName, Offset]:
         """The end of the journal, or of the log without Postgres."""
         if not self.options.knows_database():
             return {name: each.last for name, each in self.available().items()}
-        return {name: e.last for name, e in read_bounds(self.options, self._shards).items()}
+        return {name: e.last for name, e in read_bounds(self.options, self.shards).items()}
 
-    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
-        """What the journal knows; nothing without Postgres."""
-        return find_sequenced_since(self.options, times) if self.options.knows_database() else {}
-
+    @override
     def wait(self, positions: Positions, seconds: float) -> None:
         """Blocks in Redis; stopping the query does not wait for it, because Spark kills the process."""
         if isinstance(self._client, redis.RedisCluster):
@@ -123,12 +66,7 @@ class LogStore:
         with redis_errors("waiting for records"):
             self._client.xread(after, count=1, block=int(seconds * 1000))
 
-    def grow(self, positions: Positions) -> bool:
-        """As ``find_grown`` has it."""
-        grown = find_grown(self.options, self._shards, positions, self.assigned)
-        self._shards = grown or self._shards
-        return grown is not None
-
+    @override
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries; what comes before the first one, and has left Redis by its channel's budget, from the journal."""
         read = self._read_log(wanted)
@@ -181,10 +119,6 @@ class LogStore:
 
     def _key(self, shard: ShardName) -> str:
         return log_keys(self.options.scope.namespace, shard).stream
-
-    @cached_property
-    def _shards(self) -> list[ShardName]:
-        return read_shards(self.options)
 
 
 def _parts(shard: ShardName, entries: list[Any]) -> Iterator[pa.RecordBatch]:
@@ -267,7 +201,7 @@ def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]])
             text(action),
             text(object_),
             text(data),
-            text([value or None for value in headers]),  # type: ignore[misc]  # None is a null to Arrow
+            text([value or None for value in headers]),
             text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
         ]
     )

@@ -8,7 +8,7 @@ statistics; a query is divided by the values of a column, if one is given.
     snapshots   exports a snapshot; begins a transaction in it
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection, connect_postgres
@@ -26,19 +26,11 @@ from penstock.database.transactions import FIX_FORMATS, set_local
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.parsing import parse_json
 from penstock.reconciling.cut import export_snapshot, import_snapshot
-from penstock.spark.sources.connections import arrow, postgres, warm
-from penstock.spark.sources.filters import PushFilters
-from penstock.spark.sources.narrowing import FilterColumn, to_sql_condition
-from penstock.spark.sources.options import (
-    database_url,
-    keep_options,
-    known_options,
-    parse_push_filters,
-    whole_number,
-    with_kept_options,
-)
-from penstock.spark.sources.store import one_line_errors
-from penstock.spark.sources.values import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
+from penstock.spark.sources.column_types import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
+from penstock.spark.sources.source_options import GivenOptions, ServerOptions
+from penstock.spark.sources.task_process import arrow, one_line_errors, postgres, warm
+
+SOURCE = "penstock.table"
 
 
 @contextmanager
@@ -73,12 +65,7 @@ def snapshot(database_url: str) -> Iterator[str]:
 def begin_reading(cursor: Any, snapshot: str | None) -> None:
     """Begins a task's transaction: in the snapshot, if there is one, and with fixed formats of text.
 
-    Args:
-        cursor: Of psycopg or of ADBC, in a new transaction.
-        snapshot: Its name.
-
-    Raises:
-        SnapshotLost: The snapshot is gone.
+    The cursor is one of psycopg or of ADBC, in a new transaction.
     """
     if snapshot is not None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -96,84 +83,56 @@ SAMPLE_BYTES = 16 * 1024 * 1024
 _TID_RANGES_SINCE = 140000
 _EVERY = "*"
 
-KNOWN = {
-    "pushfilters",
-    "table",
-    "query",
-    "columns",
-    "textcolumns",
-    "where",
-    "snapshot",
-    "partitions",
-    "partitioncolumn",
-    "databaseurl",
-}
+KNOWN = (
+    *("table", "query", "columns", "textColumns", "where"),
+    *("snapshot", "partitions", "partitionColumn", "databaseUrl"),
+)
 
 
 @dataclass(frozen=True)
-class Slice(InputPartition):
-    """What one task reads: the rows that meet the condition, as long as the table's file on disk is still this one."""
+class TableSlice(InputPartition):
+    """The rows that one task reads: those that meet the condition, as long as the table's file on disk is still this one."""
 
     condition: str
     file: int | None = None
 
 
-class TableSource(DataSource):
-    """``penstock.table``: reads a table or a query."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Its name for ``format``."""
-        return "penstock.table"
-
-    @one_line_errors()
-    def schema(self) -> StructType:
-        """The columns of the table or query; types that Spark does not have become text.
-
-        Raises:
-            UnreadableValue: A column has numbers that no decimal of Spark holds.
-            InvalidSetting: A table in Spark's catalog cannot keep an option.
-        """
-        relation = _Relation.parse(self.options)
-        columns = StructType([column.in_spark(text=relation.is_text(column)) for column in relation.measured()])
-        return keep_options(self.name(), columns, self.options)
-
-    @one_line_errors()
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader, for the requested columns and types."""
-        return TableReader(_Relation.parse(with_kept_options(schema, self.options)), schema)
-
-
 @dataclass(frozen=True)
-class _Relation:
+class TableRelation:
     """The table or query to read, and its columns."""
 
     source: str
     columns: tuple[PostgresColumn, ...]
-    options: Mapping[str, str]
+    options: GivenOptions
+    url: str
     table: str | None
     texts: frozenset[str]
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> "_Relation":
-        """Reads the columns from Postgres.
+    def parse(cls, given: Mapping[str, Any]) -> "TableRelation":
+        """The relation that the options name; reads its columns from Postgres.
 
         Raises:
             InvalidSetting: An option is unknown, missing, or has an invalid value.
             Unknown: There is no such table or column.
             ServerUnavailable: Postgres does not answer.
         """
-        options = known_options("penstock.table", given, KNOWN)
+        options = GivenOptions(SOURCE, given, KNOWN)
         if ("table" in options) == ("query" in options):
-            raise InvalidSetting("penstock.table: give one of the options table and query")
+            raise options.error("give one of the options table and query")
         _check_snapshot(options)
-        parse_push_filters("penstock.table", options)
+        url = ServerOptions(**ServerOptions.parse_servers(options)).database()
         table = quote(*_names("table", options["table"], ".")) if "table" in options else None
         source = table or f"({options['query']}) AS q"
-        columns = _describe(options, source)
-        texts = frozenset(_names("textColumns", options.get("textcolumns", "")))
+        columns = _describe(options, url, source)
+        texts = frozenset(_names("textColumns", options.get("textColumns") or ""))
         _check_names(columns, texts)
-        return cls(source, columns, options, table, texts)
+        return cls(source, columns, options, url, table, texts)
+
+    @property
+    def snapshot(self) -> str | None:
+        """The snapshot to read in."""
+        return self.options.get("snapshot")
 
     def is_text(self, column: PostgresColumn) -> bool:
         """Whether a column is read as text by choice."""
@@ -199,7 +158,7 @@ class _Relation:
         widths = ", ".join(
             f"max(abs(trunc({c.identifier})))::text, max(scale(trim_scale({c.identifier})))" for c in columns
         )
-        with reading(self.options) as connection:
+        with reading(self.url, self.snapshot) as connection:
             [row] = connection.execute(f"SELECT {widths} FROM {self.source} WHERE {self.condition}".encode()).fetchall()
         for number, column in enumerate(columns):
             whole, places = row[2 * number] or "0", row[2 * number + 1] or 0
@@ -215,10 +174,10 @@ class _Relation:
         return f"(\n{self.options.get('where', 'true')}\n)"
 
 
-def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, ...]:
+def _describe(options: GivenOptions, url: str, source: str) -> tuple[PostgresColumn, ...]:
     wanted = options.get("columns")
     names = "*" if wanted is None else ", ".join(map(quote, _names("columns", wanted)))
-    with reading(options) as connection:
+    with reading(url, options.get("snapshot")) as connection:
         try:
             described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
@@ -231,17 +190,17 @@ def _describe(options: Mapping[str, str], source: str) -> tuple[PostgresColumn, 
 
 
 @contextmanager
-def reading(options: Mapping[str, str]) -> Iterator[Any]:
+def reading(url: str, snapshot: str | None) -> Iterator[Any]:
     """A connection in the transaction that reads: in the snapshot, if one is given."""
-    connection = postgres(database_url("penstock.table", options.get("databaseurl")), TableConnection)
+    connection = postgres(url, TableConnection)
     with postgres_errors("reading a table"), connection.transaction():
         with connection.cursor() as cursor:
-            begin_reading(cursor, options.get("snapshot"))
+            begin_reading(cursor, snapshot)
         yield connection
 
 
-def _check_snapshot(options: Mapping[str, str]) -> None:
-    wants_several = "partitioncolumn" in options or options.get("partitions", "1") != "1"
+def _check_snapshot(options: GivenOptions) -> None:
+    wants_several = "partitionColumn" in options or options.get("partitions", "1") != "1"
     if wants_several and "snapshot" not in options:
         raise InvalidSetting(
             "penstock.table: several tasks need a snapshot: each would see another state of the database, and rows that move "
@@ -262,45 +221,29 @@ def _check_names(columns: Sequence[PostgresColumn], texts: frozenset[str]) -> No
 class TableReader(DataSourceReader):
     """Reads in slices; every task opens its own transaction, in the snapshot if one is given."""
 
-    def __init__(self, relation: _Relation, schema: StructType) -> None:
+    def __init__(self, relation: TableRelation, schema: StructType) -> None:
         known = {column.name: column for column in relation.columns}
         missing = [name for name in schema.names if name not in known]
         if missing:
             raise Unknown(f"penstock.table: there is no column {missing[0]!r}")
         self._fields = [Field.parse(known[wanted.name], wanted.dataType) for wanted in schema]
         self._relation = relation
-        options = relation.options
-        self._url = database_url("penstock.table", options.get("databaseurl"))
-        self._count = whole_number("penstock.table", options, "partitions", "partitions")
-        self._conditions = [relation.condition]
-
-    def _push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Applies filters in Postgres where it compares as Spark does; Spark applies all of them again."""
-        if not parse_push_filters("penstock.table", self._relation.options):
-            return filters
-        columns = {f.name: FilterColumn(f.compared, f.spark.simpleString()) for f in self._fields}
-        with reading(self._relation.options) as connection:
-            utf8 = connection.info.parameter_status("server_encoding") == "UTF8"
-        conditions = (to_sql_condition(given, columns, utf8=utf8) for given in filters)
-        self._conditions += [f"({condition})" for condition in conditions if condition is not None]
-        return filters
-
-    pushFilters = PushFilters(_push)  # type: ignore[assignment]  # noqa: N815  Spark's name
+        self._count = relation.options.whole_number("partitions")
 
     @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """Slices of about the same size; a single one without a snapshot."""
-        options = self._relation.options
-        column = options.get("partitioncolumn")
-        if "snapshot" not in options:
-            return [Slice("true")]
-        with reading(options) as connection:
+        relation = self._relation
+        column = relation.options.get("partitionColumn")
+        if relation.snapshot is None:
+            return [TableSlice("true")]
+        with reading(relation.url, relation.snapshot) as connection:
             if column is not None:
                 count = self._count or PARTITIONS
-                return list(_by_column(connection, self._relation, quote(column), count))
-            if self._relation.table is not None:
-                return list(_by_position(connection, self._relation.table, self._count))
-        return [Slice("true")]
+                return list(_by_column(connection, relation, quote(column), count))
+            if relation.table is not None:
+                return list(_by_position(connection, relation.table, self._count))
+        return [TableSlice("true")]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice.
@@ -310,14 +253,14 @@ class TableReader(DataSourceReader):
                 was rewritten.
             UnreadableValue: Spark's type for a column cannot hold one of its values.
         """
-        assert isinstance(partition, Slice)
+        assert isinstance(partition, TableSlice)
         warm()
         expressions = ", ".join(f"{f.expression} AS {quote(f.name)}" for f in self._fields)
-        conditions = " AND ".join((f"({partition.condition})", *self._conditions))
-        query = f"SELECT {expressions} FROM {self._relation.source} WHERE {conditions}"
+        relation = self._relation
+        query = f"SELECT {expressions} FROM {relation.source} WHERE ({partition.condition}) AND {relation.condition}"
         schema = pa.schema([(field.name, field.type) for field in self._fields])
-        begin = partial(begin_reading, snapshot=self._relation.options.get("snapshot"))
-        with one_line_errors(), arrow(self._url, TableConnection, begin) as cursor:
+        begin = partial(begin_reading, snapshot=relation.snapshot)
+        with one_line_errors(), arrow(relation.url, TableConnection, begin) as cursor:
             self._check_file(cursor, partition)
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
@@ -325,7 +268,7 @@ class TableReader(DataSourceReader):
                     columns = [f.convert(a) for a, f in zip(batch.columns, self._fields, strict=True)]
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _check_file(self, cursor: Any, partition: Slice) -> None:
+    def _check_file(self, cursor: Any, partition: TableSlice) -> None:
         """Fails if the table was rewritten since it was divided: its rows have other positions now."""
         if partition.file is None:
             return
@@ -343,7 +286,7 @@ _FILE = "pg_relation_filenode({}::regclass)::bigint"
 """The number of a table's file on disk, which changes when the table is rewritten."""
 
 
-def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Slice]:
+def _by_position(connection: Any, table: str, count: int | None) -> Iterator[TableSlice]:
     """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it."""
     [(kind, has_children, size, page, file)] = connection.execute(
         "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint, "
@@ -351,17 +294,17 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Sli
         (table,),
     ).fetchall()
     if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
-        yield Slice("true")
+        yield TableSlice("true")
         return
     count, pages = count or max(PARTITIONS, size // SLICE_BYTES), size // page
     edges = sorted({pages * part // count for part in range(1, count)} - {0})
     bounds = [0, *edges]
     for number, begin in enumerate(bounds):
         end = f" AND ctid < '({bounds[number + 1]},0)'" if number + 1 < len(bounds) else ""
-        yield Slice(f"ctid >= '({begin},0)'{end}", file)
+        yield TableSlice(f"ctid >= '({begin},0)'{end}", file)
 
 
-def _by_column(connection: Any, relation: _Relation, column: str, count: int) -> Iterator[Slice]:
+def _by_column(connection: Any, relation: TableRelation, column: str, count: int) -> Iterator[TableSlice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
     edges = list(dict.fromkeys(_find_edges(connection, relation, column, count)))
     begin = None
@@ -369,11 +312,11 @@ def _by_column(connection: Any, relation: _Relation, column: str, count: int) ->
         low = "true" if begin is None else f"{column} >= {begin}"
         high = f"{column} < {end}" if end is not None else "true"
         nulls = f" OR {column} IS NULL" if begin is None else ""
-        yield Slice(f"({low} AND {high}){nulls}")
+        yield TableSlice(f"({low} AND {high}){nulls}")
         begin = end
 
 
-def _find_edges(connection: Any, relation: _Relation, column: str, count: int) -> list[str]:
+def _find_edges(connection: Any, relation: TableRelation, column: str, count: int) -> list[str]:
     """Values of a column that divide the rows, in order: one sort for all of them, of a sample if the table is large.
 
     Slices of unequal size cover every row as well, so that a sample is enough.
@@ -395,7 +338,7 @@ def _find_edges(connection: Any, relation: _Relation, column: str, count: int) -
     return [edge for (edge,) in rows]
 
 
-def _sample(connection: Any, relation: _Relation) -> str:
+def _sample(connection: Any, relation: TableRelation) -> str:
     if relation.table is None:
         return ""
     [(kind, size)] = connection.execute(

@@ -1,0 +1,148 @@
+"""The data sources as Spark sees them."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.sources import ick_members, table_reader
+from penstock.spark.sources.ick_members import IckOptions
+from penstock.spark.sources.journal_store import JournalStore
+from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources.log_writer import BatchAppender, StreamAppender
+from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
+from penstock.spark.sources.record_readers import BatchReader, StreamReader
+from penstock.spark.sources.record_store import RecordStore
+from penstock.spark.sources.source_options import Options, includes_headers, keep_options, with_kept_options
+from penstock.spark.sources.staged_writer import BatchStager, StreamStager
+from penstock.spark.sources.table_reader import TableReader, TableRelation
+from penstock.spark.sources.task_process import one_line_errors
+
+
+class PenstockSource(DataSource):
+    """The common part: a name, errors in one line, and the options that a table keeps."""
+
+    format_name: ClassVar[str]
+
+    @classmethod
+    def name(cls) -> str:
+        """Its name for ``format``."""
+        return cls.format_name
+
+    @one_line_errors()
+    def schema(self) -> StructType:
+        """Its columns; those of a table in Spark's catalog keep the options."""
+        return keep_options(self.format_name, self._columns(), self.options)
+
+    @one_line_errors()
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The batch reader."""
+        reader: DataSourceReader = self._read(schema, with_kept_options(schema, self.options), streaming=False)
+        return reader
+
+    @one_line_errors()
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
+        """The streaming reader."""
+        reader: DataSourceStreamReader = self._read(schema, with_kept_options(schema, self.options), streaming=True)
+        return reader
+
+    @one_line_errors()
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+        """The batch writer."""
+        writer: DataSourceArrowWriter = self._write(schema, overwrite=overwrite, streaming=False)
+        return writer
+
+    @one_line_errors()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+        """The streaming writer."""
+        writer: DataSourceStreamArrowWriter = self._write(schema, overwrite=overwrite, streaming=True)
+        return writer
+
+    def _columns(self) -> StructType:
+        raise NotImplementedError
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
+        """A reader of the requested columns, with the options of the query and of its table."""
+        raise NotImplementedError
+
+    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
+        raise NotImplementedError
+
+
+class _RecordSource(PenstockSource):
+    """A source of records."""
+
+    def _columns(self) -> StructType:
+        included = includes_headers(self.format_name, self.options)
+        return StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
+        projection = Projection.parse(self.format_name, schema)
+        options = Options.parse(self.format_name, given, streaming=streaming)
+        return (StreamReader if streaming else BatchReader)(self._make_store(options, projection), projection)
+
+    def _make_store(self, options: Options, projection: Projection) -> RecordStore:
+        raise NotImplementedError
+
+
+class LogDataSource(_RecordSource):
+    """``penstock.log``: reads and writes a channel's log in Redis."""
+
+    format_name = "penstock.log"
+
+    def _make_store(self, options: Options, projection: Projection) -> RecordStore:  # noqa: ARG002  an entry has them all
+        return LogStore(options)
+
+    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
+        options = Options.parse(self.format_name, with_kept_options(schema, self.options), streaming=streaming)
+        return (StreamAppender if streaming else BatchAppender)(options, schema, overwrite=overwrite)
+
+
+class StagedDataSource(_RecordSource):
+    """``penstock.staged``: reads the records that the journal of a channel names, and stages new ones."""
+
+    format_name = "penstock.staged"
+
+    def _make_store(self, options: Options, projection: Projection) -> RecordStore:
+        return JournalStore(options, payloads=projection.needs_payloads)
+
+    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
+        return (StreamStager if streaming else BatchStager)(self.options, schema, overwrite=overwrite)
+
+
+class IckDataSource(PenstockSource):
+    """``penstock.ick``: reads, reserves and marks dirty members; a batch reserves nothing."""
+
+    format_name = ick_members.SOURCE
+
+    def _columns(self) -> StructType:
+        return ick_members.SPARK_SCHEMA
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:  # noqa: ARG002  it has all columns
+        return (ick_members.IckStreamReader if streaming else ick_members.IckBatchReader)(IckOptions.parse(given))
+
+    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
+        marker = ick_members.StreamMarker if streaming else ick_members.BatchMarker
+        return marker(IckOptions.parse(self.options), schema, overwrite=overwrite)
+
+
+class TableDataSource(PenstockSource):
+    """``penstock.table``: reads a table or a query; types that Spark does not have become text."""
+
+    format_name = table_reader.SOURCE
+
+    def _columns(self) -> StructType:
+        relation = TableRelation.parse(self.options)
+        return StructType([column.in_spark(text=relation.is_text(column)) for column in relation.measured()])
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
+        if streaming:
+            raise NotImplementedError
+        return TableReader(TableRelation.parse(given), schema)

@@ -1,0 +1,393 @@
+"""``penstock.ick``: the dirty members of an Ick as a DataFrame.
+
+A micro-batch is a fenced reservation of each shard that has members, and Spark's offset is the identity of these
+reservations.  Spark stores an offset before the batch runs, and asks for the next one only when the batch is done.
+Therefore:
+
+    asking for the next offset      commits the reservation that the previous offset names
+    repeating a batch               reads the members that its reservation still holds
+    a reservation that was lost     to another query, or with its Redis, returns and commits nothing; its members come again
+
+Nothing depends on Spark's checkpoint directory.  Without it, a query takes over the previous query's reservation, as from any
+stale holder.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.channels.ick.operations import Mark, read_marks
+from penstock.channels.routing import ick_keys, ick_shard_keys
+from penstock.channels.server import RedisClient, redis_errors
+from penstock.clients.ick import add_each
+from penstock.clients.ick.dirty_list import checked_keys
+from penstock.declaring.declarations import Ick
+from penstock.declaring.kinds import checked_name
+from penstock.errors import InvalidRecord, InvalidSetting
+from penstock.spark.sources.record_store import read_shards
+from penstock.spark.sources.reservation_sequence import IckOffset, ReservationSequence
+from penstock.spark.sources.source_options import SERVER_OPTIONS, GivenOptions, ServerOptions
+from penstock.spark.sources.subscription import Subscription
+from penstock.spark.sources.task_process import redis_client, warm
+
+SOURCE = "penstock.ick"
+
+MEMBERS_A_SHARD = 500
+"""Default number of members of a shard in a micro-batch: a script call returns them in a millisecond or two."""
+
+MEMBERS_A_READ = 1000
+TAKEOVER_AFTER_S = 30
+MICROSECONDS = 1_000_000
+
+LONG_POLL_S = 0.5
+"""Seconds that a reader waits for members before it reports none.  Spark asks a hundred times a second."""
+
+KNOWN = ("channel", "key", "shards", "maxMembersPerTrigger", "takeoverAfterSeconds", *SERVER_OPTIONS)
+
+SPARK_SCHEMA = StructType(
+    [
+        StructField("channel", StringType()),
+        StructField("shard", IntegerType()),
+        StructField("member", StringType()),
+        StructField("bytes", BinaryType()),
+        StructField("score", DoubleType()),
+        StructField("timestamp", TimestampType()),
+        StructField("reservation", LongType()),
+    ]
+)
+"""The columns of a member.  ``member`` is null if its bytes are not UTF-8, ``timestamp`` if the score is not a time."""
+
+ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IckOptions(ServerOptions):
+    """The options of one source or sink.
+
+    Attributes:
+        channel: Name of the channel; empty with ``key``.
+        key: Name of an Ick outside any pipeline; it has one shard.
+        shards: Number of the channel's shards; None reads it from Postgres.
+        max_members: ``maxMembersPerTrigger``: most members of a micro-batch, over all shards; None takes the default.
+        takeover_after_s: ``takeoverAfterSeconds``: another holder's reservation is taken over after so many seconds without a
+            heartbeat.
+    """
+
+    channel: str
+    key: str
+    shards: int | None
+    max_members: int | None
+    takeover_after_s: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> "IckOptions":
+        """The options as Spark passes them.
+
+        Raises:
+            InvalidSetting: One is unknown, missing, or has an invalid value.
+            InvalidName: The channel, the schema or the namespace breaks the rule for names.
+        """
+        given = GivenOptions(SOURCE, options, KNOWN)
+        if ("channel" in given) == ("key" in given):
+            raise given.error("give option channel, the name of a pipeline's Ick, or key, the name of any other Ick")
+        if "key" in given and "shards" in given:
+            raise given.error("option shards is for a channel; a key is one Ick")
+        return cls(
+            **cls.parse_servers(given),
+            channel=checked_name(given["channel"], "channel") if "channel" in given else "",
+            key=given.get("key") or "",
+            shards=given.whole_number("shards"),
+            max_members=given.whole_number("maxMembersPerTrigger"),
+            takeover_after_s=given.whole_number("takeoverAfterSeconds") or TAKEOVER_AFTER_S,
+        )
+
+    def names(self) -> dict[int, str]:
+        """Names of the Icks, by shard number; those of a channel may be read from Postgres."""
+        if self.key:
+            return {0: self.key}
+        shards = read_shards(self, Subscription((self.channel,)), self.shards)
+        return {int(each.shard): ick_shard_keys(self.scope.namespace, each).name for each in shards}
+
+    @property
+    def shown(self) -> str:
+        """Value of the rows' column ``channel``."""
+        return self.channel or self.key
+
+
+@dataclass(frozen=True)
+class MembersPartition(InputPartition):
+    """One task of a micro-batch: it carries its members, so that a task that runs again returns the same ones."""
+
+    shard: int
+    reservation: int
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class SetPartition(InputPartition):
+    """One task of a batch read: one set of a shard."""
+
+    shard: int
+    key: str
+
+
+class IckBatchReader(DataSourceReader):
+    """Reads the members that wait, and reserves nothing."""
+
+    def __init__(self, options: IckOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each set of each shard."""
+        keys = {shard: ick_keys(name) for shard, name in self._options.names().items()}
+        return [
+            SetPartition(shard, key) for shard, each in keys.items() for key in (each.held, each.reserved, each.dirty)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The members of a set, lowest score first; one that moves meanwhile may appear twice, or not at all."""
+        assert isinstance(partition, SetPartition)
+        warm()
+        client = redis_client(self._options.redis())
+        at = 0
+        while True:
+            with redis_errors(f"reading {partition.key}"):
+                found = client.zrange(partition.key, at, at + MEMBERS_A_READ - 1, withscores=True)
+            if not found:
+                return
+            marks = read_marks([value for pair in found for value in pair])
+            yield _batch(self._options.shown, partition.shard, marks, None)
+            at += len(found)
+
+
+class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Each micro-batch is a reservation of every shard that has members; Spark's offsets are their identities."""
+
+    def __init__(self, options: IckOptions) -> None:
+        self._options = options
+        self._opened: ReservationSequence | None = None
+        self._remaining: dict[int, int] | None = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """``maxMembersPerTrigger``, or ``MEMBERS_A_SHARD`` for each shard."""
+        shards = len(self._sequence.beginning)
+        return ReadMaxRows(self._options.max_members or MEMBERS_A_SHARD * shards)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """Limits this query to as many members as wait now: members that become dirty again would never end."""
+        self._remaining = self._sequence.waiting()
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802  Spark's name
+        """The beginning of a query without a checkpoint; the same in every call."""
+        return _sorted_by_shard(self._sequence.beginning)
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802  Spark's name
+        """Commits the reservations that ``start`` names, whose micro-batch is done, and begins the next; waits briefly for members."""
+        at: IckOffset = {
+            shard: start.get(str(shard), beginning) for shard, beginning in self._sequence.beginning.items()
+        }
+        sizes = self._sizes(limit)
+        if self._remaining is None:
+            return _sorted_by_shard(self._sequence.after_waiting(at, sizes, LONG_POLL_S))
+        return _sorted_by_shard(self._within_remaining(at, sizes))
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
+        """A task for each shard with a new reservation, with the members that it still holds."""
+        found: list[InputPartition] = []
+        for shard, identity in end.items():
+            if start.get(shard) == identity or identity.startswith("0:"):
+                continue
+            reservation = self._sequence.read(int(shard), identity)
+            if reservation is not None and reservation.marks:
+                found.append(MembersPartition(int(shard), reservation.number, reservation.marks))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The members that the task carries."""
+        assert isinstance(partition, MembersPartition)
+        warm()
+        yield _batch(self._options.shown, partition.shard, partition.marks, partition.reservation)
+
+    @property
+    def _sequence(self) -> ReservationSequence:
+        if self._opened is None:
+            options = self._options
+            client = redis_client(options.redis())
+            self._opened = ReservationSequence(client, options.names(), options.takeover_after_s)
+        return self._opened
+
+    def _sizes(self, limit: ReadLimit) -> dict[int, int]:
+        """Most members of each shard."""
+        shards = self._sequence.beginning
+        if isinstance(limit, ReadMaxRows):
+            share = -(-limit.max_rows // len(shards))
+            sizes = dict.fromkeys(shards, share)
+        else:
+            sizes = {shard: max(1, count) for shard, count in self._sequence.waiting().items()}
+        if self._remaining is not None:
+            sizes = {s: min(size, self._remaining[s]) for s, size in sizes.items() if self._remaining[s] > 0}
+        return sizes
+
+    def _within_remaining(self, at: IckOffset, sizes: dict[int, int]) -> IckOffset:
+        """The next offset, within the number of members that waited when the query began."""
+        assert self._remaining is not None
+        end = self._sequence.after_others(at, sizes)
+        for shard, identity in end.items():
+            if identity != at[shard]:
+                reservation = self._sequence.read(shard, identity)
+                self._remaining[shard] -= len(reservation.marks) if reservation is not None else 0
+        return end
+
+
+def _sorted_by_shard(offset: IckOffset) -> dict[str, str]:
+    """The offset with its keys in order, because Spark compares it as JSON text."""
+    return {str(shard): offset[shard] for shard in sorted(offset)}
+
+
+def _batch(channel: str, shard: int, marks: Sequence[Mark], reservation: int | None) -> pa.RecordBatch:
+    """A batch of rows for members of one shard."""
+    count = len(marks)
+    columns = [
+        pa.array([channel] * count, pa.string()),
+        pa.array([shard] * count, pa.int32()),
+        pa.array([_text(member) for member, _ in marks], pa.string()),
+        pa.array([member for member, _ in marks], pa.binary()),
+        pa.array([score for _, score in marks], pa.float64()),
+        pa.array([_moment(score) for _, score in marks], pa.timestamp("us", tz="UTC")),
+        pa.array([reservation] * count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def _text(member: bytes) -> str | None:
+    try:
+        return member.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _moment(score: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(score, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+@dataclass
+class Marked(WriterCommitMessage):
+    """The result of a task.
+
+    Attributes:
+        new: Members that were not dirty.
+        lowered: Scores that went down.
+    """
+
+    new: int
+    lowered: int
+
+
+class _Marker:
+    """The common part of the batch and the streaming writer.
+
+    A member keeps the lowest score it was given, so that a task may run any number of times.  A task that runs again after a
+    consumer has processed its members marks them once more, which is harmless extra work.
+    """
+
+    def __init__(self, options: IckOptions, schema: StructType, *, overwrite: bool) -> None:
+        warm()  # a streaming query plans its writes for every micro-batch anew, in one process
+        if not {"member", "bytes"} & set(schema.names):
+            raise InvalidSetting(
+                f"{SOURCE}: the DataFrame has no column 'member'; to mark, it needs member (text or bytes), "
+                "and may have score (a number, or a time)"
+            )
+        if overwrite:
+            raise InvalidSetting(f"{SOURCE}: an Ick is added to, never overwritten: mode('append')")
+        self._options = options
+        # Read in the driver: a task may have no access to Postgres.
+        self._names = options.names()
+        self._ick = Ick("members", shards=len(self._names))  # for its shard function
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Marked:
+        """Marks the members of one task.
+
+        Raises:
+            InvalidRecord: A row has no member.
+            InvalidIckCall: A score is not a finite number; none of the rows of its Arrow batch was written.
+            DamagedIck: An Ick is damaged.
+            ServerUnavailable: Redis does not answer; the task may run again.
+        """
+        warm()
+        client = redis_client(self._options.redis())
+        marked = Marked(0, 0)
+        for part in iterator:
+            marks: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
+            now = _now(client)
+            for member, score in zip(_members(part), _scores(part), strict=True):
+                marks[self._ick.shard_for(member)].append((member, now if score is None else score))
+            icks = [(checked_keys(client, self._names[s], ""), each) for s, each in marks.items()]
+            for added in add_each(client, icks):
+                marked.new += added.new
+                marked.lowered += added.lowered
+        return marked
+
+
+class BatchMarker(_Marker, DataSourceArrowWriter):
+    """Marks the rows of a batch."""
+
+
+class StreamMarker(_Marker, DataSourceStreamArrowWriter):
+    """Marks the rows of a micro-batch in its tasks; a member that was marked needlessly is processed once more."""
+
+
+def _now(client: RedisClient) -> float:
+    """Seconds since 1970 by Redis' clock, which all tasks share; on a Cluster, by one node's clock."""
+    with redis_errors("reading the time"):
+        found = client.time()
+    seconds, microseconds = next(iter(found.values())) if isinstance(found, dict) else found
+    return float(seconds) + float(microseconds) / MICROSECONDS
+
+
+def _members(rows: pa.RecordBatch) -> list[bytes]:
+    """``member`` of each row, or ``bytes`` where it is null."""
+    columns = [rows.column(name).cast(pa.binary()) for name in ("member", "bytes") if name in rows.schema.names]
+    members = pc.coalesce(*columns)
+    if members.null_count:
+        raise InvalidRecord("member", "it is null in a row that is to be marked")
+    found: list[bytes] = members.to_pylist()
+    return found
+
+
+def _scores(rows: pa.RecordBatch) -> list[Any]:
+    """The score of each row, or None; a timestamp becomes seconds since 1970."""
+    if "score" not in rows.schema.names:
+        return [None] * rows.num_rows
+    scores = rows.column("score")
+    if not pa.types.is_timestamp(scores.type):
+        return list(scores.to_pylist())
+    microseconds = scores.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return [None if each is None else each / MICROSECONDS for each in microseconds]

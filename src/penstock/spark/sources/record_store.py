@@ -1,0 +1,259 @@
+"""Places that hold the records of channels, and where a query begins and ends in them."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from time import sleep
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.database.errors import postgres_errors
+from penstock.database.registry import registered_channels
+from penstock.database.statements import statements
+from penstock.errors import InvalidSetting, ServerUnavailable
+from penstock.records import Offset, OffsetRange, Shard, ShardName
+from penstock.spark.sources.ranges import Available, Positions
+from penstock.spark.sources.record_columns import ARROW_SCHEMA
+from penstock.spark.sources.source_options import Options, ServerOptions
+from penstock.spark.sources.subscription import LATEST, ShardPlace, StagedSince, Subscription, Where
+from penstock.spark.sources.task_process import postgres
+
+log = logging.getLogger("penstock.spark")
+
+CLOCK_MARGIN_US = 10_000_000
+"""Microseconds by which a tick may be older than a record that it sequenced, because Postgres' clock was set back."""
+
+_T = TypeVar("_T")
+
+
+class RecordStore(ABC):
+    """A place that holds the records of channels; picklable, connects on first use."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @abstractmethod
+    def available(self) -> dict[ShardName, OffsetRange]:
+        """The offsets that it has of every shard; ``last`` is the last offset ever assigned, even if it holds no record."""
+
+    @abstractmethod
+    def assigned(self) -> dict[ShardName, Offset]:
+        """The last offset of every shard that was ever assigned anywhere: the store may be empty, and be filled again."""
+
+    @abstractmethod
+    def wait(self, positions: Positions, seconds: float) -> None:
+        """Returns when there may be a record after one of the positions, or after ``seconds``."""
+
+    @abstractmethod
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order."""
+
+    @cached_property
+    def shards(self) -> list[ShardName]:
+        """The shards that the query reads."""
+        return read_shards(self.options, self.options.subscription, self.options.shards)
+
+    def grow(self, positions: Positions) -> bool:
+        """Takes over shards that a channel has got since; whether there are any.
+
+        Only once the positions are at the ends of all others: the last record of a key in its old shard then comes before the
+        first one in its new shard.
+        """
+        shards = read_shards(self.options, self.options.subscription, self.options.shards)
+        if not set(shards).difference(self.shards):
+            return False
+        # After the new shards have been seen, the others get no more records.
+        if any(end > positions.get(shard, 0) for shard, end in self.assigned().items()):
+            return False
+        self.shards = shards
+        return True
+
+    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
+        """Offsets before which no record was staged at a time, in microseconds, or later; None if no record was.
+
+        A record is staged before the tick that sequences it, and ticks come in the order of offsets: every record before the
+        first tick of that time is older.  A shard whose journal begins after that time is left out: older entries of its log
+        may be as new.
+        """
+        if not self.options.knows_database():
+            return {}
+        named = {"channels": [each.channel for each in times], "shards": [int(each.shard) for each in times]}
+        since = {"since_us": [us - CLOCK_MARGIN_US for us in times.values()]}
+        sql = statements("penstock.spark.sources", self.options.scope.schema)["sequenced_since"]
+        with postgres_errors("reading the journal"):
+            rows = postgres(self.options.database()).execute(sql, named | since)
+            return {
+                ShardName(channel, Shard(shard)): None if first is None else Offset(first)
+                for channel, shard, oldest, first in rows
+                if first is None or first > oldest
+            }
+
+
+def read_shards(options: ServerOptions, subscription: Subscription, shards: int | None) -> list[ShardName]:
+    """The shards that a query reads, from its options or from Postgres.
+
+    Raises:
+        InvalidSetting: Neither the options nor the environment give the number of shards, or the URL of Postgres.
+        Unknown: No such channel is registered, or it has no such shard.
+        ServerUnavailable: Postgres does not answer.
+    """
+    if shards is not None and subscription.single is not None:
+        return subscription.resolve(options.source, {subscription.single: shards})
+    if not options.knows_database():
+        raise InvalidSetting(f"{options.source}: give option shards, or databaseUrl to look it up in Postgres")
+    registered = registered_channels(postgres(options.database()), options.scope).values()
+    return subscription.resolve(
+        options.source,
+        {each.name: each.total_shards for each in registered if subscription.pattern is None or each.kind == "log"},
+    )
+
+
+class RetryingStore(RecordStore):
+    """A store whose calls are repeated while its server does not answer: a failover takes seconds.
+
+    Spark's Kafka source has the same options, ``fetchOffset.numRetries`` and ``fetchOffset.retryIntervalMs``; here they apply
+    to reading too.
+    """
+
+    def __init__(self, store: RecordStore) -> None:
+        super().__init__(store.options)
+        self._store = store
+
+    def available(self) -> dict[ShardName, OffsetRange]:  # noqa: D102  as the store's, like all others
+        return self._repeat(self._store.available)
+
+    def assigned(self) -> dict[ShardName, Offset]:  # noqa: D102
+        return self._repeat(self._store.assigned)
+
+    def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:  # noqa: D102
+        return self._repeat(lambda: self._store.sequenced_since(times))
+
+    def wait(self, positions: Positions, seconds: float) -> None:  # noqa: D102
+        self._repeat(lambda: self._store.wait(positions, seconds))
+
+    def grow(self, positions: Positions) -> bool:  # noqa: D102
+        return self._repeat(lambda: self._store.grow(positions))
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """As the store's; continues after what was read."""
+        rest, failures = wanted, 0
+        while rest:
+            try:
+                for batch in self._store.read(rest):
+                    after = Offset(batch.column("offset")[-1].as_py() + 1)
+                    rest, failures = OffsetRange(rest.shard, after, rest.last), 0
+                    yield batch
+            except ServerUnavailable as error:
+                failures += 1
+                self._pause(error, failures)
+            else:
+                return
+
+    def _repeat(self, call: Callable[[], _T]) -> _T:
+        failures = 0
+        while True:
+            try:
+                return call()
+            except ServerUnavailable as error:
+                failures += 1
+                self._pause(error, failures)
+
+    def _pause(self, error: ServerUnavailable, failures: int) -> None:
+        """Waits before the next attempt; raises the error after the last."""
+        if failures > self.options.retries:
+            raise error
+        log.warning("%s: attempt %d: %s", self.options.source, failures, error)
+        sleep(self.options.retry_interval_s)
+
+
+def find_start(store: RecordStore, where: Where, available: Available) -> Positions:
+    """The positions before the first record to read.
+
+    Raises:
+        InvalidSetting: The query does not read a shard that is named, an offset lies beyond the next one, or no record was
+            staged at a time or later.
+    """
+    options = store.options
+    positions = _find(store, where, available, options.no_later_record)
+    beyond = {shard: at for shard, at in positions.items() if at > available[shard].last}
+    assigned = store.assigned() if beyond else {}
+    for shard, at in beyond.items():
+        if at > (newest := max(assigned[shard], available[shard].last)):
+            raise InvalidSetting(
+                f"{options.source}: startingOffsets of {shard} is {at + 1}, the newest offset there is {newest}"
+            )
+    return positions
+
+
+def find_end(store: RecordStore, where: Where, available: Available) -> Positions:
+    """The positions of the last record to read.
+
+    Raises:
+        InvalidSetting: The query does not read a shard that is named, or an offset has not been assigned yet.
+    """
+    positions = _find(store, where, available, LATEST)
+    for shard, at in positions.items():
+        if at > (newest := available[shard].last):
+            raise InvalidSetting(
+                f"{store.options.source}: endingOffsets of {shard} is {at + 1}, the newest offset there is {newest}"
+            )
+    return positions
+
+
+def _find(store: RecordStore, where: Where, available: Available, no_later_record: str) -> Positions:
+    source = store.options.source
+    where.check(available, source)
+    places = {shard: where.get(shard) for shard in available}
+    times = {shard: p.staged_us for shard, p in places.items() if isinstance(p, StagedSince)}
+    first = _find_first_since(store, available, times) if times else {}
+    if missing := sorted(shard for shard, offset in first.items() if offset is None):
+        if no_later_record == "error":
+            raise InvalidSetting(
+                f"{source}: {missing[0]} has no record staged at the starting time or later; to begin with the next one, give "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        first |= {shard: Offset(available[shard].last + 1) for shard in missing}
+    return {shard: _position(places[shard], available[shard], first.get(shard)) for shard in places}
+
+
+def _position(place: ShardPlace, available: OffsetRange, first_since: Offset | None) -> int:
+    match place:
+        case "earliest":
+            return available.first - 1
+        case "latest":
+            return available.last
+        case StagedSince():
+            assert first_since is not None
+            return first_since - 1
+        case offset:
+            return int(offset) - 1
+
+
+def _find_first_since(
+    store: RecordStore, available: Available, times: Mapping[ShardName, int]
+) -> dict[ShardName, Offset | None]:
+    """The first record of each shard that was staged at its time or later; None if there is none.
+
+    Records are read in their order until one is found: a long transaction's are older than their neighbours, so that no search
+    by halves would be right.  The journal tells where to begin; without Postgres, the whole log is read.
+    """
+    begin = store.sequenced_since(times)
+    found: dict[ShardName, Offset | None] = {}
+    for shard, staged_us in times.items():
+        there = available[shard]
+        if (first := begin.get(shard, there.first)) is not None:
+            first = _scan(store, OffsetRange(shard, max(first, there.first), there.last), staged_us)
+        found[shard] = first
+    return found
+
+
+def _scan(store: RecordStore, wanted: OffsetRange, staged_us: int) -> Offset | None:
+    since = pa.scalar(staged_us, pa.int64()).cast(ARROW_SCHEMA.field("timestamp").type)
+    for batch in store.read(wanted) if wanted else ():
+        number = pc.index(pc.greater_equal(batch.column("timestamp"), since), True).as_py()
+        if number >= 0:
+            return Offset(batch.column("offset")[number].as_py())
+    return None

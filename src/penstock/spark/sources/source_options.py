@@ -1,0 +1,351 @@
+"""The options of the data sources, with the names and meanings of Spark's Kafka source where it has them."""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql.types import StructField, StructType
+
+from penstock.declaring.declarations import Log
+from penstock.declaring.kinds import checked_name
+from penstock.display import mask
+from penstock.errors import DeclarationError, InvalidSetting
+from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.spark.sources.subscription import (
+    EARLIEST,
+    LATEST,
+    Subscription,
+    Where,
+    parse_offsets,
+    parse_time,
+    parse_times,
+)
+
+_OF_A_TABLE = "option."
+"""Prefix of the options of a table that is being created; Spark also gives them without it, among other properties."""
+
+_KEPT = "penstock.options"
+"""Metadata key of a table's first column that holds the table's options."""
+
+SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname"})
+"""Options for Spark itself, which it passes on to the source."""
+
+_DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
+_UNITS = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+class GivenOptions:
+    """The options of one source as Spark passes them: names in any case, values as text."""
+
+    def __init__(self, source: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+        """Takes the options; ``known`` are their names as the documentation writes them.
+
+        Raises:
+            InvalidSetting: One is unknown.
+        """
+        names = {name.lower() for name in known} | SPARKS_OWN
+        values = {str(name).lower(): str(value) for name, value in given.items()}
+        if of_table := find_table_options(
+            given
+        ):  # what else is not known are properties of the table, such as its owner
+            values = of_table | {name: values[name] for name in values if name in names}
+        self.source, self.values = source, values
+        if unknown := sorted(values.keys() - names):
+            raise self.error(f"there is no option {unknown[0]!r}")
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self.values
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name.lower()]
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The text of an option."""
+        return self.values.get(name.lower(), default)
+
+    def error(self, text: str) -> InvalidSetting:
+        """An error of the source."""
+        return InvalidSetting(f"{self.source}: {text}")
+
+    def find_one(self, *names: str) -> str | None:
+        """The one of several options that is given, None if none is; several are an error."""
+        given = [name for name in names if name in self]
+        if len(given) > 1:
+            raise self.error(f"give one of the options {' and '.join(given)}")
+        return given[0] if given else None
+
+    def whole_number(self, name: str, least: int = 1) -> int | None:
+        """An option that takes a whole number; None if it is not given."""
+        if name not in self:
+            return None
+        text = self[name]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise self.error(f"{name} is {text!r}; it takes a whole number from {least}")
+        return int(text)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """An option that takes true or false."""
+        return self.word(name, ("true", "false") if default else ("false", "true")) == "true"
+
+    def word(self, name: str, words: tuple[str, str]) -> str:
+        """An option that takes one of two words, by default the first."""
+        text = self.values.get(name.lower(), words[0])
+        if text.lower() not in words:
+            raise self.error(f"{name} is {text!r}; it takes {' or '.join(words)}")
+        return text.lower()
+
+    def seconds(self, name: str, default: str) -> float:
+        """An option that takes a time as Spark writes it: a number of milliseconds, or with a unit."""
+        text = self.values.get(name.lower(), default)
+        match = re.fullmatch(r"([0-9]+) *(us|ms|s|m|min|h|d|)", text.strip().lower())
+        if match is None:
+            raise self.error(f"{name} is {text!r}; it takes a number with a unit (us, ms, s, m, h or d), such as 15m")
+        return int(match[1]) * _UNITS[match[2]]
+
+
+SERVER_OPTIONS = ("namespace", "schema", "redisUrl", "databaseUrl")
+"""The options of ``ServerOptions``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where a source finds its pipeline.
+
+    Attributes:
+        source: Name of the data source.
+        scope: ``schema`` and ``namespace``.
+        redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
+        database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL`` from the task's environment.
+    """
+
+    source: str
+    scope: Scope = DEFAULT_SCOPE
+    redis_url: str | None = None
+    database_url: str | None = None
+
+    @classmethod
+    def parse_servers(cls, given: GivenOptions) -> dict[str, Any]:
+        """The attributes above."""
+        scope = Scope(
+            given.values.get("schema", DEFAULT_SCOPE.schema), given.values.get("namespace", DEFAULT_SCOPE.namespace)
+        )
+        urls = {"redis_url": given.get("redisUrl"), "database_url": given.get("databaseUrl")}
+        return {"source": given.source, "scope": scope, **urls}
+
+    def redis(self) -> str:
+        """URL of the Redis that holds the channel; without one, an error."""
+        return self._require(self.redis_url, "redisUrl", _REDIS_URL)
+
+    def database(self) -> str:
+        """URL of Postgres; without one, an error."""
+        return self._require(self.database_url, "databaseUrl", _DATABASE_URL)
+
+    def knows_database(self) -> bool:
+        """Whether a URL of Postgres is given."""
+        return self._find(self.database_url, "databaseUrl", _DATABASE_URL) is not None
+
+    def _require(self, given: str | None, option: str, variable: str) -> str:
+        if (url := self._find(given, option, variable)) is None:
+            raise InvalidSetting(f"{self.source}: give option {option}, or set {variable}")
+        return url
+
+    def _find(self, given: str | None, option: str, variable: str) -> str | None:
+        """A URL; an empty option, which an unset secret is, must not choose the servers of the environment."""
+        url = os.environ.get(variable) if given is None else given
+        if url is not None and not url.strip():
+            what = variable if given is None else f"option {option}"
+            raise InvalidSetting(f"{self.source}: {what} is empty; give a URL, or remove it")
+        return url
+
+
+KNOWN = (
+    *("channel", "subscribe", "subscribePattern", "assign", "shards", "consumer"),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *(
+        "maxRecordsPerTrigger",
+        "maxOffsetsPerTrigger",
+        "minRecordsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+    ),
+    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders"),
+    *("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+    *("beginsAt", "entries", "compression", *SERVER_OPTIONS),
+)
+"""The options of ``penstock.log`` and ``penstock.staged``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ServerOptions):
+    """The options of a source of records.
+
+    Attributes:
+        subscription: ``channel``, ``subscribe``, ``subscribePattern`` or ``assign``: the shards to read.
+        shards: Number of the channel's shards; None reads it from Postgres.
+        consumer: ``consumer``: the name under which a stream keeps its position in Postgres; None keeps it in Spark's
+            checkpoint only.
+        starting: ``startingOffsets``, ``startingTimestamp`` or ``startingOffsetsByTimestamp``: the first record to read.
+            None: ``earliest`` for batches; for streams the position of ``consumer``, or ``latest``.
+        ending: ``endingOffsets``, ``endingTimestamp`` or ``endingOffsetsByTimestamp``: the end of a batch, exclusive.
+        no_later_record: ``startingOffsetsByTimestampStrategy``: ``error`` or ``latest``, for a start after the newest record.
+        max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit.
+        min_records: ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none.
+        max_delay_s: ``maxTriggerDelay``: longest time, in seconds, that a micro-batch waits for ``min_records``.
+        min_partitions: ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer if there are
+            few records.
+        max_partition_records: ``maxRecordsPerPartition``: most records of a task; None sets no limit.
+        fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
+        retries: ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer.
+        retry_interval_s: ``fetchOffset.retryIntervalMs``: pause before each, in seconds.
+        begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
+        stored_as: ``entries`` and ``compression``, for writing: as ``Log.stored_as``.
+    """
+
+    subscription: Subscription
+    shards: int | None
+    consumer: str | None
+    starting: Where | None
+    ending: Where
+    no_later_record: str
+    max_records: int | None
+    min_records: int | None
+    max_delay_s: float
+    min_partitions: int | None
+    max_partition_records: int | None
+    fail_on_data_loss: bool
+    retries: int
+    retry_interval_s: float
+    begins: dict[int, int] | None
+    stored_as: str
+
+    @classmethod
+    def parse(cls, source: str, options: Mapping[str, Any], *, streaming: bool | None) -> "Options":
+        """The options as Spark passes them; ``streaming`` is None as long as either may be meant.
+
+        Raises:
+            InvalidSetting: One is unknown, missing, has an invalid value, or contradicts another.
+            InvalidName: The channel, the consumer, the schema or the namespace breaks the rule for names.
+        """
+        given = GivenOptions(source, options, KNOWN)
+        if streaming is not None:
+            _check_mode(given, streaming=streaming)
+        retries, interval_ms = (given.whole_number(f"fetchOffset.{n}", 0) for n in ("numRetries", "retryIntervalMs"))
+        found = cls(
+            **cls.parse_servers(given),
+            subscription=Subscription.parse(source, given.values),
+            shards=given.whole_number("shards"),
+            consumer=checked_name(given["consumer"], "consumer") if "consumer" in given else None,
+            starting=_where(given, "starting", EARLIEST),
+            ending=_where(given, "ending", LATEST) or Where(LATEST),
+            no_later_record=given.word("startingOffsetsByTimestampStrategy", ("error", "latest")),
+            max_records=_limit(given, "max"),
+            min_records=_limit(given, "min"),
+            max_delay_s=given.seconds("maxTriggerDelay", "15m"),
+            min_partitions=given.whole_number("minPartitions"),
+            max_partition_records=given.whole_number("maxRecordsPerPartition"),
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            retries=3 if retries is None else retries,
+            retry_interval_s=1.0 if interval_ms is None else interval_ms / 1000,
+            begins=_begins(given),
+            stored_as=_stored_as(given),
+        )
+        found._check(given)
+        return found
+
+    def _check(self, given: GivenOptions) -> None:
+        """Refuses options that contradict one another."""
+        if self.shards is not None and self.subscription.single is None:
+            raise given.error("option shards is for one channel; the shards of several are read from Postgres")
+        if self.consumer is not None and self.subscription.numbers is not None:
+            raise given.error("consumer keeps a position in every shard of a channel; it cannot be given with assign")
+        least, most = self.min_records, self.max_records
+        if least is not None and most is not None and least > most:
+            raise given.error(
+                f"minRecordsPerTrigger is {least}, maxRecordsPerTrigger is {most}; the least cannot be above the most"
+            )
+
+
+def includes_headers(source: str, options: Mapping[str, Any]) -> bool:
+    """The option ``includeHeaders``; all others are checked too, so that ``load`` fails, and not the first action."""
+    Options.parse(source, options, streaming=None)
+    return GivenOptions(source, options, KNOWN).flag("includeHeaders", default=True)
+
+
+def find_table_options(given: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a table that is being created, with lower-case names; none for anything else."""
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    return {name.removeprefix(_OF_A_TABLE): value for name, value in options.items() if name.startswith(_OF_A_TABLE)}
+
+
+def keep_options(source: str, columns: StructType, given: Mapping[str, Any]) -> StructType:
+    """The columns of a source; those of a table that is being created keep its options.
+
+    Raises:
+        InvalidSetting: A table cannot keep one of them.
+    """
+    options = find_table_options(given)
+    if not options:
+        return columns
+    for name, variable in (("databaseurl", _DATABASE_URL), ("redisurl", _REDIS_URL)):
+        if name in options and mask(options[name]) != options[name]:
+            raise InvalidSetting(
+                f"{source}: option {name} has a password, which everyone who may read the table's columns would see; leave it out, "
+                f"and set {variable} for the driver and the executors"
+            )
+    first, *others = columns
+    kept = StructField(first.name, first.dataType, first.nullable, {_KEPT: options})
+    return StructType([kept, *others])
+
+
+def with_kept_options(columns: StructType, given: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a reader: those that its table's columns keep, and those of the query, which override them."""
+    kept = (column.metadata.get(_KEPT, {}) for column in columns)
+    options = {name: value for each in kept for name, value in each.items()}
+    return options | {str(name).lower(): str(value) for name, value in given.items()}
+
+
+def _check_mode(given: GivenOptions, *, streaming: bool) -> None:
+    for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
+        if streaming and name in given:
+            raise given.error(f"{name} is for batches; a stream has no end")
+    if not streaming and "consumer" in given:
+        raise given.error("consumer is for streams; a batch keeps no position")
+
+
+def _where(given: GivenOptions, side: Literal["starting", "ending"], default: Any) -> Where | None:
+    parsers = {
+        f"{side}Offsets": lambda name, text: parse_offsets(given.source, name, text, default),
+        f"{side}Timestamp": lambda name, text: parse_time(given.source, name, text),
+        f"{side}OffsetsByTimestamp": lambda name, text: parse_times(given.source, name, text, default),
+    }
+    name = given.find_one(*parsers)
+    return None if name is None else parsers[name](name, given[name])
+
+
+def _limit(given: GivenOptions, which: Literal["max", "min"]) -> int | None:
+    """``maxRecordsPerTrigger``, or ``maxOffsetsPerTrigger`` as Kafka's source names it."""
+    name = given.find_one(f"{which}RecordsPerTrigger", f"{which}OffsetsPerTrigger")
+    return None if name is None else given.whole_number(name)
+
+
+def _stored_as(given: GivenOptions) -> str:
+    chosen = {name: given[name] for name in ("entries", "compression") if name in given}
+    try:
+        return Log("written", **chosen).stored_as  # type: ignore[arg-type]  # it checks them
+    except DeclarationError as error:
+        raise given.error(str(error).removeprefix("channel written: ")) from error
+
+
+def _begins(given: GivenOptions) -> dict[int, int] | None:
+    if "beginsAt" not in given:
+        return None
+    where = parse_offsets(given.source, "beginsAt", given["beginsAt"], EARLIEST)
+    named = {shard: place for (channel, shard), place in where.named.items() if not channel}
+    if not named or not all(isinstance(offset, int) for offset in named.values()):
+        raise given.error(
+            f'beginsAt is {given["beginsAt"][:80]!r}; it takes JSON with an offset for each shard, such as {{"0": 4118}}'
+        )
+    return {shard: int(offset) for shard, offset in named.items() if isinstance(offset, int)}
