@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 from redis.crc import key_slot
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.embedded.processes import free_port
 from penstock.embedded.redis import EmbeddedRedis
 from penstock.testing import eventually

@@ -12,7 +12,8 @@ from typing import Self
 from benchmarks.application import BULK, EACH, TABLES
 from benchmarks.backlogs import ACCOUNTS, Backlog, drain, fill, unsequence
 from benchmarks.connections import connect
-from penstock.channels.server import RedisClient, connect_redis
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.embedded import EmbeddedServers

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from benchmarks import watching
 from benchmarks.application import BULK, CHANNEL
@@ -15,7 +16,6 @@ from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from penstock import Log
 from penstock.channels.log import extents
-from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.retention import retain
@@ -137,7 +137,7 @@ def _read_wal(connection: Connection) -> int:
     return int(found)
 
 
-def _remove(connection: Connection, client: RedisClient, backlog: Backlog) -> None:
+def _remove(connection: Connection, client: Any, backlog: Backlog) -> None:
     """Removes the records as retention does; it keeps those of a shard's newest journal row.
 
     Raises:
@@ -178,7 +178,7 @@ def _measure_memory_of_entries(servers: BenchServers, backlog: Backlog, fields: 
     return {"": used / backlog.records}
 
 
-def _read_memory(client: RedisClient, key: str) -> int:
+def _read_memory(client: Any, key: str) -> int:
     return int(client.memory_usage(key, samples=0))  # every entry, not an estimate from samples
 
 

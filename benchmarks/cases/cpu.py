@@ -14,7 +14,7 @@ from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
 from benchmarks.processor import Costs, measure_costs
 from benchmarks.servers import BenchServers
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer

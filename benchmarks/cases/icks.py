@@ -13,7 +13,6 @@ from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
 from penstock.channels.ick.operations import SLICE
-from penstock.channels.server import RedisClient
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import DEFAULT_SIZE
 from penstock.testing import eventually
@@ -96,7 +95,7 @@ def _make_marks(members: int, turn: int) -> Iterator[Marks]:
         yield [(b"document-%d" % (n * step % members), FIRST_SCORE + turn * members + n) for n in range(first, last)]
 
 
-def _measure_marking(servers: BenchServers, members: int, mark: Callable[[RedisClient, Marks], float]) -> Figures:
+def _measure_marking(servers: BenchServers, members: int, mark: Callable[[Any, Marks], float]) -> Figures:
     """Marks per second: every member once, and then ``AGAIN`` times again; preparing the marks is not counted."""
     servers.empty_redis()
     took = 0.0
@@ -110,14 +109,14 @@ def _measure_marking(servers: BenchServers, members: int, mark: Callable[[RedisC
     return {"": members * (AGAIN + 1) / took}
 
 
-def _add(client: RedisClient, marks: Marks) -> float:
+def _add(client: Any, marks: Marks) -> float:
     ick = DirtyList(client, ICK)
     began = perf_counter()
     ick.add(marks)
     return perf_counter() - began
 
 
-def _zadd(client: RedisClient, marks: Marks) -> float:
+def _zadd(client: Any, marks: Marks) -> float:
     began = perf_counter()
     pipeline = client.pipeline(transaction=False)
     for at in range(0, len(marks), SLICE):
@@ -126,7 +125,7 @@ def _zadd(client: RedisClient, marks: Marks) -> float:
     return perf_counter() - began
 
 
-def _zadd_packed(client: RedisClient, marks: Marks) -> float:
+def _zadd_packed(client: Any, marks: Marks) -> float:
     """The commands are packed beforehand; each is sent before the reply to the previous one is read."""
     with closing(_Wire(client)) as wire:
         packed = [
@@ -141,7 +140,7 @@ def _zadd_packed(client: RedisClient, marks: Marks) -> float:
 class _Wire:
     """A connection without the client's own processing."""
 
-    def __init__(self, client: RedisClient) -> None:
+    def __init__(self, client: Any) -> None:
         self._pool = client.connection_pool
         self._connection = self._pool.get_connection()
 
@@ -159,7 +158,7 @@ class _Wire:
         self._connection.read_response()
 
 
-def _fill(servers: BenchServers, client: RedisClient, members: int) -> None:
+def _fill(servers: BenchServers, client: Any, members: int) -> None:
     """Creates an Ick and a plain sorted set with all members dirty: filled once, copied for each run."""
     if client.zcard(TEMPLATE) != members:
         servers.empty_redis()
@@ -176,7 +175,7 @@ def _fill(servers: BenchServers, client: RedisClient, members: int) -> None:
     client.memory_purge()
 
 
-Calls = Callable[[RedisClient], Iterator[int]]
+Calls = Callable[[Any], Iterator[int]]
 """Calls Redis repeatedly; yields after each call the number of members that it took or marked."""
 
 
@@ -191,7 +190,7 @@ def _measure_taking(servers: BenchServers, members: int, calls: Calls) -> Figure
     return {"": taken / took}
 
 
-def _take_fenced(client: RedisClient) -> Iterator[int]:
+def _take_fenced(client: Any) -> Iterator[int]:
     consumer = Reservations(client, ICK)
     answer: object = consumer.reserve()
     while isinstance(answer, Reservation) and answer.marks:
@@ -199,7 +198,7 @@ def _take_fenced(client: RedisClient) -> Iterator[int]:
         answer = consumer.exchange(answer)
 
 
-def _take_by_exchange(client: RedisClient) -> Iterator[int]:
+def _take_by_exchange(client: Any) -> Iterator[int]:
     ick = DirtyList(client, ICK)
     marks = ick.reserve(DEFAULT_SIZE)
     while marks:
@@ -207,15 +206,15 @@ def _take_by_exchange(client: RedisClient) -> Iterator[int]:
         marks = ick.exchange(DEFAULT_SIZE, [member for member, _ in marks]).marks
 
 
-def _take_by_zpopmin(client: RedisClient) -> Iterator[int]:
+def _take_by_zpopmin(client: Any) -> Iterator[int]:
     while some := client.zpopmin(PLAIN, DEFAULT_SIZE):
         yield len(some)
 
 
-def _mark_again(mark: Callable[[RedisClient, Marks], float]) -> Calls:
+def _mark_again(mark: Callable[[Any, Marks], float]) -> Calls:
     """Marks new members and old ones, half of each: a new mark costs more than one that is coalesced."""
 
-    def calls(client: RedisClient) -> Iterator[int]:
+    def calls(client: Any) -> Iterator[int]:
         for marks in _make_marks(client.zcard(TEMPLATE), 1):
             half = [(m if n % 2 else m + b"-new", s) for n, (m, s) in enumerate(marks)]
             for at in range(0, len(half), SLICE):
@@ -245,7 +244,7 @@ def _measure_longest_call(servers: BenchServers, members: int, command: str, cal
     return {"": max(busy), "-p99": percentile(busy, 0.99), "-clock": max(clock)}
 
 
-def _read_spent_ms(client: RedisClient, command: str) -> tuple[float, float]:
+def _read_spent_ms(client: Any, command: str) -> tuple[float, float]:
     """Processor time of Redis' main thread, and the time of all calls of ``command`` by the clock, in ms."""
     found = client.info("cpu", "commandstats")
     processor_s = found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"]

@@ -12,8 +12,9 @@ from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from benchmarks.watching.streamers import run_streamers
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import extents
-from penstock.channels.server import RedisClient, connect_redis
+from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import tick

@@ -7,13 +7,13 @@ attempts, without delays, and without a lease that ends by itself.
 import threading
 from collections.abc import Callable
 from time import monotonic, perf_counter, process_time, sleep
+from typing import Any
 
 from benchmarks.backlogs import Backlog, Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
 from penstock.channels.queue import NewMessage
-from penstock.channels.server import RedisClient
 from penstock.clients import FairQueue
 
 QUEUE, STREAM, GROUP = "bench-queue", "bench-stream", "bench-group"
@@ -99,7 +99,7 @@ def _write(queue: FairQueue, count: int) -> None:
         queue.write_many([NewMessage(f"tenant-{n % TENANTS}", PAYLOAD) for n in range(first, first + AT_ONCE)])
 
 
-def _fill_stream(client: RedisClient, count: int) -> None:
+def _fill_stream(client: Any, count: int) -> None:
     client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
     for _ in range(0, count, AT_ONCE):
         pipeline = client.pipeline(transaction=False)

@@ -40,6 +40,12 @@ MAX_LINE = 92
 _STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 _NAMED_FOLLOW = {griffe.ParameterKind.var_positional, griffe.ParameterKind.keyword_only}
 
+_FACES = {"Operations", "Blocking", "BlockingClient", "Asynchronous", "AsyncClient"}
+"""Bases that give operations their faces."""
+
+_STEPS = re.compile(r"\bSteps\[(.*)\]")
+"""What an operation returns once it is run."""
+
 _INHERITED_RAISES = re.compile(r"^Raises:\n +As (.+)$", re.MULTILINE)
 _CODE = re.compile(r"`([A-Za-z_.]+)`")
 _LITERAL = re.compile(r"``(.+?)``", re.DOTALL)
@@ -95,14 +101,17 @@ class Reference:
             yield from self._class(each, module)
 
     def _class(self, cls: Any, module: str) -> Iterator[str]:
-        signature = cls.signature()
-        yield _python(self._signature(cls)) if signature else ""
+        constructor = next((c.members["__init__"] for c in (cls, *cls.mro()) if "__init__" in c.members), None)
+        if cls.signature():
+            yield _python(self._signature(cls))
+        elif constructor is not None and constructor.is_function:
+            made = self._signature(constructor).replace("__init__(", f"{cls.name}(").removesuffix(" -> None")
+            yield _python(_with_types(cls, made))
         if bases := _public_bases(cls):
             yield self._linked(f"Base: {', '.join(f'`{base}`' for base in bases)}.", module)
         if module == "penstock.errors":
             yield f"[Exit code, and what to do](../errors.md#{cls.name.lower()})."
         yield from self._docstring(cls, module)
-        constructor = cls.members.get("__init__")
         if constructor is not None and constructor.docstring:
             yield from self._docstring(constructor, module)
         yield from self._members(cls, module)
@@ -116,7 +125,7 @@ class Reference:
         for each in members:
             if each.is_function and not _is_attribute(each):
                 yield f"### {cls.name}.{each.name}"
-                yield _python(self._signature(each))
+                yield _python(_with_types(cls, self._signature(each)))
                 yield from self._docstring(each, module)
 
     def _signature(self, each: Any) -> str:
@@ -125,11 +134,11 @@ class Reference:
             constant = self._constant(parameter.default)
             if constant is not None:
                 parameter.default = constant
-        whole = str(each.signature())
+        whole = _STEPS.sub(r"\1", str(each.signature()))
         if len(whole) <= MAX_LINE:
             return whole
         lines = "".join(f"    {parameter},\n" for parameter in _parameters(each))
-        returns = "" if each.is_class else f" -> {each.returns}"
+        returns = "" if each.is_class else _STEPS.sub(r"\1", f" -> {each.returns}")
         return f"{each.name}(\n{lines}){returns}"
 
     def _constant(self, default: Any) -> str | None:
@@ -241,13 +250,37 @@ def _defined_classes(module: Any) -> list[str]:
 
 def _public_bases(cls: Any) -> list[str]:
     names = [str(base).partition("[")[0] for base in cls.bases]
-    return [n for n in names if not n.startswith("_") and n not in {"Generic", "ABC", "Exception"}]
+    return [n for n in names if not n.startswith("_") and n not in {"Generic", "ABC", "Exception", *_FACES}]
+
+
+def _with_types(cls: Any, signature: str) -> str:
+    """A signature with what the class gives for the type variables of its private base."""
+    for base in cls.bases:
+        if str(base).startswith("_") and isinstance(base, griffe.ExprSubscript):
+            names = [str(each) for each in _arguments(base.canonical_path, cls)]
+            given = [str(each) for each in _elements(base.slice)]
+            for name, text in zip(names, given, strict=True):
+                signature = re.sub(rf"\b{name}\b(?=[\],)= |]|$)", text.strip("'\""), signature)
+    return signature
+
+
+def _arguments(path: str, cls: Any) -> list[Any]:
+    """The type variables of a class."""
+    [found] = (base for base in cls.mro() if base.canonical_path == path)
+    return _elements(
+        max((b.slice for b in found.bases if isinstance(b, griffe.ExprSubscript)), key=lambda b: len(str(b)))
+    )
+
+
+def _elements(of: Any) -> list[Any]:
+    return list(of.elements) if isinstance(of, griffe.ExprTuple) else [of]
 
 
 def _public_members(cls: Any) -> Iterator[Any]:
-    """Its own, and those of its private bases."""
-    private = [base for base in cls.mro() if base.name.startswith("_")]
-    members = {n: m for c in (*reversed(private), cls) for n, m in c.members.items()}
+    """Its own, and those of its private bases; what both faces have is described once, at the class for threads."""
+    is_async = any(base.name == "Asynchronous" for base in cls.mro())
+    private = [base for base in cls.mro() if base.name.startswith("_") or base.name in _FACES]
+    members = {n: m for c in (*(() if is_async else reversed(private)), cls) for n, m in c.members.items()}
     for name, each in members.items():
         if not name.startswith("_") and not each.is_alias:
             yield each

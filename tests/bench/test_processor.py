@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from benchmarks import processor
-from penstock.channels.server import connect_redis
+from fixtures.clients import connect_redis
 from penstock.database.connections import plain_url
 
 BUSY = "SELECT count(sha256(n::text::bytea)) FROM generate_series(1, 200000) n"

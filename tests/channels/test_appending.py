@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from penstock.batches import Columns
 from penstock.channels.log import Batch, append_together, read
 from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import log_keys
-from penstock.channels.server import connect_redis
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))

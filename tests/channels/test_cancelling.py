@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.cancelling import cancellable
+from fixtures.clients import connect_redis_async
+from penstock.channels.driving import cancellable, drive_async
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import connect_redis_async
 from penstock.clients import AsyncFairQueue, AsyncPinnedKeys
 
 STEPS = 40
@@ -55,7 +55,7 @@ def test_a_script_that_was_cancelled_leaves_no_reply_to_the_next(redis_url: str)
         client = connect_redis_async(redis_url)
         loaded = script("volatile/count")
         keys = ("penstock:{c}:volatile", "penstock:{c}:volatile-times")
-        await cancel_everywhere(lambda: loaded.call_async(client, Call(keys, ())))
+        await cancel_everywhere(lambda: drive_async(client, loaded.steps([Call(keys, ())])))
 
         for number in range(3):
             await client.set("number", number)
@@ -70,7 +70,7 @@ def test_calls_that_were_cancelled_leave_no_reply_to_the_next(redis_url: str) ->
         client = connect_redis_async(redis_url)
         loaded = script("volatile/count")
         keys = ("penstock:{c}:volatile", "penstock:{c}:volatile-times")
-        await cancel_everywhere(lambda: loaded.call_each_async(client, [Call(keys, ())] * 3))
+        await cancel_everywhere(lambda: drive_async(client, loaded.steps([Call(keys, ())] * 3)))
 
         for number in range(3):
             await client.set("number", number)

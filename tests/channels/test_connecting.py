@@ -9,20 +9,14 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import running, stage_rows
 from fixtures.proxy import Proxy, behind
 from fixtures.servers import Programs
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
-from penstock.channels.server import (
-    OLDEST,
-    check_eviction,
-    connect_redis,
-    is_unavailable,
-    redis_errors,
-    translate_error,
-)
+from penstock.channels.server import OLDEST, check_eviction, is_unavailable, redis_errors, translate_error
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

@@ -202,7 +202,7 @@ def read_on_spark(redis_url: str, database_url: str) -> Iterator[Callable[[], ob
                 [*reading.read(task)]
 
     yield run
-    task_process.redis_client(redis_url).connection_pool.disconnect()
+    task_process.redis_client(redis_url).close()
     task_process.postgres(database_url).close()
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis_async
 from fixtures.flow import stage_rows
 from fixtures.logs import Driven
 from fixtures.restored import Restored, stage, stream
 from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents
-from penstock.channels.server import connect_redis_async
 from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.channels.log import Follower
-from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, ServerUnavailable
 from penstock.records import Offset, ShardName

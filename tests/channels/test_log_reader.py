@@ -276,14 +276,14 @@ def test_no_wake_up_is_lost_between_a_read_and_its_wait(
     """What comes after the read, and before Redis knows of the wait, ends the wait at once."""
     reader = make_reader(shards=2)
     inner = reader if isinstance(reader, LogReader) else reader._driven
-    streams = inner._reading.streams
+    wait = inner._wait
 
-    def late(empty: Any) -> Any:
+    def late(*waiting: Any) -> Any:
         filled_log.add(1, 1)
-        return streams(empty)
+        return wait(*waiting)
 
-    monkeypatch.setattr(inner._reading, "streams", late)
-    monkeypatch.setattr(f"{type(inner).__module__}.MAX_WAIT_S", 30)  # nobody polls before
+    monkeypatch.setattr(inner, "_wait", late)
+    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 30)  # nobody polls before
     at = monotonic()
 
     assert offsets(reader.read_any({0: 1, 1: 1}, 10, block_s=30)[1]) == [1]
@@ -311,8 +311,7 @@ def test_a_log_that_lost_its_newest_records_differs_from_one_that_has_none_yet(
 def test_a_reader_that_waits_notices_that_the_log_lost_its_newest_records(
     filled_log: FilledLog, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("reader", "aio"):
-        monkeypatch.setattr(f"penstock.clients.log.{module}.MAX_WAIT_S", 0.1)
+    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 0.1)
     filled_log.add(20)
     reader = make_reader()
     reader.read(0, 1, 20)

@@ -14,8 +14,7 @@ from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.batches import Columns
 from penstock.channels.log import Batch, Unusable, append_together
-from penstock.clients import AsyncLogWriter, LogWriter, NewRecord
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import AsyncLogWriter, LogGroup, LogWriter, NewRecord
 from penstock.errors import (
     AppendRefused,
     ForeignLog,

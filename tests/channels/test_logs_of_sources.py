@@ -9,10 +9,9 @@ import pytest
 import redis
 
 from channels.groups.conftest import GroupedLog
+from fixtures.clients import connect_redis, connect_redis_async
 from penstock import Log
-from penstock.channels.server import connect_redis, connect_redis_async
-from penstock.clients import AsyncLogReader, LogReader
-from penstock.clients.log.groups import AsyncLogGroup, LogGroup
+from penstock.clients import AsyncLogGroup, AsyncLogReader, LogGroup, LogReader
 from penstock.errors import DeclarationError
 
 LOGS = ["orders@eu", Log("orders", shards=1, source="eu")]

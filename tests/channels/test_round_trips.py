@@ -7,11 +7,11 @@ import pytest
 import redis
 from redis.asyncio.connection import AbstractConnection
 
+from fixtures.clients import connect_redis_async
 from fixtures.topologies import Cluster
+from penstock.channels.driving import drive_async
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import connect_redis_async
-from penstock.clients import AsyncLogReader, LogReader, LogWriter
-from penstock.clients.log.groups import AsyncLogGroup
+from penstock.clients import AsyncLogGroup, AsyncLogReader, LogReader, LogWriter
 from penstock.errors import ForeignLog
 
 SHARDS = 6
@@ -58,7 +58,7 @@ def test_a_script_that_the_server_has_lost_is_loaded_again(redis_url: str, redis
 
     async def story() -> list[Any]:
         client = connect_redis_async(redis_url)
-        replies = await script("volatile/count").call_each_async(client, [Call(keys, ())] * 3)
+        replies = await drive_async(client, script("volatile/count").steps([Call(keys, ())] * 3))
         await client.aclose()
         return replies
 

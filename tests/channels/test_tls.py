@@ -13,11 +13,12 @@ from urllib.parse import quote, urlencode
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from fixtures.tls import SYSTEM_REDIS, Certificates, find_key, tls_settings
 from penstock import Log, Pipeline
-from penstock.channels.server import connect_redis, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres, make_engine

@@ -7,12 +7,12 @@ from time import monotonic
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.crashing import repeated
 from fixtures.intervals import refresh_now
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
-from penstock.channels.server import connect_redis
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
-from penstock.channels.server import connect_redis, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.cli.render import show_error
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.display import MASK, mask

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.channels.server import RedisClient, connect_redis
+from fixtures.clients import RedisClient, connect_redis
 from penstock.clients import VolatileHash
-from penstock.clients.volatile.operations import Scheme
+from penstock.clients.hash import Scheme
 from penstock.embedded import EmbeddedRedis
 
 

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from penstock.channels.scripts import Operation, script
-from penstock.channels.server import RedisClient, connect_redis
+from fixtures.clients import RedisClient, connect_redis
+from penstock.channels.driving import Steps
+from penstock.channels.scripts import script
 from penstock.clients import VolatileHash
-from penstock.clients.volatile.operations import VolatileOperations
 from penstock.testing import eventually
 
 FIELDS, TIMES = "penstock:{sessions}:volatile", "penstock:{sessions}:volatile-times"
@@ -125,6 +125,29 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 TTLS = st.sampled_from([1, 1, 2, 3, 60_000, None])
 
 
+class Transaction:
+    """Takes what operations send, for one transaction."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self.commands = client.pipeline(transaction=True)
+        self.commands.time()
+
+    def pipeline(self, **_: object) -> "Transaction":
+        return self
+
+    def execute_command(self, *command: Any, **options: Any) -> None:
+        self.commands.execute_command(*command, **options)
+
+    def execute(self, **_: object) -> None:
+        """Not yet."""
+
+
+def finish(steps: Steps[Any], reply: Any) -> Any:
+    with pytest.raises(StopIteration) as stop:
+        steps.send(reply)
+    return stop.value.value
+
+
 class SameAnswers(RuleBasedStateMachine):
     """Three hashes, one in each scheme and one in both by chance, and a dictionary of values and deadlines.
 
@@ -137,22 +160,23 @@ class SameAnswers(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         self.client.flushall()
-        self.hashes = [VolatileOperations(name, "penstock", "auto") for name in ("native", "indexed", "mixed")]
+        names = ("native", "indexed", "mixed")
+        self.hashes = [VolatileHash(self.client, name) for name in names]
         self.known: dict[str, tuple[str, float]] = {}
+        for name in ("set", "get", "all", "delete", "expire", "ttl", "count"):
+            self.client.script_load(script(f"volatile/{name}").text)
 
-    def do(
-        self, make: Callable[[VolatileOperations, bool], Operation[Any]], *, mixed: bool = False
-    ) -> tuple[float, Any]:
+    def do(self, make: Callable[[VolatileHash], Steps[Any]], *, mixed: bool = False) -> tuple[float, Any]:
         """The moment in microseconds, and the answer of all."""
-        operations = [make(each, native) for each, native in zip(self.hashes, (True, False, mixed), strict=True)]
-        transaction = self.client.pipeline(transaction=True)
-        transaction.time()
+        for hash_, is_native in zip(self.hashes, (True, False, mixed), strict=True):
+            hash_._native = is_native
+        operations = [make(each) for each in self.hashes]
+        transaction = Transaction(self.client)
         for each in operations:
-            call = each.call
-            text = script(each.script).text
-            transaction.execute_command("EVAL", text, len(call.keys), *call.keys, *call.arguments)
-        (seconds, micros), *replies = transaction.execute()
-        answers = [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+            request: Any = next(each)
+            request(transaction)
+        (seconds, micros), *replies = transaction.commands.execute()
+        answers = [finish(each, [reply]) for each, reply in zip(operations, replies, strict=True)]
         assert answers == [answers[0]] * 3
         return seconds * 1_000_000 + micros, answers[0]
 
@@ -163,7 +187,7 @@ class SameAnswers(RuleBasedStateMachine):
     def set(self, names: list[str], value: str, ttl: int | None, mixed: bool) -> None:  # noqa: FBT001
         ttl_s = None if ttl is None else ttl / 1000
         values: dict[str | bytes, str | bytes] = dict.fromkeys(names, value)
-        now_us, new = self.do(lambda each, native: each.set(values, ttl_s, native=native), mixed=mixed)
+        now_us, new = self.do(lambda each: each._set(values, ttl_s), mixed=mixed)
 
         assert new == len(set(names) - self.live(now_us).keys())
         at = float("inf") if ttl is None else -(-now_us // 1000) + ttl
@@ -171,8 +195,7 @@ class SameAnswers(RuleBasedStateMachine):
 
     @rule(name=NAMES, ttl=TTLS)
     def expire(self, name: str, ttl: int | None) -> None:
-        ttl_s = None if ttl is None else ttl / 1000
-        now_us, found = self.do(lambda each, _: each.expire(name, ttl_s))
+        now_us, found = self.do(lambda each: each._expire(name, -1 if ttl is None else ttl))
 
         assert found == (name in self.live(now_us))
         if found:
@@ -181,7 +204,7 @@ class SameAnswers(RuleBasedStateMachine):
 
     @rule(names=st.lists(NAMES, min_size=1, unique=True))
     def delete(self, names: list[str]) -> None:
-        now_us, deleted = self.do(lambda each, _: each.delete(names))
+        now_us, deleted = self.do(lambda each: VolatileHash.hdel(each, *names))
 
         assert deleted == len(set(names) & self.live(now_us).keys())
         for name in names:
@@ -189,26 +212,26 @@ class SameAnswers(RuleBasedStateMachine):
 
     @rule(names=st.lists(NAMES, min_size=1))
     def get(self, names: list[str]) -> None:
-        now_us, found = self.do(lambda each, _: each.get(names))
+        now_us, found = self.do(lambda each: each._get(names))
 
         live = self.live(now_us)
         assert found == [live[n][0].encode() if n in live else None for n in names]
 
     @rule()
     def all(self) -> None:
-        now_us, found = self.do(lambda each, _: each.all())
+        now_us, found = self.do(VolatileHash.hgetall)
 
         assert found == {n.encode(): v.encode() for n, (v, _) in self.live(now_us).items()}
 
     @rule()
     def count(self) -> None:
-        now_us, count = self.do(lambda each, _: each.count())
+        now_us, count = self.do(VolatileHash.hlen)
 
         assert count == len(self.live(now_us))
 
     @rule(name=NAMES)
     def ttl(self, name: str) -> None:
-        now_us, left = self.do(lambda each, _: each.ttl(name))
+        now_us, left = self.do(lambda each: VolatileHash.httl(each, name))
 
         live = self.live(now_us)
         assert left == ((live[name][1] - now_us // 1000) / 1000 if name in live else None)
@@ -217,8 +240,7 @@ class SameAnswers(RuleBasedStateMachine):
     def collect(self, most: int) -> None:
         """How many it deletes differs: the server deletes its own.  What is there does not."""
         for each in self.hashes:
-            call = each.collect(most).call
-            script("volatile/collect").call_each(self.client, [call])
+            each.gc(most)
 
     @rule()
     def compare_hash_and_index(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import RedisClient
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient
 from penstock.clients import VolatileHash
 
 KEYS = ("penstock:{sessions}:volatile", "penstock:{sessions}:volatile-times")

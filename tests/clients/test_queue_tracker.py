@@ -16,8 +16,8 @@ from sqlalchemy import Engine, create_engine, event, func, insert, select, text,
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.topologies import Cluster
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
 from penstock.errors import AppendRefused, DeclarationError, ForeignStructure, InvalidStructureCall, ReadOnlyPostgres
 
@@ -518,7 +518,7 @@ class Tracking(RuleBasedStateMachine):
         self.table = Table()
         self.table.at = suspend
         self.tracker = QueueTracker.connect(self.redis_url, "jobs", self.table.source())
-        self.tracker._client.flushall()
+        self.tracker._client.execute_command("FLUSHALL")
         self.running: list[Any] = []
         self.killed: list[Any] = []
         self.added: set[str] = set()

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, text
 
-from penstock.channels.server import RedisClient, connect_redis
-from penstock.clients import arguments, check_eviction
-from penstock.clients.pinned import keys
-from penstock.clients.tracker import tracker
-from penstock.clients.volatile import hash as volatile
+from fixtures.clients import RedisClient, connect_redis
+from penstock.clients import calls, check_eviction, pinned_keys, queue_tracker
+from penstock.clients import hash as volatile
 from penstock.errors import UnsafeSetting
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "keep-things-for-a-time.md").read_text()
@@ -50,14 +48,13 @@ def test_the_pages_examples_run(
 
 
 def test_the_limits_are_those_of_the_page() -> None:
-    assert f"{arguments.MIN_TTL_S:g} to {arguments.MAX_TTL_S:,.0f} seconds (ten years)" in PAGE
-    assert f"1 to {arguments.MAX_FIELD_BYTES:,} bytes; text" in PAGE
-    assert f"up to {arguments.MAX_VALUE_BYTES // 2**20} MiB" in PAGE
-    assert f"in one call | {arguments.MAX_FIELDS:,} |" in PAGE
-    assert f"1 to {arguments.MAX_FIELDS:,}; {volatile.SLICE} by default" in PAGE
-    assert volatile.SLICE == keys.SLICE
-    assert f"1 to {tracker.MAX_WALK}; 1 to {tracker.MAX_SAMPLE} |" in PAGE
-    assert f"1 to {arguments.MAX_NAME_BYTES} bytes, without braces" in PAGE
+    assert f"{calls.MIN_TTL_S:g} to {calls.MAX_TTL_S:,.0f} seconds (ten years)" in PAGE
+    assert f"1 to {calls.MAX_FIELD_BYTES:,} bytes; text" in PAGE
+    assert f"up to {calls.MAX_VALUE_BYTES // 2**20} MiB" in PAGE
+    assert f"in one call | {calls.MAX_FIELDS:,} |" in PAGE
+    assert f"1 to {calls.MAX_FIELDS:,}; {calls.SLICE} by default" in PAGE
+    assert f"1 to {queue_tracker.MAX_WALK}; 1 to {queue_tracker.MAX_SAMPLE} |" in PAGE
+    assert f"1 to {calls.MAX_NAME_BYTES} bytes, without braces" in PAGE
 
 
 def test_a_user_with_the_rights_of_the_page_may_use_everything(redis_client: RedisClient) -> None:
@@ -71,11 +68,11 @@ def test_a_user_with_the_rights_of_the_page_may_use_everything(redis_client: Red
     hash_.hexpire("ann", 90)
     hash_.hpersist("ann")
     assert (hash_.hlen(), hash_.hgetall(), hash_.gc(), hash_.hdel("ann")) == (1, {b"ann": b"1"}, 0, 1)
-    pins = keys.PinnedKeys(client, "reports")
+    pins = pinned_keys.PinnedKeys(client, "reports")
     assert pins.compute("monthly", lambda: "1", 60) == b"1"
     assert pins.reap() == 0
-    source = tracker.QueuedIds(lambda *_: ["ann"], lambda _: [])
-    tracked = tracker.QueueTracker(client, "jobs", source)
+    source = queue_tracker.QueuedIds(lambda *_: ["ann"], lambda _: [])
+    tracked = queue_tracker.QueueTracker(client, "jobs", source)
     assert tracked.add_slice().added == 1
     assert tracked.remove_slice().removed == 1
     assert (tracked.size(), tracked.sample(1), tracked.contains("ann")) == (0, [], False)

@@ -9,9 +9,9 @@ import redis
 
 from clients.conftest import Where
 from clients.test_volatile_hash import EVERY, FIELDS, TIMES
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.topologies import Cluster
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import VolatileHash
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.testing import eventually

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.conftest import Where
-from penstock.channels.server import RedisClient, connect_redis, connect_redis_async
+from fixtures.clients import RedisClient, connect_redis, connect_redis_async
 from penstock.clients import AsyncVolatileHash, VolatileHash
 from penstock.errors import ForeignStructure, InvalidStructureCall, PenstockError, ServerUnavailable
 from penstock.testing import eventually

@@ -11,7 +11,7 @@ import pytest
 
 from clients.conftest import Where
 from clients.test_volatile_hash import FIELDS, TIMES
-from penstock.channels.server import RedisClient, connect_redis
+from fixtures.clients import RedisClient, connect_redis
 from penstock.clients import VolatileHash
 
 WRITERS, BATCH = 8, 25

@@ -8,12 +8,12 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.clients import connect_redis
 from fixtures.sources import Backup, Regions, Source, keys
 from penstock import Log, Pipeline
 from penstock.batches import Columns
 from penstock.channels.log import Appended, Batch, Follower, append_together, evict, extents
 from penstock.channels.routing import log_keys
-from penstock.channels.server import connect_redis
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.log.journal_follower import EvictedRecords
 from penstock.consuming.several.source_worker import ConfirmedFollower

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import read
-from penstock.channels.server import connect_redis
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import LogRecords

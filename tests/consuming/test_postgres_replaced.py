@@ -17,10 +17,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.clients import connect_redis
 from fixtures.restored import reset
 from fixtures.running_pipeline import Processes
 from penstock import Ick, Job, Log, Pipeline, Queue
-from penstock.channels.server import connect_redis
 from penstock.consuming.workers import make_worker
 from penstock.database.connections import connect_postgres
 from penstock.declaring.declarations import Channel

@@ -15,9 +15,9 @@ import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from starlette.testclient import TestClient
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.forking import Descriptor, Forked, redirect
-from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, make_engine
 from penstock.demo.api import application

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
+from fixtures.clients import RedisClient
 from fixtures.command_line import CommandLine
 from fixtures.documents import ROOT, Command, commands
 from penstock import Log, Pipeline
-from penstock.channels.server import RedisClient
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.streaming import Streamer

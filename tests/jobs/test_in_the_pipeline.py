@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.clients import connect_redis
 from fixtures.intervals import check_now
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
-from penstock.channels.server import connect_redis
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres

@@ -9,11 +9,11 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.clients import connect_redis
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, EFFECTS
 from fixtures.topologies import Cluster, Watched
 from penstock import Job, Pipeline, Queue
-from penstock.channels.server import connect_redis
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection

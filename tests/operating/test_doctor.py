@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
-from penstock.channels.server import check_eviction, connect_redis
+from penstock.channels.server import check_eviction
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.flow import drop_limits, retain_now
 from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import connect_redis
 from penstock.cli.commands.lookups import format_story
 from penstock.clients import FairQueue, Reservation, Reservations
 from penstock.consuming import WorkerSetup, make_worker

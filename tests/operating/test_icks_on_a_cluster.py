@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.topologies import Cluster
 from penstock import Ick, Pipeline
 from penstock.channels.ick import oldest
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.operating.doctor import diagnose
 from penstock.operating.reset import reset_ick

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.restored import Restored, reset, stage, stream
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.log import evict, extents, read
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
-from penstock.channels.server import connect_redis
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 from penstock.database.connections import connect_postgres
 from penstock.errors import HistoryDiverged, LogDiverged
 from penstock.operating.reset import ConsumerInDoubt

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
 from fixtures.servers import Programs
 from fixtures.topologies import Cluster, Watched
 from penstock import Log, Pipeline
 from penstock.channels.refusals import WriteRefusal, find_refusal
-from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, UnpublishableRecord

@@ -14,7 +14,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
 from penstock.channels.routing import log_keys
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres

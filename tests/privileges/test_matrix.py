@@ -13,6 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Ick, Log, Pipeline, Queue, stage
@@ -20,7 +21,6 @@ from penstock.channels.acl import acl_grant
 from penstock.channels.ick.inspection import oldest
 from penstock.channels.log import read_newest
 from penstock.channels.queue.inspection import oldest_messages
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick.ick_worker import IckWorker

@@ -11,12 +11,12 @@ import redis
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.intervals import care_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Job, Pipeline, Queue, stage
 from penstock.channels.queue.inspection import check_queues, explain_message, oldest_messages
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker

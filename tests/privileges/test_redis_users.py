@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.acl import COMMANDS, acl_grant, acl_lines, find_users, save_users
 from penstock.channels.log import extents, read_newest
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import LogReader, LogWriter
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis

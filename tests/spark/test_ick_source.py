@@ -17,11 +17,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+from fixtures.clients import connect_redis
 from fixtures.redis_ick import RedisIck
 from fixtures.spark import run_to_end
 from penstock import Ick
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import connect_redis
 from penstock.clients import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
 from penstock.spark.sources import IckDataSource

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
@@ -14,7 +15,6 @@ from fixtures.topologies import Cluster
 from fixtures.verifying import only
 from penstock import Ick, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import connect_redis
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE

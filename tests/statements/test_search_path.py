@@ -12,12 +12,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import retain_now
 from fixtures.traps import SOURCE, lay_traps, trapped
 from penstock import Ick, Log, Pipeline
 from penstock.channels.routing import log_keys
-from penstock.channels.server import connect_redis
 from penstock.consuming import make_worker
 from penstock.database.connections import connect_postgres
 from penstock.reconciling import cut

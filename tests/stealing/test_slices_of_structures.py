@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.channels.server import RedisClient
+from fixtures.clients import RedisClient
 from penstock.clients import PinnedKeys, QueuedIds, QueueTracker, VolatileHash
 from penstock.engines.stealing import Outcome, Recruiter, make_slice
 from penstock.errors import ServerUnavailable

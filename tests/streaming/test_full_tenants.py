@@ -2,9 +2,9 @@
 
 import pytest
 
+from fixtures.clients import RedisClient
 from penstock import Pipeline, Queue
 from penstock.channels.queue import NewMessage
-from penstock.channels.server import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits

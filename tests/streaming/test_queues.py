@@ -13,11 +13,11 @@ import redis
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
 from penstock.channels.log import Appended, Foreign, Reply
 from penstock.channels.queue.publishing import QueueBatch, QueueWriter
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue, Lease
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection

@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
 from fixtures.spark import IN_SESSION
 from fixtures.topologies import Cluster
 from fixtures.verifying import Verify, only
 from penstock import Ick, Log, Pipeline
-from penstock.channels.server import connect_redis
 from penstock.clients import DirtyList
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import redis
 
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import redis_errors
 from penstock.errors import UnsafeSetting
 from penstock.records import checked_schema
 

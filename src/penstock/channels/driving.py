@@ -1,29 +1,221 @@
-"""Drives an operation that is a generator: it yields what is to be done, is sent the result, and returns its own."""
+"""Operations written once, for threads and for asyncio.
 
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+An operation is a generator: it yields steps, is sent their results or thrown their errors, and returns its own result.  A
+class marks its public operations with ``both``; of the two classes derived from it, the one with ``Blocking`` runs them
+when they are called, and the one with ``Asynchronous`` has them as coroutines.
+"""
 
-S = TypeVar("S")
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
+from inspect import isawaitable
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
+from penstock.channels.server import connect_redis, connect_redis_async
+
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C", bound=RedisCommands)
+
+CANCEL_AGAIN_S = 0.05
+"""Pause after which a command that goes on is cancelled again, in seconds: long enough for it to return its connection."""
 
 
-def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Does what the steps ask for; returns their result.  Raises what ``do`` and the steps raise."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step that waits."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """A step that calls a function of the application; in asyncio it may be a coroutine function."""
+
+    function: Callable[[], Any]
+
+
+Request = Callable[[RedisCommands], Any]
+"""A step that asks Redis; a client of ``redis.asyncio`` returns an awaitable."""
+
+Step = Request | Pause | Invoke
+Steps = Generator[Step, Any, T]
+
+
+def drive(client: RedisCommands, steps: Steps[T]) -> T:
+    """Runs an operation on a client for threads.  Raises what its steps raise, unless it handles that."""
+
+    def do(step: Step) -> Any:
+        match step:
+            case Pause():
+                return time.sleep(step.seconds)
+            case Invoke():
+                return step.function()
+            case _:
+                return step(client)
+
     try:
         step = next(steps)
         while True:
-            step = steps.send(do(step))
+            try:
+                result = do(step)
+            except BaseException as error:  # noqa: BLE001  the operation decides, and raises it again
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
     except StopIteration as stop:
-        result: T = stop.value
-        return result
+        returned: T = stop.value
+        return returned
 
 
-async def drive_async(steps: Generator[S, Any, T], do: Callable[[S], Awaitable[Any]]) -> T:
-    """As ``drive``, for asyncio."""
+async def drive_async(client: RedisCommands, steps: Steps[T]) -> T:
+    """As ``drive``, on a client of ``redis.asyncio``; what a step has done whose caller was cancelled is unknown."""
+
+    async def do(step: Step) -> Any:
+        match step:
+            case Pause():
+                return await asyncio.sleep(step.seconds)
+            case Invoke():
+                result = step.function()
+                return await result if isawaitable(result) else result
+            case _:
+                return await cancellable(step(client))
+
     try:
         step = next(steps)
         while True:
-            step = steps.send(await do(step))
+            try:
+                result = await do(step)
+            except BaseException as error:  # noqa: BLE001  the same
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
     except StopIteration as stop:
-        result: T = stop.value
-        return result
+        returned: T = stop.value
+        return returned
+
+
+async def cancellable(command: Awaitable[T]) -> T:
+    """The result of a command, unless the caller is cancelled first: then the server may have executed it, or not.
+
+    Before Python 3.12, redis-py's send (``asyncio.wait_for``) loses a cancellation that comes while bytes are written: the
+    task waits on for the reply, and ends as if nobody had cancelled it.  Here a command has a task of its own, which is
+    cancelled until it has ended.  redis-py then disconnects the connection whose reply it has not read.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled; the command has ended, and its connection can be used.
+    """
+    task = asyncio.ensure_future(command)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        while not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):  # it is raised below in any case
+                await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
+        if not task.cancelled():
+            task.exception()  # taken notice of, or asyncio logs that nobody has
+        raise
+    return task.result()
+
+
+class Operations(Generic[C]):
+    """Base of a class whose operations have two faces: what it finds in them."""
+
+    _client: C
+    _connect: ClassVar[Callable[[str], Any]]
+
+
+class Blocking:
+    """The face for threads: operations run when they are called."""
+
+    _client: RedisClient
+
+    def _drive(self, steps: Steps[T]) -> T:
+        return drive(self._client, steps)
+
+
+class Asynchronous:
+    """The face for asyncio: operations are coroutines."""
+
+    _client: AsyncRedisClient
+
+    async def _drive(self, steps: Steps[T]) -> T:
+        return await drive_async(self._client, steps)
+
+
+class BlockingClient(Blocking):
+    """The face for threads of what has connections of its own; as a context manager it closes them."""
+
+    _connect: ClassVar[Callable[[str], RedisClient]] = staticmethod(connect_redis)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(Asynchronous):
+    """The same for asyncio."""
+
+    _connect: ClassVar[Callable[[str], AsyncRedisClient]] = staticmethod(connect_redis_async)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Both(Generic[P, T]):
+    """A method with two faces: see ``both``."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[T]]) -> None:
+        self._steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[object]) -> Callable[Concatenate[Any, P], Steps[T]]: ...
+
+    @overload
+    def __get__(self, instance: Blocking, owner: type[object]) -> Callable[P, T]: ...
+
+    @overload
+    def __get__(self, instance: Asynchronous, owner: type[object]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(self, instance: Any, owner: type[object]) -> Any:
+        """The method of an instance, as its face has it; of a class, the generator function with its documentation."""
+        steps = self._steps
+        if isinstance(instance, Blocking):
+
+            @wraps(steps)
+            def call(*args: P.args, **options: P.kwargs) -> T:
+                return instance._drive(steps(instance, *args, **options))  # noqa: SLF001  a face of this module
+
+            return call
+        if isinstance(instance, Asynchronous):
+
+            @wraps(steps)
+            async def call_async(*args: P.args, **options: P.kwargs) -> T:
+                return await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
+
+            return call_async
+        return steps
+
+
+def both(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Both[P, T]:
+    """Makes a generator of steps a method that runs them in a class with ``Blocking``, and a coroutine with ``Asynchronous``."""
+    return Both(steps)

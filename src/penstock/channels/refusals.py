@@ -9,7 +9,8 @@ from typing import Any
 
 import redis
 
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import redis_errors
 
 FULL = 0.98
 """Part of ``maxmemory`` from which on Redis counts as full: the arguments of the next append count as used memory, too."""
@@ -44,9 +45,8 @@ def find_refusal(client: RedisClient, key: str) -> WriteRefusal | None:
         AppendRefused: It refuses ``INFO`` to this user.
     """
     with redis_errors("reading why Redis refuses writes"):
-        is_cluster = isinstance(client, redis.RedisCluster)
-        node = {"target_nodes": client.get_node_from_key(key)} if is_cluster else {}
-        found: Any = client.info(**node)
+        cluster: Any = client if isinstance(client, redis.RedisCluster) else None
+        found = cluster.info(target_nodes=cluster.get_node_from_key(key)) if cluster else client.info()
     refusals = (refusal for find in _CAUSES if (refusal := find(found)) is not None)
     return next(refusals, None)
 

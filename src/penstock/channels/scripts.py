@@ -17,7 +17,9 @@ import redis
 from hiredis import pack_command
 from redis.client import NEVER_DECODE
 
-from penstock.channels.cancelling import cancellable
+from penstock.channels.commands import RedisClient, RedisCommands
+from penstock.channels.driving import Request, Steps, drive
+from penstock.channels.server import redis_errors
 from penstock.database.statements import directory
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class Script:
     text: str
     sha: str
 
-    def call_each(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+    def call_each(self, client: RedisClient, calls: Sequence[Call]) -> list[Any]:
         """Calls the script several times in one round trip and returns the replies in order.
 
         The script is loaded again if the server has lost it.  Each call is independent: an error reply is returned, not
@@ -70,48 +72,31 @@ class Script:
         Raises:
             redis.RedisError: The connection failed; any of the calls may have been executed.
         """
-        replies: list[Any] = self._queued(client, calls).execute(raise_on_error=False)
-        if lost := _lost(replies):
-            client.script_load(self.text)
-            again = self._queued(client, [calls[i] for i in lost]).execute(raise_on_error=False)
+        return drive(client, self.steps(calls))
+
+    def steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
+        """As ``call_each``, as an operation.  Raises as it does."""
+        replies: list[Any] = yield self._request(calls)
+        if lost := [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]:
+            yield lambda client: client.script_load(self.text)
+            again = yield self._request([calls[i] for i in lost])
             for i, reply in zip(lost, again, strict=True):
                 replies[i] = reply
         return replies
 
-    async def call_each_async(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """As ``call_each``, on a client of ``redis.asyncio``.
-
-        Raises:
-            redis.RedisError: The connection failed; any of the calls may have been executed.
-            asyncio.CancelledError: The caller was cancelled; the same.
-        """
-        sent = self._queued(client, calls).execute(raise_on_error=False)
-        replies: list[Any] = await cancellable(sent)
-        if lost := _lost(replies):
-            await cancellable(client.script_load(self.text))
-            sent = self._queued(client, [calls[i] for i in lost]).execute(raise_on_error=False)
-            for i, reply in zip(lost, await cancellable(sent), strict=True):
-                replies[i] = reply
-        return replies
-
-    def call_all(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """As ``call_each``, but the first error reply is raised.
+    def checked_steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
+        """As ``steps``, but the first error reply is raised.
 
         Raises:
             redis.RedisError: The connection failed, or a reply is an error; any of the calls may have been executed.
         """
-        return _checked(self.call_each(client, calls))
+        replies = yield from self.steps(calls)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
-    async def call_all_async(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """As ``call_all``, on a client of ``redis.asyncio``.
-
-        Raises:
-            redis.RedisError: As ``call_all``.
-            asyncio.CancelledError: The caller was cancelled; any of the calls may have been executed.
-        """
-        return _checked(await self.call_each_async(client, calls))
-
-    def call_together(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+    def call_together(self, client: RedisClient, calls: Sequence[Call]) -> list[Any]:
         """As ``call_each``, but in one transaction: a client that waits for several of the keys is woken once, after all calls.
 
         Before Redis 7.2 a waiting client still gets the first key only.  On a Cluster, where the keys are on several
@@ -143,20 +128,6 @@ class Script:
             return self.call_each(client, calls)
         return list(replies)
 
-    async def call_async(self, client: Any, call: Call) -> Any:
-        """Calls the script on a client of ``redis.asyncio``; it is loaded again if the server has lost it.
-
-        Raises:
-            redis.RedisError: The connection failed, or the reply is an error.
-            asyncio.CancelledError: The caller was cancelled; the call may have been executed.
-        """
-        command = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
-        try:
-            return await cancellable(client.execute_command(*command, **{NEVER_DECODE: True}))
-        except redis.exceptions.NoScriptError:
-            await cancellable(client.script_load(self.text))
-            return await cancellable(client.execute_command(*command, **{NEVER_DECODE: True}))
-
     def packed(self, call: Call) -> bytes:
         """The call as bytes, ready to send."""
         arguments = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
@@ -164,27 +135,38 @@ class Script:
         packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # typed for a tuple of bytes only
         return packed
 
-    def _queued(self, client: Any, calls: Sequence[Call]) -> Any:
-        """A pipeline with the calls, which nothing has sent yet."""
-        pipeline = client.pipeline(transaction=False)
-        for call in calls:
-            # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
-            pipeline.execute_command(
-                "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments, **{NEVER_DECODE: True}
-            )
-        return pipeline
+    def _request(self, calls: Sequence[Call]) -> Request:
+        """One round trip with the calls."""
+
+        def ask(client: RedisCommands) -> Any:
+            pipeline = client.pipeline(transaction=False)
+            for call in calls:
+                # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
+                pipeline.execute_command(
+                    "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments, **{NEVER_DECODE: True}
+                )
+            return pipeline.execute(raise_on_error=False)
+
+        return ask
 
 
-def _lost(replies: Sequence[Any]) -> list[int]:
-    """The places of the calls for which the server had no script."""
-    return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+def operate(operations: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
+    """Runs operations of one script in one round trip; returns their results.
 
+    Args:
+        operations: The operations.
+        what: The activity, for error texts: ``reading rides``.
 
-def _checked(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
+    Raises:
+        ServerUnavailable: Redis does not answer; what was requested may have been done.
+        AppendRefused: Redis refuses it.
+        ForeignLog: A key holds something else.
+    """
+    if not operations:
+        return []
+    with redis_errors(what):
+        replies = yield from script(operations[0].script).checked_steps([each.call for each in operations])
+    return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
 
 
 class CallsAhead:
@@ -194,7 +176,7 @@ class CallsAhead:
     the order of the calls.  On a Cluster, which has no single connection, a call is sent when its reply is requested.
     """
 
-    def __init__(self, client: Any, script: Script) -> None:
+    def __init__(self, client: RedisClient, script: Script) -> None:
         self._client, self._script = client, script
         self._pool = getattr(client, "connection_pool", None)
         self._connection: Any = None

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -26,6 +26,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.urls import RedisUrl, parse_redis_url
 from penstock.database.timeouts import Timeouts
 from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
@@ -36,9 +37,6 @@ REPLY_TIMEOUT_S = 15.0
 
 OLDEST: dict[str, tuple[int, int]] = {"Redis": (6, 2), "Valkey": (7, 2)}
 """The oldest versions that have every command of the scripts."""
-
-RedisClient = Any
-"""``redis.Redis`` or ``redis.RedisCluster``: the same methods, but no common type."""
 
 REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 """Every error of the client library."""
@@ -112,7 +110,7 @@ def _connect_server(parsed: RedisUrl) -> RedisClient:
     return redis.Redis.from_pool(pool)
 
 
-def connect_redis_async(url: str) -> Any:
+def connect_redis_async(url: str) -> AsyncRedisClient:
     """As ``connect_redis``, for asyncio: a client of ``redis.asyncio``, which connects on the first command.
 
     It does not check the server's version: a client for threads does that first.
@@ -134,7 +132,8 @@ def connect_redis_async(url: str) -> Any:
             sentinels: Any = AsyncSentinel(  # type: ignore[no-untyped-call]  # untyped in redis-py
                 parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
             )
-            return sentinels.master_for(parsed.service, **options)
+            found: AsyncRedisClient = sentinels.master_for(parsed.service, **options)
+            return found
         case "server":
             [(host, port)] = parsed.hosts
             return redis.asyncio.Redis(host=host, port=port, **options)
@@ -158,7 +157,9 @@ def _connect_sentinels(parsed: RedisUrl) -> RedisClient:
     sentinels: Any = _Sentinels(  # type: ignore[no-untyped-call]  # untyped in redis-py
         parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
     )
-    return sentinels.master_for(parsed.service, **{**common, **parsed.options}, redis_connect_func=_set_up_and_check)
+    options = {**common, **parsed.options}
+    found: RedisClient = sentinels.master_for(parsed.service, **options, redis_connect_func=_set_up_and_check)
+    return found
 
 
 class _Sentinels(Sentinel):
@@ -352,8 +353,8 @@ def _word(error: Exception) -> str:
 
 def info_text(client: RedisClient, section: str) -> dict[str, Any]:
     """``INFO section`` of one server; of a Cluster's first node."""
-    answer = client.info(section)
-    return cast("dict[str, Any]", answer)
+    found: dict[str, Any] = client.info(section)
+    return found
 
 
 def check_eviction(client: RedisClient) -> None:

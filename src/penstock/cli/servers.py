@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.cli.command import find_pipeline
 from penstock.cli.render import say
 from penstock.database.connections import Connection, connect_postgres

@@ -3,11 +3,11 @@
     log        ``LogReader``, ``LogWriter``, and ``LogGroup``, whose readers share a log
     queue      ``FairQueue``: messages of many tenants, handed to one reader at a time
     ick        ``DirtyList`` and ``Reservations``: a set of dirty members
-    volatile   a hash whose fields have times to live of their own
-    pinned     values and locks that live until their time is over, and are not evicted before
-    tracker    the ids that have queued work, kept true against the database
+    hash       ``VolatileHash``: a hash whose fields have times to live of their own
+    pinned_keys, locks, pins    ``PinnedKeys``: values and locks that live until their time is over, not evicted before
+    queue_tracker, queued_ids   ``QueueTracker``: the ids that have queued work, kept true against the database
 
-``arguments`` and ``running`` serve the last three.  Each of these keeps its keys in one slot, gives none of them a time to
+``calls`` serves the last three.  Each of these keeps its keys in one slot, gives none of them a time to
 live, and changes them in one script call.  What is over is not returned, and is deleted in slices: ``VolatileHash.gc``,
 ``PinnedKeys.reap`` and ``QueueTracker.sync`` are callables without arguments, for recruits, cron, or a thread.
 """
@@ -25,31 +25,33 @@ from penstock.channels.queue import (
     odds_of_sharing,
 )
 from penstock.channels.server import check_eviction
-from penstock.clients.ick import (
+from penstock.clients.hash import AsyncVolatileHash, VolatileHash
+from penstock.clients.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
+from penstock.clients.ick.repair import Damage, repair
+from penstock.clients.ick.reservations import (
     ALL_MEMBERS,
     Busy,
     Committed,
     CurrentReservation,
-    DirtyList,
     HolderWatch,
-    QueuedDirtyList,
     Released,
     Reservation,
     Reservations,
     Superseded,
-    add_each,
 )
-from penstock.clients.ick.repair import Damage, repair
-from penstock.clients.log.aio import AsyncLogReader, AsyncLogWriter
-from penstock.clients.log.groups import AsyncLogGroup, GroupOptions, GroupState, LogGroup, Taken
-from penstock.clients.log.reader import LogReader
+from penstock.clients.locks import AsyncFencedLock, AsyncGrant, FencedLock, Grant
+from penstock.clients.log.group_options import GroupOptions
+from penstock.clients.log.group_results import GroupState, Taken
+from penstock.clients.log.log_group import AsyncLogGroup, LogGroup
+from penstock.clients.log.log_reader import AsyncLogReader, LogReader
+from penstock.clients.log.log_writer import AsyncLogWriter, Eviction, LogWriter, NewRecord
 from penstock.clients.log.slices import LogInfo, LogSlice
-from penstock.clients.log.writer import LogWriter
-from penstock.clients.log.writing import Evicted, NewRecord
-from penstock.clients.pinned import AsyncFencedLock, AsyncGrant, AsyncPinnedKeys, FencedLock, Grant, PinnedKeys
-from penstock.clients.queue import AsyncFairQueue, AsyncLease, AsyncReader, FairQueue, Lease, PlainStream, Reader
-from penstock.clients.tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
-from penstock.clients.volatile import AsyncVolatileHash, VolatileHash
+from penstock.clients.pinned_keys import AsyncPinnedKeys, PinnedKeys
+from penstock.clients.queue.adoption import PlainStream
+from penstock.clients.queue.fair_queue import AsyncFairQueue, FairQueue
+from penstock.clients.queue.queue_reader import AsyncLease, AsyncQueueReader, Lease, QueueReader
+from penstock.clients.queue_tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced
+from penstock.clients.queued_ids import queued_ids_in
 from penstock.declaring.unique import TenantLimits, Unique
 
 __all__ = [
@@ -63,8 +65,8 @@ __all__ = [
     "AsyncLogReader",
     "AsyncLogWriter",
     "AsyncPinnedKeys",
+    "AsyncQueueReader",
     "AsyncQueueTracker",
-    "AsyncReader",
     "AsyncVolatileHash",
     "Busy",
     "Committed",
@@ -73,7 +75,7 @@ __all__ = [
     "DeadMessage",
     "DirtyList",
     "Dwell",
-    "Evicted",
+    "Eviction",
     "Exchanged",
     "Explanation",
     "FairQueue",
@@ -96,11 +98,11 @@ __all__ = [
     "NewRecord",
     "PinnedKeys",
     "PlainStream",
+    "QueueReader",
     "QueueStats",
     "QueueTracker",
     "QueuedDirtyList",
     "QueuedIds",
-    "Reader",
     "Released",
     "Reservation",
     "Reservations",

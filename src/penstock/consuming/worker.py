@@ -13,7 +13,7 @@ from typing import Any, Generic
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
@@ -62,7 +62,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._stop: Callable[[], bool] = lambda: False
         self._max: float = math.inf
         self._transaction: HandlerTransaction | None = None
-        self._client: RedisClient = None
+        self._client: Any = None
         self._rest_until: dict[ShardName, float] = {}
         self._retrying: set[ShardName] = set()
         self._unusable: dict[ShardName, PenstockError] = {}

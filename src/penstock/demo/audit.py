@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import extents
-from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, FLOODING, pipeline, rides
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import httpx
 
-from penstock.channels.server import RedisClient, connect_redis
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.demo.audit import LATE_CONSUMER, Audit, audit
 from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
@@ -153,7 +155,7 @@ class Demo:
         engine.dispose()
         with connect_postgres(self.database_url, application="demo") as connection, connection.transaction():
             connection.execute(CONSUMER_TABLES.encode())
-        client = connect_redis(self.redis_url)
+        client: Any = connect_redis(self.redis_url)
         for key in list(client.scan_iter(f"{pipeline.scope.namespace}:*")):
             client.delete(key)
         client.close()

@@ -12,10 +12,10 @@ from functools import partial
 
 from psycopg.rows import class_row
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
 from penstock.channels.log import Extent, extents, last_records
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
-from penstock.channels.server import RedisClient, connect_redis
-from penstock.clients.log import LogSlice
-from penstock.clients.log.reading import MAX_BYTES
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
+from penstock.clients import LogSlice
+from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log.left_out import next_shards
-from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.routing import log_keys, next_shards
+from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import ForeignLog

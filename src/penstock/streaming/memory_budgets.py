@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.log import Batch, MemoryTaken, Room, make_room
-from penstock.channels.server import RedisClient
 from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 

@@ -25,10 +25,10 @@ from typing import Any
 import psycopg
 from typing_extensions import override
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.log import Batch, Reply, append_ahead, append_together
-from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels

@@ -15,10 +15,10 @@ from hashlib import sha256
 from time import monotonic
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
-from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

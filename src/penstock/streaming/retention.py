@@ -15,10 +15,10 @@ from functools import partial
 from math import inf
 from time import monotonic
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import evict
-from penstock.channels.server import RedisClient
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

@@ -7,9 +7,9 @@ from time import monotonic
 import psycopg
 import redis
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import MarkBatch, coalesce, mark_shards
 from penstock.channels.log import Appended, Batch, Behind, Reply, Unusable, append_together
-from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import ErrorKind, classify
 from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from penstock.channels.server import RedisClient, check_eviction, connect_redis, redis_errors
+from penstock.channels.server import check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
@@ -93,7 +93,7 @@ class Streamer(Runner[RoundResult]):
         self._idle_s, self._prepare = idle_s, prepare
         self._most, self._share, self._timeouts = most, share, timeouts
         self._connection: Connection | None = None
-        self._client: RedisClient = None
+        self._client: Any = None
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._slices = Slices()

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import extents
-from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.registry import RegisteredChannel
 from penstock.journal import check_tails, registered_tails

@@ -2,7 +2,7 @@
 
 from time import monotonic
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.declaring.declarations import Channel
 from penstock.pipeline import Pipeline

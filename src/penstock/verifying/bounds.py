@@ -11,10 +11,11 @@ from typing import Any
 
 import psycopg
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels

@@ -7,9 +7,10 @@ from typing import Any
 
 import redis
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import NAMES, extents, is_batch, parse_batch
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, connect_redis, redis_errors
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
@@ -31,11 +32,12 @@ def divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
 
 def connect_unparsed(url: str) -> RedisClient:
     """A client that returns stream entries as they are on the wire, without a dictionary for each."""
-    client = connect_redis(url)
+    client: Any = connect_redis(url)
     # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
     client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
-    return client
+    made: RedisClient = client
+    return made
 
 
 def _unchanged(reply: Any, **_options: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements

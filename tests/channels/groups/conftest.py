@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from penstock.batches import Columns
 from penstock.channels.log import Appended, Batch, append_together
 from penstock.channels.routing import log_keys
-from penstock.channels.server import connect_redis
-from penstock.clients.log.groups import LogGroup, reading
+from penstock.clients import LogGroup
+from penstock.clients.log import turns
 from penstock.records import Epoch, Offset, Shard, ShardName
 
 CURSOR = "penstock:{work/0}:group:mailers"
@@ -64,8 +65,8 @@ def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that the machine keeps busy for a while is not passed over by the others."""
-    monkeypatch.setattr(reading, "GRACE_S", 60.0)
-    monkeypatch.setattr(reading, "VALID_MS", 600_000)
+    monkeypatch.setattr(turns, "GRACE_S", 60.0)
+    monkeypatch.setattr(turns, "VALID_MS", 600_000)
 
 
 Reader = Callable[..., LogGroup]

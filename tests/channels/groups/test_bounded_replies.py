@@ -9,9 +9,9 @@ import redis
 
 from channels.groups.conftest import GroupedLog, Reader
 from fixtures.logs import MakeWriter
+from penstock.channels.driving import drive
+from penstock.channels.scripts import operate
 from penstock.clients import LogReader
-from penstock.clients.log.running import run
-from penstock.clients.log.writing import LogWriting
 
 MIB = 1024 * 1024
 LARGE = '"' + "x" * (MIB - 2) + '"'
@@ -74,10 +74,9 @@ def test_an_eviction_by_age_reads_4_mib_a_call(make_writer: MakeWriter, redis_cl
     writer = make_writer()
     for _ in range(40):
         writer.append(["x" * (MIB - 2)])
-    writing = LogWriting("rides")
 
     def call() -> tuple[int, bool]:
-        [evicted] = run(redis_client, [writing.evict(0, None, None, 0.0)], "evicting")
+        [evicted] = drive(redis_client, operate([writer._evicting(0, None, None, 0.0)], "evicting"))
         return evicted.available, evicted.is_complete
 
     with holding_less_than(redis_client, 20 * MIB):

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
+from fixtures.clients import connect_redis
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log
-from penstock.channels.server import connect_redis
-from penstock.clients.log.groups import AsyncLogGroup, LogGroup
+from penstock.clients import AsyncLogGroup, LogGroup
 from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
 from penstock.records import Record
 from penstock.testing import eventually

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.channels.log import evict, extents
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 from penstock.errors import Gap
 from penstock.records import Offset, Shard, ShardName
 from penstock.testing import eventually

@@ -11,7 +11,7 @@ import redis
 from structlog.testing import capture_logs
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 from penstock.errors import Gap, GroupLost
 from penstock.records import Record
 from penstock.testing import eventually

@@ -14,14 +14,14 @@ import redis
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
 from penstock.clients import LogWriter
-from penstock.clients.log.groups import reading
+from penstock.clients.log import turns
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
 from penstock.records import Record
 from penstock.testing import eventually
 
 WAIT = """
 import sys
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 LogGroup.connect(sys.argv[1], "work", "mailers").read(10, block_s=60)
 """
 
@@ -253,7 +253,7 @@ def test_a_reader_whose_turn_it_is_not_takes_what_nobody_else_does(
     redis_client.eval("redis.call('ZADD', KEYS[1], redis.call('TIME')[1] * 1000 + 60000, 'dead')", 1, f"{CURSOR}:heard")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "VALID_MS", 600_000)
+        patch.setattr(turns, "VALID_MS", 600_000)
         assert offsets(reader().read(1, block_s=30)) == [1]
 
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from channels.groups.conftest import GroupedLog
-from penstock.clients.log.groups import LogGroup
+from penstock.clients import LogGroup
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "share-a-log.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.channels.server import RedisClient
+from fixtures.clients import RedisClient
 from penstock.clients import FairQueue, PlainStream
 from penstock.errors import InvalidMessage
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queue_readers import finish_all, killed_after_reading
 from fixtures.queues import Probe
-from penstock.channels.server import connect_redis
-from penstock.clients import FairQueue, Lease, Reader
+from penstock.clients import FairQueue, Lease, QueueReader
 from penstock.errors import ServerUnavailable, StaleLease
 
 
@@ -23,7 +23,7 @@ def queue(redis_client: redis.Redis) -> FairQueue:
     return FairQueue(redis_client, "jobs")
 
 
-def read_one(reader: Reader, block_s: float = 0.0) -> Lease:
+def read_one(reader: QueueReader, block_s: float = 0.0) -> Lease:
     [lease] = reader.read(block_s=block_s)
     return lease
 

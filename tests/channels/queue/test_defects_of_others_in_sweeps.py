@@ -8,7 +8,7 @@ import redis
 from fixtures.queue_readers import finish_all, killed_after_reading
 from fixtures.queues import Given, Probe
 from penstock.channels.queue import NewMessage
-from penstock.clients import FairQueue, Lease, Reader
+from penstock.clients import FairQueue, Lease, QueueReader
 from penstock.declaring.unique import Unique
 
 
@@ -17,7 +17,7 @@ def queue(redis_client: redis.Redis) -> FairQueue:
     return FairQueue(redis_client, "jobs")
 
 
-def read_one(reader: Reader, block_s: float = 0.0) -> Lease:
+def read_one(reader: QueueReader, block_s: float = 0.0) -> Lease:
     [lease] = reader.read(block_s=block_s)
     return lease
 

@@ -8,9 +8,9 @@ from time import monotonic, sleep
 import pytest
 import redis
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.topologies import Cluster, Watched
 from penstock.channels.queue import NewMessage
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import FairQueue
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.testing import eventually

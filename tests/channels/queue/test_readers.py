@@ -8,12 +8,12 @@ from time import monotonic
 import pytest
 import redis
 
+from fixtures.clients import connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage
-from penstock.channels.server import connect_redis
 from penstock.clients import FairQueue
-from penstock.clients.queue import reading, rounds
+from penstock.clients.queue import queue_reader, rounds
 from penstock.errors import ServerUnavailable
 from penstock.testing import eventually
 
@@ -106,7 +106,7 @@ def test_a_message_wakes_one_of_the_readers_that_wait(
     """So what one message costs does not depend on how many wait; without the polls, which do it a second."""
     monkeypatch.setattr(rounds, "MAX_WAIT_S", 600.0)
     monkeypatch.setattr(rounds, "SWEEP_EVERY_S", 600.0)
-    monkeypatch.setattr(reading, "SWEEP_EVERY_S", 600.0)
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 600.0)
     done: SimpleQueue[str] = SimpleQueue()
     stop = threading.Event()
 

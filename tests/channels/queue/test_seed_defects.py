@@ -14,7 +14,7 @@ import redis
 from fixtures.queues import Probe
 from penstock.channels.queue import choose_hand
 from penstock.channels.scripts import as_text
-from penstock.clients import FairQueue, Reader
+from penstock.clients import FairQueue, QueueReader
 from penstock.declaring.unique import TenantLimits
 
 
@@ -227,7 +227,7 @@ def delays(redis_url: str, *, writers: int, readers: int, messages: int, seed: i
                 sleep(chance.expovariate(60))
                 queue.write(f"t{number}", str(monotonic()))
 
-    def read(reader: Reader) -> None:
+    def read(reader: QueueReader) -> None:
         while len(slept) < total:
             for lease in reader.read(block_s=60 if len(slept) < total - readers else 0.05):
                 slept.append(monotonic() - float(lease.message.payload))

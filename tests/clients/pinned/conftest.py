@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.channels.server import RedisClient, connect_redis
+from fixtures.clients import RedisClient, connect_redis
 from penstock.clients import PinnedKeys
 
 

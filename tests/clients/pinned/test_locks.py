@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from clients.pinned.test_pinned_keys import KEYS
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import AsyncPinnedKeys, PinnedKeys
 from penstock.errors import LockBusy, ServerUnavailable, StaleLease
 from penstock.testing import eventually

@@ -8,9 +8,9 @@ from time import monotonic
 
 import pytest
 
+from fixtures.clients import RedisClient, connect_redis
 from fixtures.topologies import Cluster
 from penstock.channels.scripts import script
-from penstock.channels.server import RedisClient, connect_redis
 from penstock.clients import AsyncPinnedKeys, PinnedKeys
 from penstock.errors import AppendRefused, ForeignStructure, InvalidStructureCall, LockBusy
 from penstock.testing import eventually

@@ -3,16 +3,14 @@
 Producers mark a member dirty; it is listed once, however often it is marked, at the time of its first mark.  Consumers take
 the oldest members, bring their copy up to date, and commit the members that are done.
 
-``DirtyList`` has the six operations of Redis::Ick, on its keys.  ``Reservations`` is for consumers that must not forget a
-member that becomes dirty while they work on it.  ``repair`` repairs a damaged Ick.  ``mark_shards`` and ``update_progress``
+``mark_shards`` and ``update_progress``
 serve a pipeline, whose records mark members in the order of their offsets.  ``inspect_shards`` and ``oldest`` show what an
 Ick holds.
 """
 
 from penstock.channels.ick.inspection import ShardState, Waiting, inspect_shards, oldest
 from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
-from penstock.channels.ick.marks import Member, Score
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Span
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Member, Score, Span
 
 __all__ = [
     "Added",

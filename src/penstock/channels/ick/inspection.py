@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats, parse_damage
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, RedisFailure, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisFailure, redis_errors, translate_error
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
 from penstock.channels.log import Batch, Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors
+from penstock.channels.server import REDIS_ERRORS, redis_errors
 from penstock.records import Epoch, Offset, RecordId, ShardName
 
 MICROSECONDS = 1_000_000

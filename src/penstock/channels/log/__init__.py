@@ -2,8 +2,7 @@
 
 ``append_together`` appends batches and may be repeated, by any publisher; ``append_ahead`` appends batch after batch without
 waiting for each reply.  ``read`` returns the records after an offset, a ``Follower`` waits for them, and ``evict`` removes
-entries that every consumer has passed.  Applications read a log by offset with ``LogReader`` or ``AsyncLogReader``;
-``LogWriter`` and ``AsyncLogWriter`` write one without a pipeline.
+entries that every consumer has passed.  ``penstock.clients`` reads and writes logs without a pipeline.
 """
 
 from penstock.channels.log.appending import (
@@ -20,7 +19,8 @@ from penstock.channels.log.appending import (
 )
 from penstock.channels.log.entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.following import POLL_S, Follower
-from penstock.channels.log.log import (
+from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
+from penstock.channels.log.streams import (
     Extent,
     evict,
     extents,
@@ -30,7 +30,6 @@ from penstock.channels.log.log import (
     read_newest,
     shards_with_more,
 )
-from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
 
 __all__ = [
     "NAMES",

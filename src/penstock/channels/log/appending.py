@@ -10,11 +10,12 @@ from typing import Any
 import redis
 
 from penstock.batches import CODECS, Columns, Entry, Records
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.log.entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
-from penstock.channels.server import REDIS_ERRORS, REFUSALS, RedisClient, RedisFailure, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, REFUSALS, RedisFailure, redis_errors, translate_error
 from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
 from penstock.records import Epoch, Offset, ShardName
 

@@ -8,11 +8,12 @@ import redis
 from hiredis import pack_command
 
 from penstock.batches import Records
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.entries import Fields, parse_leading
-from penstock.channels.log.log import read_leading
+from penstock.channels.log.streams import read_leading
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
 from penstock.records import Offset, ShardName
 
@@ -46,6 +47,7 @@ class Follower:
         """
         self._on_unusable = on_unusable
         self._client, self._namespace, self._count = client, namespace, count
+        self._pool: Any = getattr(client, "connection_pool", None)
         self._is_cluster = isinstance(client, redis.RedisCluster)
         self._connection: Any = None
         self._requested: Positions = {}
@@ -136,7 +138,7 @@ class Follower:
         connection, self._connection, self._requested = self._connection, None, {}
         if connection is not None:
             connection.disconnect()
-            self._client.connection_pool.release(connection)
+            self._pool.release(connection)
 
     def _receive_requested(self, positions: Positions) -> ReadRecords:
         requested, self._requested = self._requested, {}
@@ -149,7 +151,7 @@ class Follower:
         return {s: records for s, records in found.items() if positions.get(s) == requested[s]}
 
     def _send(self, positions: Positions, block_ms: int | None) -> None:
-        self._connection = self._client.connection_pool.get_connection()
+        self._connection = self._pool.get_connection()
         block = () if block_ms is None else (b"BLOCK", block_ms)
         streams = [log_keys(self._namespace, shard).stream for shard in positions]
         after = [f"{offset}-0" for offset in positions.values()]
@@ -169,7 +171,7 @@ class Follower:
             connection.disconnect()  # or its reply would be taken for that of another command
             raise
         finally:
-            self._client.connection_pool.release(connection)
+            self._pool.release(connection)
         shards = {log_keys(self._namespace, shard).stream.encode(): shard for shard in positions}
         pairs = answer.items() if isinstance(answer, dict) else answer or ()
         return self._parse({shards[stream]: entries for stream, entries in pairs})

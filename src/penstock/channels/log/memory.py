@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.log.appending import make_foreign
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Call, script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, redis_errors, translate_error
 from penstock.records import Offset, ShardName
 
 _UNLIMITED = 1 << 62

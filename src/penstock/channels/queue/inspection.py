@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.channels.commands import RedisClient, RedisCommands
+from penstock.channels.driving import Steps, drive
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, parse_stats, sum_stats
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
-from penstock.channels.server import REDIS_ERRORS, RedisClient, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, redis_errors, translate_error
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
 from penstock.records import ShardName
@@ -179,12 +181,21 @@ def find_foreign_keys(client: RedisClient, keys: QueueKeys, streams: int) -> dic
     Raises:
         ServerUnavailable: Redis does not answer.
     """
+    return drive(client, foreign_keys(keys, streams))
+
+
+def foreign_keys(keys: QueueKeys, streams: int) -> Steps[dict[str, str]]:
+    """As ``find_foreign_keys``, as an operation."""
     expected = keys.types(streams)
-    pipeline = client.pipeline(transaction=False)
-    for key in expected:
-        pipeline.type(key)
+
+    def ask(client: RedisCommands) -> Any:
+        pipeline = client.pipeline(transaction=False)
+        for key in expected:
+            pipeline.type(key)
+        return pipeline.execute()
+
     with redis_errors("inspecting queues"):
-        kinds = [as_text(kind) for kind in pipeline.execute()]
+        kinds = map(as_text, (yield ask))
     return {
         key: found for (key, kind), found in zip(expected.items(), kinds, strict=True) if found not in (kind, "none")
     }

@@ -11,13 +11,12 @@ from typing import Any
 
 import structlog
 
+from penstock.channels.commands import RedisClient
+from penstock.channels.driving import Steps
 from penstock.channels.log import Appended, Reply, parse_reply
-from penstock.channels.queue.hands import choose_hand
-from penstock.channels.queue.running import run
-from penstock.channels.queue.shard import ITEMS, QueueShard, Steps
-from penstock.channels.routing import log_keys, queue_keys
+from penstock.channels.queue.shard import ITEMS, QueueShard, run
+from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
-from penstock.channels.server import RedisClient
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import QueueDamaged
 from penstock.records import Epoch, Offset, RecordId, ShardName

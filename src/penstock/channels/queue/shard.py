@@ -1,23 +1,37 @@
 """One shard of a queue, without any input or output: which scripts to call, and what their replies say.
 
-Each operation is a generator that yields requests, receives replies and returns a result; ``run`` drives it on a connection,
-``run_async`` on one of asyncio.  So both have one core, and a reply such as "the queue has grown" is handled in one place.
+Each operation is a generator of steps, so that a reply such as "the queue has grown" is handled in one place.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+import re
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from penstock.channels.queue.hands import choose_hand
-from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written
+from penstock.channels.commands import RedisClient
+from penstock.channels.driving import Steps, drive
+from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written, new_id
 from penstock.channels.queue.stats import parse_stats
-from penstock.channels.routing import QueueKeys
-from penstock.channels.scripts import Argument, Call, as_text
-from penstock.declaring.declarations import MAX_STREAMS
+from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
+from penstock.channels.scripts import Argument, Call, as_text, script
+from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
+from penstock.declaring.declarations import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, shard_for_key
+from penstock.declaring.kinds import checked_name
 from penstock.declaring.unique import TenantLimits, name_within
-from penstock.errors import ForeignQueue, InvalidMessage, QueueDamaged, TenantFull
+from penstock.errors import (
+    AppendRefused,
+    DeclarationError,
+    ForeignLog,
+    ForeignQueue,
+    InvalidMessage,
+    PenstockError,
+    QueueDamaged,
+    TenantFull,
+)
+from penstock.records import Shard, ShardName
 
 ITEMS = 100
 """Most messages in one call of a script: Redis serves no other client while a script runs."""
@@ -28,20 +42,52 @@ BYTES = 1024 * 1024
 T = TypeVar("T")
 
 
+_MET_GARBAGE = re.compile(
+    "Bad data format|Missing bytes|attempt to|bad argument|is not an integer|not a valid float|is not a float"
+)
+"""Lua errors that mean: this value was not written by Penstock."""
+
+
+def run(client: RedisClient, steps: Steps[T], what: str) -> T:
+    """Runs an operation on a client for threads; raises as ``translated``."""
+    return drive(client, translated(steps, what))
+
+
+def translated(steps: Steps[T], what: str) -> Steps[T]:
+    """An operation of a queue, with the client library's errors as ours.
+
+    Args:
+        steps: The operation.
+        what: The activity, for error texts: ``reading receipts``.
+
+    Raises:
+        ServerUnavailable: Redis does not answer; what was requested may have been done.
+        AppendRefused: Redis takes no writes now.
+        ForeignQueue: A key holds something else.
+    """
+    try:
+        return (yield from steps)
+    except REDIS_ERRORS as error:
+        raise _translate(error, what) from error
+
+
+def _translate(error: RedisFailure, what: str) -> PenstockError:
+    translation = translate_error(error, what)
+    if isinstance(translation, ForeignLog):
+        return ForeignQueue(
+            f"{what}: a key of the queue holds another type; `penstock doctor` and Queue.check() name it. "
+            "Rename it, or give the queue another name"
+        )
+    if isinstance(translation, AppendRefused) and _MET_GARBAGE.search(str(error)):
+        return ForeignQueue(
+            f"{what}: a key of the queue holds values that Penstock did not write: {translation}. "
+            "Find out what writes there, rename the shard's keys, and the streamer writes again what is missing"
+        )
+    return translation
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One call of a script."""
-
-    script: str
-    call: Call
-
-
-Steps = Generator[Request, list[Any], T]
-"""An operation: yields requests, is sent the replies, and returns its result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
+class TakenMessages:
     """What a round has found.
 
     Attributes:
@@ -91,11 +137,11 @@ class QueueShard:
         self._declared = streams
         self._hand = hand
 
-    def call(self, script: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
+    def call(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
         """Calls a script until its reply is about what was asked.
 
         Args:
-            script: Its name.
+            name: Its name.
             arguments: Its arguments.
             before: Keys that it declares before the queue's own.
 
@@ -104,7 +150,7 @@ class QueueShard:
         """
         while True:
             keys = [*before, *self.keys.all(self.streams)]
-            reply = yield Request(script, Call(keys, arguments))
+            [reply] = yield from script(name).checked_steps([Call(keys, arguments)])
             match reply[0]:
                 case b"streams":
                     self.streams = max(self._declared, int(reply[1]))
@@ -115,7 +161,7 @@ class QueueShard:
                         f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones"
                     )
                 case _:
-                    return reply
+                    return list(reply)
 
     def rebuild(self) -> Steps[int]:
         """Rebuilds what follows from the bodies of messages; returns how many messages are lost.
@@ -126,7 +172,7 @@ class QueueShard:
         lost, start = 0, 1
         while True:
             keys = self.keys.all(MAX_STREAMS)
-            reply = yield Request("queue/rebuild", Call(keys, (start,)))
+            [reply] = yield from script("queue/rebuild").checked_steps([Call(keys, (start,))])
             if reply[0] == b"foreign":
                 raise ForeignQueue(
                     f"{as_text(reply[1])} holds another type or format: rename it, and the queue rebuilds what it can"
@@ -174,7 +220,7 @@ class QueueShard:
 
     def take(
         self, request: str, worker: str, *, lease_s: float, count: int, preferred: int | None = None
-    ) -> Steps[Taken]:
+    ) -> Steps[TakenMessages]:
         """Takes messages, each under a lease; repeated with the same ``request``, it returns the same."""
         reply = yield from self.call(
             "queue/take",
@@ -183,7 +229,7 @@ class QueueShard:
         self.streams = max(self._declared, int(reply[1]))
         wait_ms = int(reply[2])
         messages = [self._message(values) for values in reply[4:]]
-        return Taken(messages, None if wait_ms < 0 else wait_ms / 1000, int(reply[3]))
+        return TakenMessages(messages, None if wait_ms < 0 else wait_ms / 1000, int(reply[3]))
 
     def _message(self, values: Sequence[Any]) -> Message:
         id_, tenant, key, attempts, since, deadline, payload, headers = values
@@ -269,7 +315,7 @@ class QueueShard:
         return bool(reply[1])
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
-        """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 
         Args:
             interval_s: Nothing is done if anybody has swept it less than so many seconds ago.
@@ -295,11 +341,69 @@ class QueueShard:
         reply = yield from self.call("queue/explain", (id_,))
         if reply[0] == b"unknown":
             return None
-        return {as_text(name): as_text(value) for name, value in zip(*_pairs(reply), strict=True)}
+        return {as_text(name): as_text(value) for name, value in zip(reply[1::2], reply[2::2], strict=True)}
 
 
-def _pairs(reply: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    return reply[1::2], reply[2::2]
+class QueueShape:
+    """How a queue is divided.
+
+    Attributes:
+        name: Name of the queue.
+        shards: Its shards.
+    """
+
+    def __init__(
+        self, name: str, *, streams: int = 16, hand: int | None = None, shards: int = 1, namespace: str = "penstock"
+    ) -> None:
+        """Sets up.
+
+        Raises:
+            DeclarationError: The name or a number is out of range.
+        """
+        self.name = checked_name(name, "queue")
+        hand = min(DEFAULT_HAND, streams) if hand is None else hand
+        for what, number, most in (
+            ("streams", streams, MAX_STREAMS),
+            ("hand", hand, streams),
+            ("shards", shards, MAX_SHARDS),
+        ):
+            if not 1 <= number <= most:
+                raise DeclarationError(f"queue {name}: {what} is {number}; it takes 1 to {most}")
+        self.shards = [
+            QueueShard(queue_keys(namespace, ShardName(name, Shard(number))), number, streams, hand)
+            for number in range(shards)
+        ]
+
+    def shard_for(self, tenant: str) -> QueueShard:
+        """The shard of a tenant."""
+        return self.shards[shard_for_key(tenant, len(self.shards))]
+
+    def write(self, messages: Sequence[NewMessage]) -> Steps[list[Written]]:
+        """Writes messages to their shards; the results come in the order of the messages.  Raises as ``translated``."""
+        results: dict[int, Written] = {}
+        for shard, places in self._by_shard(messages):
+            some = [messages[place] for place in places]
+            written = yield from translated(shard.write(some), f"writing queue {self.name}/{shard.number}")
+            results.update(zip(places, written, strict=True))
+        return [results[place] for place in range(len(messages))]
+
+    def _by_shard(self, messages: Sequence[NewMessage]) -> list[tuple[QueueShard, list[int]]]:
+        """The places of the messages of each shard."""
+        places: dict[int, list[int]] = {}
+        for place, message in enumerate(messages):
+            if len(self.shards) > 1 and message.unique and message.unique.within == "queue":
+                raise InvalidMessage(
+                    "unique",
+                    f"is a name over all tenants, and queue {self.name} has {len(self.shards)} shards, each of which knows only its own: "
+                    "give the queue one shard, use Unique(…, within='tenant'), or a pipeline",
+                )
+            places.setdefault(self.shard_for(message.tenant).number, []).append(place)
+        return [(self.shards[number], at) for number, at in places.items()]
+
+
+def worker_name(name: str) -> str:
+    """A name for a worker that no other has, whatever the host or pod is called."""
+    return f"{name or socket.gethostname()}-{new_id()[-12:]}"
 
 
 def _milliseconds(moment: datetime | None) -> str:

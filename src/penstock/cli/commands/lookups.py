@@ -20,8 +20,7 @@ from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, comm
 from penstock.cli.loops import Stop
 from penstock.cli.render import say, seconds, show, show_json, with_payload
 from penstock.cli.servers import Connections, open_connections
-from penstock.clients.log.reading import LogReading
-from penstock.clients.log.running import run
+from penstock.clients import LogReader, LogSlice
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
@@ -249,18 +248,20 @@ class _Printer:
         self, shard: ShardName, first: Offset, last: Offset, count: int, *, backwards: bool = False
     ) -> Iterator[Record]:
         """The records of a range of offsets, read ``count`` at a time; what Redis has evicted comes from the journal."""
-        servers = self.servers
-        reading = LogReading(shard.channel, namespace=servers.scope.namespace)
+        servers, number = self.servers, shard.shard
+
+        def older(page: LogSlice) -> LogSlice:
+            with postgres_errors(f"reading {shard} from the journal"):
+                return fill(servers.connection, servers.scope, page)
+
+        namespace = servers.scope.namespace
+        reader = LogReader(servers.client, shard.channel, shards=number + 1, namespace=namespace, older=older)
         at = last if backwards else first
         while first <= at <= last:
             most = min(count, 1 + (at - first if backwards else last - at))
-            operation = reading.read(shard, at, most, backwards=backwards)
-            [page] = run(servers.client, [operation], f"reading {shard}")
+            page = reader.read(number, at, most, backwards=backwards)
             if not page:
                 return
-            if page.evicted:
-                with postgres_errors(f"reading {shard} from the journal"):
-                    page = fill(servers.connection, servers.scope, page)
             yield from (record for record in page if record is not None)
             at = page.next
 

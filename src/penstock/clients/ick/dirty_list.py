@@ -11,12 +11,22 @@ from typing import Any, TypeVar
 import redis
 from redis.client import NEVER_DECODE
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import operations
-from penstock.channels.ick.marks import Marks, Member, encode_marks, encode_members
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, check_reply
+from penstock.channels.ick.operations import (
+    Added,
+    Exchanged,
+    IckStats,
+    Mark,
+    Marks,
+    Member,
+    check_reply,
+    encode_marks,
+    encode_members,
+)
 from penstock.channels.routing import IckKeys, ick_keys
 from penstock.channels.scripts import Call, Operation, script
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.errors import InvalidIckCall
 
 T = TypeVar("T")

@@ -7,10 +7,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.routing import IckKeys
 from penstock.channels.scripts import Call, Operation, as_text
-from penstock.channels.server import RedisClient
 from penstock.clients.ick.dirty_list import checked_keys, run_each
 from penstock.errors import DamagedIck
 

@@ -30,10 +30,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from penstock.channels.ick.marks import Member, check_size, encode_members
-from penstock.channels.ick.operations import Mark, all_keys, read_marks
+from penstock.channels.commands import RedisClient
+from penstock.channels.ick.operations import Mark, Member, all_keys, check_size, encode_members, read_marks
 from penstock.channels.scripts import Argument, Call, Operation, as_text
-from penstock.channels.server import RedisClient
 from penstock.clients.ick.dirty_list import checked_keys, run_each
 
 T = TypeVar("T")

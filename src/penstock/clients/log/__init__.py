@@ -1,9 +1,11 @@
-"""Reading a log by offset, writing one without a pipeline, and groups of readers that share one."""
+"""A log without a pipeline: reading it by offset, writing it, and groups of readers that share it.
 
-from penstock.clients.log.aio import AsyncLogReader, AsyncLogWriter
-from penstock.clients.log.reader import LogReader
-from penstock.clients.log.slices import LogInfo, LogSlice
-from penstock.clients.log.writer import LogWriter
-from penstock.clients.log.writing import Evicted, NewRecord
-
-__all__ = ["AsyncLogReader", "AsyncLogWriter", "Evicted", "LogInfo", "LogReader", "LogSlice", "LogWriter", "NewRecord"]
+log_reader      ``LogReader``; ``slices`` are what it returns
+log_writer      ``LogWriter``
+log_group       ``LogGroup``: each record goes to one reader of a group
+group_options   how a group reads
+group_results   what it is given
+turns           how its readers take turns
+arguments       what all of them take, checked
+steps           what they ask of Redis besides their own scripts
+"""

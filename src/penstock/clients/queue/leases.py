@@ -120,7 +120,7 @@ class LeaseBook:
         return found
 
 
-class Heartbeat:
+class LeaseHeartbeat:
     """Extends leases from a thread of its own, whatever the thread or the event loop of the work is doing.
 
     It ends with its reader: the leases of one that was dropped without being closed end by themselves.

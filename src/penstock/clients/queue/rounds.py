@@ -8,9 +8,9 @@ from time import monotonic
 
 import structlog
 
+from penstock.channels.driving import Steps
 from penstock.channels.isolation import UNUSABLE
-from penstock.channels.queue.shape import QueueShape
-from penstock.channels.queue.shard import QueueShard, Settlement, Steps, Taken
+from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, TakenMessages
 from penstock.clients.queue.leases import Held, LeaseBook
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
@@ -143,14 +143,14 @@ class Rounds:
         for number in [*self._errors]:
             raise self._errors.pop(number)
 
-    def take(self, shard: QueueShard, count: int) -> Steps[Taken]:
+    def take(self, shard: QueueShard, count: int) -> Steps[TakenMessages]:
         """The operation that takes messages of a shard."""
         request = self.requests.setdefault(shard.number, f"{self.worker}/{shard.number}/{next(self._numbers)}")
         return shard.take(
             request, self.worker, lease_s=self.options.lease_s, count=count, preferred=self.options.preferred
         )
 
-    def taken(self, shard: QueueShard, taken: Taken) -> tuple[list[Held], list[Held]]:
+    def taken(self, shard: QueueShard, taken: TakenMessages) -> tuple[list[Held], list[Held]]:
         """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
         request = self.requests.pop(shard.number)
         self.seen.add(shard.number)
@@ -217,7 +217,7 @@ class Rounds:
         return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
 
     def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
-        """Buries messages that were handed over too often: the work on them ended each time without an outcome."""
+        """Dead-letters messages that were handed over too often: the work on them ended each time without an outcome."""
         attempts = self.options.attempts
         reason = f"handed over {attempts} times, and never settled: its readers died or hung"
         return [each.settlement("dead", reason=reason, seconds=0.0) for each in held]

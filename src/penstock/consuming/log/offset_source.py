@@ -11,7 +11,7 @@ from typing import Any, Generic
 from typing_extensions import override
 
 from penstock.batches import Records
-from penstock.clients.log.reading import MAX_BYTES
+from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
 from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets

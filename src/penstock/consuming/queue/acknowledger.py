@@ -10,7 +10,7 @@ import structlog
 
 from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.shard import ITEMS
-from penstock.clients.queue import Reader
+from penstock.clients import QueueReader
 from penstock.consuming.queue.job_deliverer import Ended
 from penstock.errors import PenstockError
 from penstock.parallel import Backoff
@@ -25,7 +25,7 @@ class Acknowledger:
     """Reports ended leases to the queue; a queue that does not answer is asked again."""
 
     def __init__(
-        self, reader: Reader, settled: Callable[[Sequence[Ended]], None], fail: Callable[[BaseException], None]
+        self, reader: QueueReader, settled: Callable[[Sequence[Ended]], None], fail: Callable[[BaseException], None]
     ) -> None:
         """Starts the thread, in which ``settled`` is called with acknowledged jobs, and ``fail`` with an error that ends the worker."""
         self._reader, self._settled, self._fail = reader, settled, fail

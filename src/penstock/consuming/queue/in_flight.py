@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from threading import Condition
 from time import monotonic
 
-from penstock.clients.queue import Lease
+from penstock.clients import Lease
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.queue.job_deliverer import Ended
 from penstock.consuming.queue.worker_slots import WorkerSlot

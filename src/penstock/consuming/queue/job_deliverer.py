@@ -12,7 +12,7 @@ import psycopg
 import structlog
 
 from penstock.channels.queue.shard import Settlement
-from penstock.clients.queue import Lease
+from penstock.clients import Lease
 from penstock.clients.queue.leases import pause_s
 from penstock.consuming.deliverer import MAX_PAUSE_S, MAX_REMEMBERED, Refusals, is_long, retry_conflicts, spread
 from penstock.consuming.delivery import (

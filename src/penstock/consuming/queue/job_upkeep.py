@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE
-from penstock.channels.queue.running import run
-from penstock.channels.queue.shape import QueueShape
-from penstock.channels.server import RedisClient
+from penstock.channels.queue.shard import QueueShape, run
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.in_flight import InFlight
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters

@@ -14,9 +14,9 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import isolated
-from penstock.channels.queue.running import run as run_steps
-from penstock.channels.queue.shape import QueueShape, worker_name
-from penstock.clients.queue import Lease, Reader
+from penstock.channels.queue.shard import QueueShape, worker_name
+from penstock.channels.queue.shard import run as run_steps
+from penstock.clients import Lease, QueueReader
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import FailureLog
 from penstock.consuming.queue.acknowledger import Acknowledger
@@ -133,7 +133,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._hung = HungSlots(consumer)
         self._check_at = self._dead_at = self._resume_at = 0.0
         self._backoff = Backoff()
-        self._reader: Reader | None = None
+        self._reader: QueueReader | None = None
         self._away: ServerUnavailable | None = None
         self._taken, self._may_have_more = 0, True
 
@@ -145,7 +145,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._jobs.count_again(uncounted)
         self._hung = HungSlots(self._spec)
         self._check_at = self._resume_at = 0.0
-        self._reader = Reader(
+        self._reader = QueueReader(
             self._client,
             self._shape,
             worker=worker_name(self.consumer.name),
@@ -246,7 +246,7 @@ class QueueWorker(Worker[Job[Any]]):
             raise self._away
         return consumed
 
-    def _opened_reader(self) -> Reader:
+    def _opened_reader(self) -> QueueReader:
         if self._reader is None:
             self.open()
         assert self._reader is not None

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from penstock.clients.queue import Lease
+from penstock.clients import Lease
 from penstock.consuming.handler import exit_text, task_error_log
 from penstock.consuming.queue.job_deliverer import JobDeliverer, Waiter
 from penstock.declaring.declarations import WorkerSpec

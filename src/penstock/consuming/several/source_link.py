@@ -10,7 +10,7 @@ from time import monotonic
 
 import structlog
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.consuming.log.offset_source import Limit, backfill
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.several.source_positions import SourcePosition

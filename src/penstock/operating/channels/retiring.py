@@ -13,9 +13,10 @@ from time import sleep
 
 import structlog
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

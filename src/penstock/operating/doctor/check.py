@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, Self
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.operating.status import Status, status
 from penstock.pipeline import Pipeline

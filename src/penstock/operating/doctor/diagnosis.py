@@ -7,7 +7,7 @@ import psycopg
 import redis
 
 from penstock.channels.acl import acl_grant, get_user
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection, WorkerConnection
 from penstock.database.errors import describe, first_line
 from penstock.database.timeouts import Timeouts

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.channels.routing import ick_shard_keys
-from penstock.clients.ick import Damage, repair
+from penstock.clients import Damage, repair
 from penstock.errors import DamagedIck
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.operating.status import ChannelStatus

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import Extent, read
-from penstock.channels.log.log import read_kept
+from penstock.channels.log.streams import read_kept
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements

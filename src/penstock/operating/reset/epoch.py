@@ -27,10 +27,11 @@ from typing import Any
 import psycopg
 import structlog
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import Extent, extents, read_newest
 from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

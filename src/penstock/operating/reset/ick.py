@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.routing import ick_shard_keys
-from penstock.channels.server import RedisClient, redis_errors
-from penstock.clients.ick import repair
+from penstock.channels.server import redis_errors
+from penstock.clients import repair
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.errors import Unknown

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.consuming.several.source_link import read_database
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

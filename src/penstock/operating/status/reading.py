@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents, memory_used
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
-from penstock.channels.server import RedisClient
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

@@ -1,6 +1,6 @@
 """Traces and explains records, found by id, place or key."""
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.tracing.causes import explain_open, explain_story, explain_unseen

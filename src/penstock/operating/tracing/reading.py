@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.channels.commands import RedisClient
 from penstock.channels.ick.inspection import find_member
 from penstock.channels.log import extents
 from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors

@@ -14,9 +14,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.batches import Columns
+from penstock.channels.commands import RedisClient
 from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
 from penstock.channels.routing import log_keys
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
 from penstock.spark.sources.journal_store import read_bounds

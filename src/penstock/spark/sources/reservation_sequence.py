@@ -13,8 +13,9 @@ import threading
 from collections.abc import Mapping
 from time import monotonic, sleep
 
-from penstock.channels.server import RedisClient, redis_errors
-from penstock.clients.ick import ALL_MEMBERS, Busy, HolderWatch, Reservation, Reservations, Superseded
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import redis_errors
+from penstock.clients import ALL_MEMBERS, Busy, HolderWatch, Reservation, Reservations, Superseded
 from penstock.errors import PenstockError
 
 HEARTBEAT_EVERY_S = 0.3

@@ -14,7 +14,7 @@ from typing import Any
 import adbc_driver_manager
 from adbc_driver_postgresql import dbapi as adbc
 
-from penstock.channels.server import RedisClient
+from penstock.channels.commands import RedisClient
 from penstock.database.connections import TableConnection, WorkerConnection, connect_postgres, plain_url
 from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings

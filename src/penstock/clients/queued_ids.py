@@ -9,8 +9,8 @@ from sqlalchemy import ARRAY, Connection, Engine, Select, Text, cast, func, lite
 from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
 
-from penstock.clients.arguments import checked_ms
-from penstock.clients.tracker.tracker import QueuedIds
+from penstock.clients.calls import checked_ms
+from penstock.clients.queue_tracker import QueuedIds
 from penstock.errors import DeclarationError, ReadOnlyPostgres
 
 TIMEOUT_S = 1.0

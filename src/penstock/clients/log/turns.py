@@ -18,14 +18,15 @@ from time import monotonic
 import structlog
 
 from penstock.batches.compression import CODECS, is_installed
-from penstock.channels.log.left_out import next_shards, refuse_left_out
-from penstock.channels.routing import GroupKeys, group_keys
-from penstock.channels.scripts import Call
+from penstock.channels.commands import RedisCommands
+from penstock.channels.driving import Steps
+from penstock.channels.routing import GroupKeys, group_keys, next_shards
+from penstock.channels.scripts import Call, script
 from penstock.clients.log.arguments import check_number
-from penstock.clients.log.groups.options import MAX_COUNT, GroupOptions
-from penstock.clients.log.groups.results import GroupState, ShardRead, Taken, parse_read, parse_state
-from penstock.clients.log.groups.steps import Ask, AwaitTurn, FindWritten, Steps, WatchLog
-from penstock.clients.log.reading import MAX_BYTES
+from penstock.clients.log.group_options import MAX_COUNT, GroupOptions
+from penstock.clients.log.group_results import GroupState, ShardRead, Taken, parse_read, parse_state
+from penstock.clients.log.log_reader import MAX_BYTES
+from penstock.clients.log.steps import refuse_left_out, wait_for_more
 from penstock.errors import PenstockError
 from penstock.records import Offset, ShardName
 
@@ -88,9 +89,9 @@ class _Attempt:
 class GroupReader:
     """Decides what one reader of a group asks Redis for."""
 
-    def __init__(self, options: GroupOptions) -> None:
+    def __init__(self, client: RedisCommands, options: GroupOptions) -> None:
         """Sets up; nothing is sent."""
-        self.options = options
+        self._client, self.options = client, options
         self._name = uuid.uuid4().hex[:16]
         self.shards = {
             shard: group_keys(options.namespace, shard, options.group)
@@ -118,8 +119,8 @@ class GroupReader:
     def _refuse_left_out(self) -> Steps[None]:
         if monotonic() >= self._check_at:
             options = self.options
-            written = yield FindWritten(next_shards(options.log, options.shards))
-            refuse_left_out(options.shards, written)
+            further = next_shards(options.log, options.shards)
+            yield from refuse_left_out(options.namespace, options.shards, further)
             self._check_at = monotonic() + CHECK_S
 
     def _wait(self, count: int, until: float) -> Steps[Taken]:
@@ -136,7 +137,7 @@ class GroupReader:
                 yield from self._ask_line("leave")
                 return Taken()
             if attempt is not None and line.place == 0:
-                yield _watch(attempt, self._wake(line), min(left, HEARTBEAT_S))
+                yield from self._watch(attempt, self._wake(line), min(left, HEARTBEAT_S))
                 is_overdue = False
             else:
                 wait_s = max(0.01, min(left, patience_s))
@@ -145,12 +146,20 @@ class GroupReader:
 
     def _await_turn(self, key: str, wait_s: float) -> Steps[bool]:
         """Waits to be woken; whether nobody takes what is there, though it was somebody else's turn."""
-        if (yield AwaitTurn(key, wait_s)):
+        if (yield from _is_woken(key, wait_s)):
             return False
         states = yield from self.states()
         if not any(map(self._available, states.values())):
             return False
-        return not (yield AwaitTurn(key, GRACE_S))
+        return not (yield from _is_woken(key, GRACE_S))
+
+    def _watch(self, attempt: _Attempt, wake: str, longest_s: float) -> Steps[None]:
+        """Waits for records; where none can be taken, for the time to look again."""
+        wait_s = max(0.01, min(longest_s, attempt.wait_s))
+        if attempt.positions:
+            yield from wait_for_more(self._client, self.options.namespace, attempt.positions, wait_s)
+        else:
+            yield from _is_woken(wake, wait_s)
 
     def _wake(self, line: _Line) -> str:
         return self._home.wake(line.wake)
@@ -162,7 +171,7 @@ class GroupReader:
 
     def _ask_line(self, word: str) -> Steps[_Line]:
         call = Call(self._home.line, (self._name, word, VALID_MS))
-        [[_, place, others, wake]] = yield Ask("log/group/line", [call])
+        [[_, place, others, wake]] = yield from script("log/group/line").checked_steps([call])
         return _Line(int(place), int(others), int(wake))
 
     def _attempt(self, count: int, line: _Line) -> Steps[_Attempt]:
@@ -246,7 +255,7 @@ class GroupReader:
                 self._codecs,
             ),
         )
-        [reply] = yield Ask("log/group/read", [call])
+        [reply] = yield from script("log/group/read").checked_steps([call])
         try:
             read = parse_read(reply, shard, options.group)
         except PenstockError as error:
@@ -277,17 +286,16 @@ class GroupReader:
             Call((keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger), (int(whole),))
             for keys in self.shards.values()
         ]
-        replies = yield Ask("log/group/info", calls)
+        replies = yield from script("log/group/info").checked_steps(calls)
         return {
             shard: parse_state(reply, shard, self.options.group)
             for shard, reply in zip(self.shards, replies, strict=True)
         }
 
 
-def _watch(attempt: _Attempt, wake: str, longest_s: float) -> WatchLog | AwaitTurn:
-    """Waits for records; where none can be taken, for the time to look again."""
-    wait_s = max(0.01, min(longest_s, attempt.wait_s))
-    return WatchLog(attempt.positions, wait_s) if attempt.positions else AwaitTurn(wake, wait_s)
+def _is_woken(key: str, seconds: float) -> Steps[bool]:
+    """Waits on the list on which a reader is woken, at most so long; whether it was woken."""
+    return (yield lambda client: client.blpop([key], timeout=seconds)) is not None
 
 
 def _milliseconds(seconds: float | None) -> int:

@@ -5,21 +5,23 @@ nobody else.  Then it is written to the queue under an id made of the stream's n
 from the stream.  A crash in between writes it again under the same id, which changes nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
-from penstock.channels.queue.messages import NewMessage, Written
+from penstock.channels.driving import Request, Steps
+from penstock.channels.queue.messages import NewMessage
+from penstock.channels.queue.shard import QueueShape
 from penstock.channels.scripts import as_text
-from penstock.channels.server import RedisClient, redis_errors
+from penstock.channels.server import redis_errors
 from penstock.errors import InvalidMessage, TenantFull
 
 Fields = Mapping[bytes, bytes]
 """The fields of an entry."""
 
-ADOPTED = 100
+MAX_ADOPTED = 100
 """Most entries in one step."""
 
 _CONSUMER = "penstock"
@@ -52,18 +54,8 @@ class PlainStream:
         return NewMessage(self.tenant(fields), self.payload(fields), id=f"{self.key[-200:]}/{as_text(id_)}")
 
 
-def adopt(
-    client: RedisClient, plain: PlainStream, write: Callable[[Sequence[NewMessage]], Sequence[Written]]
-) -> int | None:
-    """Moves up to ``ADOPTED`` entries.
-
-    Args:
-        client: The connection.
-        plain: The stream.
-        write: Writes messages to the queue.
-
-    Returns:
-        How many were moved; None if the stream holds nothing any more that was not done.
+def adopt(plain: PlainStream, queue: QueueShape) -> Steps[int | None]:
+    """Moves up to ``MAX_ADOPTED`` entries; returns how many, None if the stream holds nothing any more that was not done.
 
     Raises:
         InvalidMessage: An entry cannot become a message; it stays, and the others are moved.
@@ -72,7 +64,7 @@ def adopt(
         ForeignLog: The key holds another type.
     """
     with redis_errors(f"adopting {plain.key}"):
-        entries = _entries(client, plain)
+        entries = yield from _entries(plain)
     if entries is None:
         return None
     messages: list[NewMessage] = []
@@ -83,40 +75,44 @@ def adopt(
         except InvalidMessage as error:
             refusal = error
     moved: list[str] = []
-    for written in write(messages):
+    for written in (yield from queue.write(messages)):
         refusal = written.refused or refusal
         if not written.refused:
             moved.append(written.id.rpartition("/")[2])
     if moved:
         with redis_errors(f"adopting {plain.key}"):
-            client.xack(plain.key, plain.group, *moved)
-            client.xdel(plain.key, *moved)
+            yield lambda client: client.xack(plain.key, plain.group, *moved)
+            yield lambda client: client.xdel(plain.key, *moved)
     if refusal:
         raise refusal
     return len(moved)
 
 
-def _entries(client: RedisClient, plain: PlainStream) -> list[tuple[bytes, Fields]] | None:
+def _entries(plain: PlainStream) -> Steps[list[tuple[bytes, Fields]] | None]:
     """Entries that are ours: new, read before, or taken over; None if there is nothing left to wait for."""
+    key, group, idle_ms = plain.key, plain.group, int(plain.idle_s * 1000)
     try:
         for after in (">", "0"):
-            found = client.xreadgroup(plain.group, _CONSUMER, {plain.key: after}, count=ADOPTED)
+            found = yield _reading(plain, after)
             if entries := _flat(found):
                 return entries
-        idle_ms = int(plain.idle_s * 1000)
-        claimed = client.xautoclaim(
-            plain.key, plain.group, _CONSUMER, idle_ms, start_id="0-0", count=ADOPTED, justid=True
+        claimed = yield lambda client: client.xautoclaim(
+            key, group, _CONSUMER, idle_ms, start_id="0-0", count=MAX_ADOPTED, justid=True
         )
-        is_waiting = bool(claimed) or client.xpending(plain.key, plain.group)["pending"] > 0
+        is_waiting = bool(claimed) or (yield lambda client: client.xpending(key, group))["pending"] > 0
     except redis.ResponseError as error:
         if "NOGROUP" not in str(error):
             raise
-        if not client.exists(plain.key):
+        if not (yield lambda client: client.exists(key)):
             return None
         # Nobody has read it: all of it is new.
-        client.xgroup_create(plain.key, plain.group, id="0")
+        yield lambda client: client.xgroup_create(key, group, id="0")
         return []
     return [] if is_waiting else None
+
+
+def _reading(plain: PlainStream, after: str) -> Request:
+    return lambda client: client.xreadgroup(plain.group, _CONSUMER, {plain.key: after}, count=MAX_ADOPTED)
 
 
 def _flat(found: Any) -> list[tuple[bytes, Fields]]:

@@ -1,0 +1,220 @@
+"""Pinned keys: values and locks that live until their time is over, and are not evicted before."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+import structlog
+
+from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
+from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
+from penstock.clients.calls import SLICE, Text, checked_ms, checked_value, checked_wait_s
+from penstock.clients.locks import AsyncFencedLock, FencedLock, try_lock, unlock
+from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown
+from penstock.errors import LockBusy, ServerUnavailable
+
+log = structlog.get_logger("penstock.structures")
+
+C = TypeVar("C", bound=RedisCommands)
+F = TypeVar("F")
+
+LEASE_S = 30.0
+"""Lease of a lock, in seconds, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a value is computed once: as the arguments of ``PinnedKeys.compute``."""
+
+    key: Text
+    function: Callable[[], Any]
+    ttl_s: float
+    fresh_s: float
+    wait_s: float
+    lease_s: float
+
+    def __post_init__(self) -> None:
+        checked_ms("ttl_s", self.ttl_s)
+        checked_ms("fresh_s", self.fresh_s)
+        checked_wait_s("wait_s", self.wait_s)
+        checked_ms("lease_s", self.lease_s)
+
+
+class _PinnedKeys(Operations[C], Generic[C, F]):
+    """The operations of pinned keys."""
+
+    def __init__(self, client: C, name: str, *, namespace: str = "penstock") -> None:
+        """Sets up; nothing is sent.
+
+        Args:
+            client: From ``connect_redis``, or any client of redis-py; of ``redis.asyncio`` for asyncio.
+            name: Name of these keys, which share a slot of a Cluster.
+            namespace: First part of the keys' names in Redis.
+
+        Raises:
+            InvalidName: The namespace is not valid.
+            InvalidStructureCall: The name is not valid.
+        """
+        self._client, self.name = client, name
+        self._operations = PinOperations(name, namespace)
+
+    @classmethod
+    def connect(cls, url: str, name: str, *, namespace: str = "penstock") -> Self:
+        """Pinned keys at a URL of Redis: see ``penstock.channels.urls``.
+
+        Raises:
+            InvalidSetting: The URL is invalid.
+        """
+        return cls(cls._connect(url), name, namespace=namespace)
+
+    @both
+    def put(self, key: Text, value: Text, ttl_s: float, *, only_new: bool = False) -> Steps[bool]:
+        """Pins a value; returns whether it did.
+
+        Args:
+            key: 1 to 1,024 bytes.
+            value: Up to 16 MiB.
+            ttl_s: Seconds that it lives, from 0.001 to ten years.
+            only_new: Leave a value that is there, and return False.
+
+        Raises:
+            InvalidStructureCall: An argument is out of range; nothing was written.
+            ServerUnavailable: Redis does not answer; the value may have been pinned.
+            AppendRefused: Redis refuses it; nothing was written.
+            ForeignStructure: A key holds another type; nothing was written.
+        """
+        return (yield from self._operations.put(key, value, ttl_s, only_new=only_new))
+
+    @both
+    def get(self, key: Text) -> Steps[bytes | None]:
+        """The value; None if there is none, or its time is over.  Raises as ``put``."""
+        pin = yield from self._operations.get(key)
+        return None if pin is None else pin.value
+
+    @both
+    def ttl(self, key: Text) -> Steps[float | None]:
+        """The remaining time of a value in seconds; None if there is none.  Raises as ``put``."""
+        pin = yield from self._operations.get(key)
+        return None if pin is None else pin.left_s
+
+    @both
+    def renew(self, key: Text, ttl_s: float) -> Steps[bool]:
+        """Gives a value another time from now; returns whether there was one.  Raises as ``put``."""
+        return (yield from self._operations.renew(key, ttl_s))
+
+    @both
+    def delete(self, key: Text) -> Steps[bool]:
+        """Deletes a value; returns whether there was one.  Raises as ``put``."""
+        return (yield from self._operations.delete(key))
+
+    @both
+    def compute(
+        self,
+        key: Text,
+        function: F,
+        ttl_s: float,
+        *,
+        fresh_s: float | None = None,
+        wait_s: float = 10.0,
+        lease_s: float = LEASE_S,
+    ) -> Steps[bytes]:
+        """The value of a key, which one process computes if it is missing or old.
+
+        While one computes, the others get the old value at once; if there is none, they wait.  An error of the function is
+        raised where it was called, and the next process tries.
+
+        Args:
+            key: 1 to 1,024 bytes.
+            function: Computes the value; for asyncio it is a coroutine function.
+            ttl_s: Seconds that the value lives.
+            fresh_s: Seconds after which it is old, and computed again by whichever process asks first; None is ``ttl_s``.
+            wait_s: Seconds to wait for another process.
+            lease_s: Seconds that the function may take.  After that another process calls it too, and a result that comes
+                later is returned but not pinned.
+
+        Raises:
+            LockBusy: There is no value, and another process has not finished within ``wait_s``.
+            PenstockError: As ``put``.
+        """
+        recipe = _Recipe(key, function, ttl_s, ttl_s if fresh_s is None else fresh_s, wait_s, lease_s)  # type: ignore[arg-type]
+        lock, pause = computing_name(key), GrowingPause(wait_s)
+        while True:
+            found = yield from self._operations.get(key)
+            if found and found.fresh_s > 0:
+                return found.value
+            held = yield from try_lock(self._operations, lock, lease_s)
+            if isinstance(held, Granted):
+                return (yield from self._compute(recipe, lock))
+            if found:
+                return found.value
+            step = pause.next(held.left_s)
+            if step is None:
+                raise LockBusy(
+                    f"{self.name}: another process computes {shown(key)}, there is no old value, and "
+                    f"{wait_s:g} s were not enough. Raise wait_s, or try again later"
+                )
+            yield step
+
+    def _compute(self, recipe: _Recipe, lock: LockName) -> Steps[bytes]:
+        """Computes the value as the holder of its lock."""
+        try:
+            found = yield from self._operations.get(recipe.key)
+            if found and found.fresh_s > 0:  # from one that finished just before
+                yield from unlock(self._operations, lock)
+                return found.value
+            value = checked_value("the function's result", (yield Invoke(recipe.function)))
+            yield from self._put(recipe, lock, value)
+        except BaseException:
+            yield from unlock(self._operations, lock)
+            raise
+        return value
+
+    def _put(self, recipe: _Recipe, lock: LockName, value: bytes) -> Steps[None]:
+        """Pins what was computed; its caller gets it even if it cannot be pinned."""
+        try:
+            is_ours = yield from self._operations.put_computed(recipe.key, value, recipe.ttl_s, recipe.fresh_s, lock)
+        except ServerUnavailable as error:
+            log.warning("a computed value was not pinned", error=type(error).__name__)
+        else:
+            if not is_ours:
+                log.warning("a computed value was not pinned: it took longer than lease_s", lease_s=recipe.lease_s)
+
+    @both
+    def reap(self, most: int = SLICE) -> Steps[int]:
+        """Deletes values and locks that are over, at most so many; returns their number.  A chore for a recruit.
+
+        Args:
+            most: 1 to 1,000.
+
+        Raises:
+            As ``put``.
+        """
+        return (yield from self._operations.reap(most))
+
+
+class PinnedKeys(_PinnedKeys[RedisClient, Callable[[], Text]], BlockingClient):
+    """Values and locks in Redis that live until their time is over, and are not evicted before.
+
+    Their time is kept beside them and looked at by each operation; no key gets a time to live, so that no ``volatile-*``
+    policy evicts it.  What is over is not returned, and is deleted by ``reap``.
+    """
+
+    def lock(self, name: Text, *, lease_s: float = LEASE_S) -> FencedLock:
+        """A lock; nothing is sent.
+
+        Args:
+            name: 1 to 1,024 bytes; a value may have the same key.
+            lease_s: Seconds for which it is held, unless it is renewed.
+
+        Raises:
+            InvalidStructureCall: An argument is out of range.
+        """
+        return FencedLock(self._client, self._operations, name, lease_s)
+
+
+class AsyncPinnedKeys(_PinnedKeys[AsyncRedisClient, Callable[[], Awaitable[Text]]], AsyncClient):
+    """As ``PinnedKeys``, for asyncio."""
+
+    def lock(self, name: Text, *, lease_s: float = LEASE_S) -> AsyncFencedLock:
+        """As ``PinnedKeys.lock``."""
+        return AsyncFencedLock(self._client, self._operations, name, lease_s)

@@ -1,0 +1,389 @@
+"""Reading a queue: a round over the shards that does not wait, then a wait to be woken.
+
+To be woken is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import redis
+import redis.asyncio
+import structlog
+
+from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
+from penstock.channels.driving import Asynchronous, Blocking, Pause, Request, Steps, both, drive
+from penstock.channels.isolation import UNUSABLE
+from penstock.channels.queue.messages import checked_count
+from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
+from penstock.channels.server import redis_errors
+from penstock.clients.queue.adoption import PlainStream, adopt
+from penstock.clients.queue.leases import Held, LeaseBook, LeaseHeartbeat, stale
+from penstock.clients.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds, Settled
+from penstock.errors import ForeignLog, InvalidMessage, ServerUnavailable, TenantFull
+
+log = structlog.get_logger("penstock.queue")
+
+C = TypeVar("C", bound=RedisCommands)
+L = TypeVar("L", bound="Lease | AsyncLease")
+R = TypeVar("R", bound="QueueReader | AsyncQueueReader")
+T = TypeVar("T")
+
+
+class _Lease(Generic[C, R]):
+    """The operations of a lease.
+
+    Attributes:
+        message: The message.
+    """
+
+    def __init__(self, reader: R, client: C, held: Held) -> None:
+        """Made by a reader."""
+        self._reader, self._client, self.held = reader, client, held
+        self.message = held.message
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the lease was found to have ended: what is done from now on will be refused."""
+        return self.held.is_stale
+
+    def begin(self) -> None:
+        """The work begins only now: the tenant is charged, and the time limit counts, from here."""
+        self.held.begin()
+
+    @both
+    def done(self, *, seconds: float | None = None) -> Steps[None]:
+        """The work is done: the message leaves the queue.
+
+        Args:
+            seconds: How long it took, which the tenant is charged; by default since ``begin``, or since it was read.
+
+        Raises:
+            StaleLease: The lease has ended.
+        """
+        yield from self._settle(self.held.settlement("done", seconds=seconds))
+
+    @both
+    def fail(self, reason: str, *, delay_s: float | None = None) -> Steps[None]:
+        """The work has failed: another attempt, after ``delay_s`` or a growing random pause; after the last, a dead letter.
+
+        Raises:
+            StaleLease: The lease has ended.
+        """
+        yield from self._settle(self._failed(reason, delay_s))
+
+    @both
+    def snooze(self, delay_s: float) -> Steps[None]:
+        """Another time, after ``delay_s``; this attempt does not count.  Raises ``StaleLease``."""
+        yield from self._settle(self.held.settlement("snooze", delay_s=delay_s))
+
+    @both
+    def release(self) -> Steps[None]:
+        """The work was not begun: the message goes back where it was.  Raises ``StaleLease``."""
+        yield from self._settle(self.held.settlement("release"))
+
+    @both
+    def dead(self, reason: str) -> Steps[None]:
+        """No further attempt: a dead letter.  Raises ``StaleLease``."""
+        yield from self._settle(self.held.settlement("dead", reason=reason))
+
+    def _failed(self, reason: str, delay_s: float | None = None) -> Settlement:
+        return self.held.failed(reason, self._reader.options.attempts, delay_s)
+
+    def _settle(self, settlement: Settlement) -> Steps[None]:
+        if not (yield from self._reader._settle([self.held], [settlement]))[0]:  # noqa: SLF001  its own reader
+            raise stale(self.held)
+
+    def _end(self, error: BaseException | None) -> Steps[None]:
+        """The end of a ``with`` block."""
+        if error is None:
+            yield from self._settle(self.held.settlement("done"))
+        elif isinstance(error, Exception):
+            yield from self._settle(self._failed(type(error).__name__))
+        else:
+            yield from self._settle(self.held.settlement("release"))
+
+
+class Lease(_Lease[RedisClient, "QueueReader"], Blocking):
+    """A message, and the right to work on it.
+
+    As a context manager it begins the work; it ends ``done``, or, after an exception, with another attempt.
+    """
+
+    def confirm(self) -> bool:
+        """Whether the lease is ours: asked at the queue, which extends it; within its time limit.
+
+        If the queue cannot be asked, what is known says it: a lease that was extended half its time ago cannot have ended yet.
+        """
+        return self._reader.confirm(self)
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._drive(self._end(error))
+
+
+class AsyncLease(_Lease[AsyncRedisClient, "AsyncQueueReader"], Asynchronous):
+    """As ``Lease``, for asyncio."""
+
+    async def __aenter__(self) -> Self:
+        self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self._drive(self._end(error))
+
+
+class _QueueReader(Generic[C, L]):
+    """The operations of a reader."""
+
+    _lease: Callable[[Any, C, Held], L]
+
+    def __init__(
+        self,
+        client: C,
+        shape: QueueShape,
+        *,
+        worker: str,
+        heartbeat: RedisClient,
+        adopts: PlainStream | None = None,
+        on_error: OnError | None = None,
+        **options: Any,
+    ) -> None:
+        """Sets up; ``options`` are those of ``ReaderOptions``.
+
+        Args:
+            client: The connection.
+            shape: The queue.
+            worker: Name of this reader; no other has it.
+            heartbeat: The client of the thread that extends leases.
+            adopts: A plain stream that is moved into the queue on the way, until it is empty.
+            on_error: Called with the number of a shard that cannot be read, and why; without it, ``read`` raises the error.
+            options: See ``ReaderOptions``.
+
+        Raises:
+            DeclarationError: An option is out of range.
+        """
+        self._client, self._heartbeat_client = client, heartbeat
+        self.options = ReaderOptions(**options)
+        self._book = LeaseBook(self.options.limit_s)
+        is_cluster = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
+        self._rounds = Rounds(shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster)
+        self._heartbeat = LeaseHeartbeat(self._book, self.options.lease_s, self._extend)
+        # Handed over, but not returned, since a later shard of the round has failed: for the next read.
+        self._found: list[L] = []
+        self._is_stopped = self._is_closed = False
+        self._adopts, self._adopt_at = adopts, 0.0
+
+    @property
+    def worker(self) -> str:
+        """Name of this reader."""
+        return self._rounds.worker
+
+    @both
+    def read(self, count: int = 1, *, block_s: float = 0.0) -> Steps[list[L]]:
+        """The next messages, at most ``count`` and 100; waits for the first one for ``block_s``.
+
+        A shard that cannot be read does not stop the others: it is left out, and tried again every few seconds.  Its error
+        is raised by a ``read`` that finds nothing in the others, once for each time that it was tried.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
+            ForeignQueue: A key of a shard holds something else.
+            ValueError: The reader is closed.
+        """
+        checked_count(count)
+        if self._is_closed:
+            raise ValueError("the reader is closed; make another")
+        self._heartbeat.start()
+        until = monotonic() + block_s
+        while True:
+            if found := (yield from self._round(count)):
+                return found
+            left = until - monotonic()
+            if left <= 0 or self._is_stopped:
+                return []
+            yield from self._wait(self._rounds.wait_s(left))
+
+    def _adopt(self, plain: PlainStream) -> Steps[None]:
+        """Moves the next entries of the plain stream; after one that cannot be moved, or if there was none, pauses."""
+        try:
+            moved = yield from adopt(plain, self._rounds.shape)
+        except (InvalidMessage, TenantFull) as error:
+            log.warning("entry not adopted", stream=plain.key, reason=str(error))
+            moved = 0
+        if moved is None:
+            self._adopts = None
+        self._adopt_at = monotonic() + (0.0 if moved else SWEEP_EVERY_S)
+
+    def _round(self, count: int) -> Steps[list[L]]:
+        """What is there now."""
+        if self._adopts is not None and monotonic() >= self._adopt_at:
+            yield from self._adopt(self._adopts)
+        is_sweep_due = self._rounds.is_sweep_due()
+        for shard in self._rounds.begin():
+            with self._rounds.isolated(shard):
+                if is_sweep_due:
+                    yield from self._sweep(shard, SWEEP_EVERY_S)
+                if len(self._found) < count:
+                    yield from self._take(shard, count - len(self._found))
+        found, self._found = self._found[:count], self._found[count:]
+        if not found:
+            self._rounds.raise_error()
+        return found
+
+    def _take(self, shard: QueueShard, count: int) -> Steps[None]:
+        taken = yield from self._run(shard, self._rounds.take(shard, count), "reading")
+        good, exhausted = self._rounds.taken(shard, taken)
+        self._found += [self._lease(self, self._client, held) for held in good]
+        yield from self._settle(exhausted, self._rounds.exhausted(exhausted))
+
+    def _wait(self, seconds: float) -> Steps[None]:
+        """Waits until something may be taken: each message wakes one reader."""
+        if (pause_s := self._rounds.pause_s(seconds)) is not None:
+            yield Pause(pause_s)
+            return
+        wakes, timeout = self._rounds.wakes(), max(0.001, seconds)
+        # The next round meets a key of another type as well, and leaves that shard out.
+        with suppress(ForeignLog), redis_errors(f"waiting for queue {self._rounds.shape.name}"):
+            yield lambda client: client.blpop(wakes, timeout=timeout)
+
+    @both
+    def settle(self, leases: Sequence[tuple[L, Settlement]]) -> Steps[list[bool]]:
+        """Settles several leases, up to 100 in a round trip; False for each that is stale.
+
+        A shard that fails does not keep those of the others from being settled.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; settling again is safe.
+            ForeignQueue: A key of a shard holds something else.
+        """
+        return (yield from self._settle([lease.held for lease, _ in leases], [end for _, end in leases]))
+
+    @both
+    def done(self, leases: Sequence[L]) -> Steps[list[bool]]:
+        """The work on several messages is done; False for each that is stale.  Raises as ``settle``."""
+        held = [lease.held for lease in leases]
+        return (yield from self._settle(held, [each.settlement("done") for each in held]))
+
+    def _settle(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> Steps[list[bool]]:
+        settled = Settled(held)
+        for shard, some in self._rounds.by_shard(held, settlements):
+            with settled.noting_error():
+                settled.add(shard, some, (yield from self._run(shard, shard.settle(some), "settling leases of")))
+        self._book.remove(settled.held)
+        return settled.results
+
+    @both
+    def sweep(self) -> Steps[None]:
+        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
+        for shard in self._rounds.shape.shards:
+            yield from self._sweep(shard)
+
+    def _sweep(self, shard: QueueShard, interval_s: float = 0.0) -> Steps[None]:
+        self._rounds.report_lost(shard, (yield from self._run(shard, shard.sweep(interval_s), "sweeping")))
+
+    def stop(self) -> None:
+        """Lets a ``read`` that waits return, within a second; for another thread, or the handler of a signal."""
+        self._is_stopped = True
+
+    def _stop(self) -> None:
+        self._is_stopped = self._is_closed = True
+        self._heartbeat.stop()
+
+    def _give_back(self) -> Steps[None]:
+        held = self._book.all()
+        for each in held:
+            each.is_stale = True  # for a thread that works on one of them still
+        yield from self._settle(held, [each.settlement("release") for each in held])
+        for shard in self._rounds.read_shards:
+            with redis_errors("closing a reader"):
+                yield self._forgetting(shard.keys.takes)
+
+    def _forgetting(self, takes: str) -> Request:
+        return lambda client: client.hdel(takes, self._rounds.worker)
+
+    def _extend(self, shard: int, leases: list[tuple[str, str]]) -> list[bool]:
+        of = self._rounds.shape.shards[shard]
+        return drive(
+            self._heartbeat_client, self._run(of, of.extend(leases, self.options.lease_s), "extending leases of")
+        )
+
+    def _run(self, shard: QueueShard, steps: Steps[T], what: str) -> Steps[T]:
+        return translated(steps, f"{what} {self._rounds.name(shard)}")
+
+
+class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
+    """Reads a queue, for one thread; it is also a context manager.
+
+    Leases are extended by a thread of their own until they are settled.  ``close`` gives back what was not settled.
+    """
+
+    _lease = Lease
+
+    def __init__(self, client: RedisClient, shape: QueueShape, *, worker: str, **options: Any) -> None:
+        super().__init__(client, shape, worker=worker, heartbeat=client, **options)
+
+    def leave_out(self, shards: Collection[int]) -> None:
+        """Reads these shards no more, until this is called again."""
+        self._rounds.left_out = frozenset(shards)
+
+    def can_read(self, shard: int) -> bool:
+        """Whether a shard could be read when it was tried last."""
+        return shard not in self._rounds.retry_at
+
+    def confirm(self, lease: Lease) -> bool:
+        """See ``Lease.confirm``."""
+        held, asked_at = lease.held, monotonic()
+        if held.is_stale or asked_at - held.begun_at > self.options.limit_s:
+            return False
+        try:
+            [is_ours] = self._extend(held.message.shard, [(held.message.id, held.token)])
+        except (ServerUnavailable, *UNUSABLE):
+            return asked_at - held.extended_at < self.options.lease_s / 2
+        held.is_stale = not is_ours
+        held.extended_at = asked_at
+        return is_ours
+
+    def forget(self, leases: Sequence[Lease]) -> None:
+        """Extends leases no more; they end by themselves."""
+        self._book.remove([lease.held for lease in leases])
+
+    def close(self) -> None:
+        """Ends the heartbeat, and gives back at once what was not settled.
+
+        Raises:
+            ServerUnavailable: Redis does not answer; leases then end by themselves.
+        """
+        self._stop()
+        self._drive(self._give_back())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncQueueReader(_QueueReader[AsyncRedisClient, AsyncLease], Asynchronous):
+    """As ``QueueReader``, for one task; it is also an async context manager."""
+
+    _lease = AsyncLease
+
+    async def aclose(self) -> None:
+        """As ``QueueReader.close``."""
+        await asyncio.to_thread(self._stop)
+        await self._drive(self._give_back())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
