@@ -5,7 +5,6 @@ import os
 from alembic import context
 from sqlalchemy import create_engine, text
 
-from penstock.database.tables import metadata
 from penstock.schema.migrating import CREATE_SCHEMA, in_schema, lock_migrations
 
 config = context.config
@@ -16,7 +15,6 @@ def configure(**where: object) -> None:
     """Keeps the version table in the Penstock schema, apart from that of the application's own Alembic."""
     context.configure(
         **where,  # type: ignore[arg-type]  # a connection or a URL with its dialect
-        target_metadata=metadata(schema),
         version_table="alembic_version",
         version_table_schema=schema,
         include_schemas=True,

@@ -13,6 +13,7 @@ pytest_plugins = [
     "fixtures.application",
     "fixtures.flow",
     "fixtures.intervals",
+    "fixtures.migrations",
     "fixtures.reader",
     "fixtures.libraries",
     "fixtures.books",

@@ -25,10 +25,10 @@ from penstock.schema.revisions import OLDEST, FoundRevision, check_revision, fin
 from penstock.streaming import Streamer
 from penstock.testing import drained
 
-OLD, NEW = "penstock_0001", "penstock_9999"
+OLD, NEW = "penstock_0000", "penstock_9999"
 
 REFUSED = {
-    OLD: rf"at penstock_0001; this release needs {OLDEST} or newer\. What to do: penstock init",
+    OLD: rf"at penstock_0000; this release needs {OLDEST} or newer\. What to do: penstock init",
     NEW: r"at penstock_9999, of a newer release; .* pip install --upgrade penstock",
 }
 
@@ -206,11 +206,11 @@ def test_the_oldest_revision_is_enough_for_every_part(postgres: EmbeddedPostgres
 @pytest.mark.parametrize(
     ("revision", "usable"),
     [
-        ("penstock_0003", False),
+        ("penstock_0000", False),
         (OLDEST, True),
         (newest_shipped(), True),
         ("penstock_9999", False),
-        ("penstock_9999_since_0004", True),
+        ("penstock_9999_since_0001", True),
         ("penstock_one", False),
         ("", False),
     ],

@@ -160,19 +160,6 @@ def test_it_is_known_after_the_records_are_gone(desk: Desk) -> None:
     assert desk.retry() == ["superseded"]
 
 
-def test_a_dead_letter_of_an_older_release_may_be_superseded(desk: Desk) -> None:
-    """Nobody noted what came later: it takes a person's decision."""
-    desk.refused = {"a1"}
-    desk.say("a1")
-    desk.connection.execute("UPDATE penstock.dead_letters SET later_offset = NULL")
-    desk.refused = set()
-
-    [refused] = retry(desk.flow, desk.letters(), desk.urls[0])
-    assert (refused.outcome, refused.letter.superseded_by) == ("superseded", "not known")
-    assert "older release" in refused.reason
-    assert desk.retry(superseded=True) == ["applied"]
-
-
 def test_a_transaction_of_several_shards_supersedes_in_each(desk: Desk) -> None:
     """Guarantee 21: few records of many shards are applied together."""
     desk.refused = {"a1", "c1"}

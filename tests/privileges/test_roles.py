@@ -17,13 +17,14 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.tables import TABLE_NAMES
 from penstock.embedded import EmbeddedPostgres
-from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing, ServerUnavailable
+from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
 from penstock.operating.doctor import CheckResult, diagnose
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import newest_shipped
 from penstock.schema.role_plan import make_roles, plan_roles, roles_sql
-from penstock.schema.roles import ROLE_NAMES, rights, table_names
+from penstock.schema.roles import ROLE_NAMES, rights
 from penstock.staging import trigger_sql
 from penstock.streaming import Streamer
 
@@ -134,7 +135,7 @@ def test_a_table_of_the_application_in_the_schema_is_left_alone(connection: Conn
 def test_the_tables_of_the_roles_are_all_there_are(connection: Connection) -> None:
     rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'penstock'")
 
-    assert sorted(name for (name,) in rows) == table_names()
+    assert sorted(name for (name,) in rows) == [*TABLE_NAMES]
 
 
 def test_a_prefix_that_postgres_would_cut_is_refused(connection: Connection) -> None:
@@ -198,7 +199,7 @@ def test_each_table_is_some_roles_work() -> None:
     """A new table has to appear in the list of rights, or the workers cannot use it; only commands replay, as the owner."""
     named = {right.name for role in ("streamer", "consumer") for right in rights(role)}
 
-    assert set(table_names()) - named == {"replays"}
+    assert {*TABLE_NAMES} - named == {"replays"}
 
 
 # init without a superuser
@@ -320,26 +321,6 @@ def test_a_record_that_the_log_cannot_hold_is_refused_whoever_inserts_it(connect
             connection.execute(insert.encode())
 
 
-# the migration of the limits
-
-
-def test_the_limits_take_a_large_table_as_it_is(empty_url: str) -> None:
-    """Guarantee 26: rows of before stay, are sequenced and removed; only new ones are checked, at once."""
-    initialise(empty_url, revision="penstock_0004")
-    with psycopg.connect(empty_url, autocommit=True) as connection:
-        connection.execute(ONE.replace("'k'", "repeat('k', 2000)"))
-        initialise(empty_url)
-        [(validated,)] = connection.execute(
-            "SELECT bool_or(convalidated) FROM pg_constraint WHERE conrelid = 'penstock.staged_records'::regclass AND contype = 'c'"
-        ).fetchall()
-        connection.execute(ONE)
-        with pytest.raises(psycopg.errors.CheckViolation):
-            connection.execute(ONE.replace("'k'", "''"))
-        deleted = connection.execute("DELETE FROM penstock.staged_records").rowcount
-
-    assert (validated, deleted) == (False, 2)
-
-
 def test_the_limits_of_an_empty_table_are_valid(connection: Connection) -> None:
     """Tools that read constraints from the database warn of those that are not."""
     rows = connection.execute(
@@ -348,19 +329,6 @@ def test_the_limits_of_an_empty_table_are_valid(connection: Connection) -> None:
 
     assert len(rows) == 6
     assert all(valid for _, valid in rows)
-
-
-@pytest.mark.slow
-def test_the_limits_do_not_queue_for_long_behind_a_writer(empty_url: str) -> None:
-    """Guarantee 26: other writers wait behind the migration, so it gives up, and changes nothing."""
-    initialise(empty_url, revision="penstock_0004")
-    with psycopg.connect(empty_url) as writer:
-        writer.execute(ONE)
-        with pytest.raises(ServerUnavailable, match="LockNotAvailable"):
-            initialise(empty_url)
-        writer.commit()
-
-    assert initialise(empty_url) == "penstock_0004"
 
 
 # what a worker and the doctor say

@@ -199,7 +199,7 @@ WHERE EXISTS (SELECT FROM {schema}.dead_letters WHERE consumer = %(consumer)s AN
   AND hashtextextended(key, 0) = ANY (ARRAY(SELECT hashtextextended(k, 0) FROM unnest(%(keys)s::text[]) AS k))
   AND key = ANY (%(keys)s::text[])
   AND (shard < %(shard)s OR "offset" < (%(offsets)s::bigint[])[array_position(%(keys)s::text[], key)])
-  AND coalesce(later_offset, 0) = 0;
+  AND later_offset = 0;
 
 -- :name note_later_range
 -- As `note_later_records`, for the records in a range of offsets, for a consumer whose process does not hold them.
@@ -220,7 +220,7 @@ following AS (
     WHERE EXISTS (
               SELECT FROM {schema}.dead_letters
               WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (SELECT shard FROM key_shards)
-                AND coalesce(later_offset, 0) = 0
+                AND later_offset = 0
           )
       AND e.channel = %(channel)s AND e.shard = %(shard)s
       AND e.last_offset >= %(first)s AND e.first_offset <= %(last)s
@@ -234,7 +234,7 @@ WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = ANY (A
   AND hashtextextended(d.key, 0) = hashtextextended(following.key, 0)
   AND d.key = following.key
   AND (d.shard < %(shard)s OR d."offset" < following."offset")
-  AND coalesce(d.later_offset, 0) = 0;
+  AND d.later_offset = 0;
 
 -- :name dead_letter_records
 -- The payload is the staged row's while that is there: what came may be damaged, or nested so deep that Postgres can just store

@@ -26,8 +26,8 @@ ON CONFLICT (epoch) DO NOTHING;
 
 -- :name move_tick
 -- The next tick belongs to the new epoch, and finds what the last one did not see.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
-SELECT tick + 1, snapshot, %(epoch)s, true
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT tick + 1, snapshot, %(epoch)s
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1;

@@ -34,8 +34,7 @@ class DeadLetter:
         parked: It did not fail itself: an earlier record of its key did.
         failed_at: When it was dead-lettered, or failed last.
         later_shard: Where the first later record of its key stands that was applied.
-        later_offset: Where that one stands; 0 if none was applied, None if an older release wrote the dead letter, and nobody
-            knows.  0 for what has no order: members and jobs.
+        later_offset: Where that one stands; 0 if none was applied, and for what has no order: members and jobs.
     """
 
     consumer: str
@@ -52,7 +51,7 @@ class DeadLetter:
     parked: bool
     failed_at: datetime
     later_shard: int | None = None
-    later_offset: int | None = 0
+    later_offset: int = 0
 
     @property
     def place(self) -> Place:
@@ -61,7 +60,7 @@ class DeadLetter:
 
     @property
     def superseded_by(self) -> str:
-        """The place of a later record of its key that was applied, or that nobody knows; empty if there is none."""
+        """The place of a later record of its key that was applied; empty if there is none."""
         return find_later(self.channel, self.later_shard, self.later_offset)
 
 
@@ -100,7 +99,7 @@ def of_consumer(connection: Connection, consumer: str, *, scope: Scope = DEFAULT
 def find_later(channel: str, shard: int | None, offset: int | None) -> str:
     """What ``DeadLetter.superseded_by`` is, of the columns of a row."""
     if offset is None or shard is None:
-        return "not known" if offset is None else ""
+        return ""
     return str(Place(ShardName(channel, Shard(shard)), Offset(offset)))
 
 

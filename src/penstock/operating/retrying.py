@@ -252,15 +252,6 @@ class _Trial:
         self._apply(letter, planner)
 
 
-def _superseded(letter: DeadLetter, later: str) -> Retried:
-    why = (
-        "an older release wrote it, which does not note whether later records of its key are applied"
-        if letter.later_offset is None
-        else f"a later record of its key was applied: {later}"
-    )
-    return Retried(letter, "superseded", why)
-
-
 def _raise_if_not_its_fault(letter: DeadLetter, failed: NotApplied) -> None:
     """Raises what another letter would meet as well."""
     if isinstance(failed.error, HandlerCommitted):
@@ -273,3 +264,7 @@ def _raise_if_not_its_fault(letter: DeadLetter, failed: NotApplied) -> None:
         raise failed.error
     if isinstance(failed.outcome, Unavailable):
         raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
+
+
+def _superseded(letter: DeadLetter, later: str) -> Retried:
+    return Retried(letter, "superseded", f"a later record of its key was applied: {later}")

@@ -417,8 +417,8 @@ WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = named.id);
 
 -- :name store_snapshot
 -- The next tick takes the records that this snapshot does not show.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
-SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s, true
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT coalesce(max(tick), 0) + 1, %(snapshot)s::pg_snapshot, %(epoch)s
 FROM {schema}.ticks;
 
 -- :name checkpoints_beyond

@@ -3,10 +3,10 @@
     from penstock.schema import migrations
 
     def upgrade() -> None:
-        migrations.upgrade("penstock_0016_since_0014")
+        migrations.upgrade("penstock_0001")
 
     def downgrade() -> None:
-        migrations.downgrade("base", start="penstock_0016_since_0014")
+        migrations.downgrade("base", start="penstock_0001")
 
 The application's history stays one line, and its ``alembic downgrade`` removes our tables only together with the migration
 that made them.  The revision is written where ``penstock init`` writes it, so that workers and commands find it there.
@@ -22,7 +22,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
 from penstock.database.statements import quote
-from penstock.database.tables import metadata
+from penstock.database.tables import TABLE_NAMES
 from penstock.errors import SchemaMissing, Unknown
 from penstock.records import DEFAULT_SCOPE, checked_schema
 from penstock.schema.initialise import alembic_config
@@ -32,6 +32,7 @@ __all__ = ["downgrade", "include_object", "upgrade"]
 
 _BASE = "base"
 _VERSION_TABLE = "alembic_version"
+_OURS = {*TABLE_NAMES} - {_VERSION_TABLE}
 
 
 def upgrade(to: str, *, start: str = _BASE, schema: str = DEFAULT_SCOPE.schema) -> None:
@@ -102,11 +103,7 @@ def include_object(
         return True
     if item.schema == schema:
         return False
-    return item.schema is not None or schema != "public" or not _is_ours(name, schema)
-
-
-def _is_ours(name: str | None, schema: str) -> bool:
-    return f"{schema}.{name}" in metadata(schema).tables
+    return item.schema is not None or schema != "public" or name not in _OURS
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.schema")
 
-OLDEST = "penstock_0016_since_0014"
+OLDEST = "penstock_0001"
 """The oldest revision whose tables and functions are enough for the statements of this release.  A test runs them on it."""
 
 _REVISION = re.compile(r"penstock_(?P<number>\d{4})(?:_since_(?P<since>\d{4}))?")

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
+from penstock.database.tables import TABLE_NAMES
 from penstock.errors import PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
 from penstock.schema.roles import (
@@ -20,7 +21,6 @@ from penstock.schema.roles import (
     object_sql,
     revoke_sql,
     rights,
-    table_names,
 )
 
 _WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
@@ -127,7 +127,7 @@ def roles_sql(schema: str, prefix: str) -> str:
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
-    owned = [("TABLE", name) for name in table_names()] + [("FUNCTION", name) for name in FUNCTIONS]
+    owned = [("TABLE", name) for name in TABLE_NAMES] + [("FUNCTION", name) for name in FUNCTIONS]
     parts = [
         "BEGIN",
         *map(_create_if_missing, names.values()),
@@ -156,7 +156,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
     values = {
         "schema": schema,
         "roles": list(names.values()),
-        "tables": table_names(),
+        "tables": list(TABLE_NAMES),
         "functions": [*FUNCTIONS],
         "owner": names["owner"],
         "viewer": names["viewer"],

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
-from penstock.database.tables import metadata
+from penstock.database.tables import TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing
 from penstock.records import Scope, checked_schema
 
@@ -35,7 +35,6 @@ FUNCTIONS = {
     "journal_bounds": "(text, integer)",
     "finish_records": "(text, bigint[])",
     "check_channel": "(text, text, integer)",
-    "refuse_tick_of_older_release": "()",
 }
 """Penstock's functions, with the types of their arguments."""
 
@@ -161,17 +160,11 @@ def rights(role: RoleName) -> frozenset[Right]:
         case "streamer":
             return working_rights(role) | frozenset(_parse(_SEE_IDS))
         case "viewer":
-            tables = dict.fromkeys(table_names(), "SELECT")
+            tables = dict.fromkeys(TABLE_NAMES, "SELECT")
             usage = Right("SCHEMA", "", "USAGE")
             return frozenset({usage, *_parse({**tables, **_SEE_IDS, **_JOURNAL_BOUNDS})})
         case _:
             return working_rights(role)
-
-
-def table_names() -> list[str]:
-    """The names of all tables of Penstock."""
-    tables = metadata("penstock").tables.values()
-    return sorted(["alembic_version", *(table.name for table in tables)])
 
 
 def _parse(given: Mapping[str, str]) -> Iterator[Right]:

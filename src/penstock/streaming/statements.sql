@@ -71,8 +71,8 @@ previous_tick AS MATERIALIZED (
     LIMIT 1
 ),
 new_tick AS (
-    INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
-    SELECT tick + 1, (SELECT snapshot FROM target), epoch, true
+    INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+    SELECT tick + 1, (SELECT snapshot FROM target), epoch
     FROM previous_tick
     WHERE tick = coalesce(%(after)s::bigint, tick)
       AND (
@@ -291,8 +291,8 @@ FROM transactions;
 
 -- :name tick_without_records
 -- A tick that sequences nothing: it stores a newer snapshot of the same state.
-INSERT INTO {schema}.ticks (tick, snapshot, epoch, by_generation)
-SELECT tick + 1, pg_current_snapshot(), epoch, true
+INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+SELECT tick + 1, pg_current_snapshot(), epoch
 FROM {schema}.ticks
 ORDER BY tick DESC
 LIMIT 1

@@ -1,0 +1,415 @@
+"""Penstock's tables and functions.
+
+Revision ID: penstock_0001
+Revises:
+Create Date: 2026-11-24
+"""
+
+from penstock.schema.migrating import CREATE_SCHEMA, execute
+
+revision = "penstock_0001"
+down_revision = None
+branch_labels = ("penstock",)
+depends_on = None
+
+STREAMING = (
+    """
+-- Insert-only for applications.  CACHE 1, because a tick numbers records in the order of their ids: a connection that
+-- drew ids ahead would put a later change of a key before an earlier one.
+-- The limits are those of staging, for INSERTs written by hand: a record outside of them has no place in the log.
+-- A regular expression without repetition: all limits together take a quarter of a microsecond per row.
+CREATE TABLE {schema}.staged_records (
+    id          bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
+    xid         xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    channel     text        NOT NULL,
+    shard       integer     NOT NULL,
+    key         text        NOT NULL,
+    action      text        NOT NULL,
+    object      text        NOT NULL,
+    data        jsonb       NOT NULL,
+    headers     jsonb,
+    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT staged_records_channel CHECK (
+        length(channel) BETWEEN 1 AND 63 AND channel COLLATE "C" !~ '[^a-z0-9_.@-]'
+    ),
+    CONSTRAINT staged_records_shard CHECK (shard BETWEEN 0 AND 1023),
+    CONSTRAINT staged_records_key CHECK (length(key) BETWEEN 1 AND 1024),
+    CONSTRAINT staged_records_action CHECK (length(action) BETWEEN 1 AND 255),
+    CONSTRAINT staged_records_object CHECK (length(object) BETWEEN 1 AND 255),
+    CONSTRAINT staged_records_created_at CHECK (
+        created_at >= '1900-01-01 00:00:00+00' AND created_at < '2200-01-01 00:00:00+00'
+    )
+)
+""",
+    """
+CREATE INDEX staged_records_xid ON {schema}.staged_records (xid)
+""",
+    """
+-- One row for each lineage of the database that the log has followed.
+CREATE TABLE {schema}.epochs (
+    epoch             integer     PRIMARY KEY,
+    system_identifier text        NOT NULL,
+    timeline          integer     NOT NULL,
+    reason            text        NOT NULL,
+    opened_at         timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+INSERT INTO {schema}.epochs (epoch, system_identifier, timeline, reason)
+SELECT 1, system_identifier::text, ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::integer, 'init'
+FROM pg_control_system()
+""",
+    """
+-- Inserted, never updated: the newest is the last index entry, however many dead rows a long transaction keeps alive.
+CREATE TABLE {schema}.ticks (
+    tick     bigint      PRIMARY KEY,
+    snapshot pg_snapshot NOT NULL,
+    epoch    integer     NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+-- A tick that saw nothing: everything staged is new to the first real one.
+INSERT INTO {schema}.ticks (tick, snapshot, epoch) VALUES (0, '1:1:', 1)
+""",
+    """
+CREATE TABLE {schema}.journal (
+    channel      text        NOT NULL,
+    shard        integer     NOT NULL,
+    first_offset bigint      NOT NULL,
+    last_offset  bigint      NOT NULL,
+    record_ids   bigint[]    NOT NULL,
+    epoch        integer     NOT NULL,
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (channel, shard, first_offset),
+    CONSTRAINT journal_is_dense CHECK (cardinality(record_ids) = last_offset - first_offset + 1)
+)
+""",
+    """
+-- First and last offset of a shard's journal; (1, 0) if it is empty.  A view with two parameters: Postgres inlines it
+-- into the query that calls it, where each column that is used costs one probe of the primary key.  A view without
+-- parameters would need a list of shards, or read the whole journal.
+CREATE FUNCTION {schema}.journal_bounds(of_channel text, of_shard integer)
+RETURNS TABLE (first_offset bigint, last_offset bigint)
+LANGUAGE sql STABLE PARALLEL SAFE ROWS 1
+BEGIN ATOMIC
+    SELECT coalesce((
+               SELECT j.first_offset
+               FROM {schema}.journal j
+               WHERE j.channel = of_channel AND j.shard = of_shard
+               ORDER BY j.first_offset
+               LIMIT 1
+           ), 1),
+           coalesce((
+               SELECT j.last_offset
+               FROM {schema}.journal j
+               WHERE j.channel = of_channel AND j.shard = of_shard
+               ORDER BY j.first_offset DESC
+               LIMIT 1
+           ), 0)
+    OFFSET 0;  -- each column is evaluated once, however often the query names it
+END
+""",
+    """
+-- Staged rows that no tick can give an offset, as long as they have this xid.  is_early: its transaction has not begun.
+CREATE TABLE {schema}.isolated_records (
+    record_id   bigint      PRIMARY KEY,
+    number      bigint      GENERATED ALWAYS AS IDENTITY UNIQUE,
+    xid         xid8        NOT NULL,
+    channel     text        NOT NULL,
+    shard       integer     NOT NULL,
+    reason      text        NOT NULL,
+    is_early    boolean     NOT NULL DEFAULT false,
+    isolated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+-- Shards that the streamer leaves out, and why.
+CREATE TABLE {schema}.stopped_shards (
+    channel    text        NOT NULL,
+    shard      integer     NOT NULL,
+    reason     text        NOT NULL,
+    stopped_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (channel, shard)
+)
+""",
+)
+
+CHANNELS = (
+    """
+--   generations   numbers of shards of the later generations; `shards` is that of the first, and `first_shard` is where the
+--                 newest begins: 4, {6,3} and 10 are the shards 0-3, 4-9 and 10-12
+--   entries       of a log: 'plain' is an entry a record; otherwise a batch an entry, compressed: 'none' or 'zstd'
+--   redis_memory  of a log: bytes for the streams of all shards together; null sets no limit
+--   streams, hand of a queue
+--   limits        of a queue, by tenant, "" for the default: {"account-7": {"weight": 3}}
+CREATE TABLE {schema}.channels (
+    channel       text        PRIMARY KEY,
+    kind          text        NOT NULL,
+    shards        integer     NOT NULL,
+    generations   integer[]   NOT NULL DEFAULT '{}',
+    first_shard   integer     NOT NULL DEFAULT 0,
+    keep          interval    NOT NULL,
+    entries       text        NOT NULL DEFAULT 'plain',
+    redis_memory  bigint,
+    streams       integer,
+    hand          integer,
+    limits        jsonb       NOT NULL DEFAULT '{}',
+    registered_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+-- Names that no channel may be registered with any more, and nothing may be staged for.
+CREATE TABLE {schema}.retired_channels (
+    channel    text        PRIMARY KEY,
+    retired_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+-- A producer may not read the tables; everyone who may use the schema may call this.  No row: a channel that is not registered
+-- yet.  `fits`: a channel that is declared with this kind and number of shards may be used.  Every number that the channel has
+-- had will do: since it was changed, the key decides the shard, when the record is sequenced.
+CREATE FUNCTION {schema}.check_channel(of_channel text, of_kind text, of_shards integer)
+RETURNS TABLE (kind text, shards integer, fits boolean, is_retired boolean)
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT c.kind, (c.shards || c.generations)[1 + cardinality(c.generations)],
+           c.kind = of_kind AND of_shards = ANY (c.shards || c.generations),
+           r.channel IS NOT NULL
+    FROM (SELECT of_channel AS channel) asked
+    LEFT JOIN {schema}.retired_channels r ON r.channel = asked.channel
+    LEFT JOIN {schema}.channels c ON c.channel = asked.channel
+    WHERE r.channel IS NOT NULL OR c.channel IS NOT NULL;
+END
+""",
+    """
+-- Records of queues that Redis is given later than the others, or a second time.
+--   tenant    set for a record that Redis has refused, because this tenant has no room
+--   due       from when on Redis is given it: up to an hour before it may be handed over
+--   is_given  Redis has it, as far as is known: the row stays until the record is finished, so that it can be given again
+CREATE TABLE {schema}.waiting_records (
+    record_id bigint      PRIMARY KEY,
+    channel   text        NOT NULL,
+    shard     integer     NOT NULL,
+    tenant    text,
+    due       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    is_given  boolean     NOT NULL DEFAULT false
+)
+""",
+    """
+CREATE INDEX waiting_records_due ON {schema}.waiting_records (channel, shard, due)
+WHERE NOT is_given AND tenant IS NULL
+""",
+    """
+CREATE INDEX waiting_records_tenants ON {schema}.waiting_records (channel, shard, tenant, record_id)
+WHERE NOT is_given AND tenant IS NOT NULL
+""",
+    """
+CREATE INDEX waiting_records_given ON {schema}.waiting_records (channel, shard, record_id)
+WHERE is_given
+""",
+    """
+-- Unique names of a queue with several shards, of which each knows only its own.  `ends` is the end of a window; without one, a
+-- name is held until its record is done, or `is_queued` and handed over.
+CREATE TABLE {schema}.unique_names (
+    channel   text    NOT NULL,
+    name      text    NOT NULL,
+    record_id bigint  NOT NULL,
+    shard     integer NOT NULL,
+    is_queued boolean NOT NULL,
+    ends      timestamptz,
+    PRIMARY KEY (channel, name)
+)
+""",
+    """
+-- The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect.  The
+-- worker that deletes it has done the effect; one that comes second waits for the commit of the first, and finds nothing.
+CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[])
+RETURNS SETOF bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    WITH outstanding AS MATERIALIZED (
+        SELECT r.id
+        FROM {schema}.staged_records r
+        WHERE r.id = ANY (ids) AND r.channel = of_channel
+          AND EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = of_channel AND c.kind = 'queue')
+        ORDER BY r.id  -- two workers with the same records lock them in one order
+        FOR UPDATE OF r
+    )
+    DELETE FROM {schema}.staged_records r
+    USING outstanding
+    WHERE r.id = outstanding.id
+    RETURNING r.id;
+END
+""",
+    """
+REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
+""",
+)
+
+CONSUMING = (
+    """
+-- Updated once per batch: free space keeps the updates on the same page.
+--   source, record_id, staged_us  in the database of a consumer of several sources: the source of the checkpoint, and the
+--                 record at it, by its number and the time of its staging, which the source's journal must still have there
+--   reported_by   in the database of a source: the database of the consumer that reports the checkpoint
+CREATE TABLE {schema}.checkpoints (
+    consumer        text        NOT NULL,
+    channel         text        NOT NULL,
+    shard           integer     NOT NULL,
+    "offset"        bigint      NOT NULL,
+    epoch           integer     NOT NULL,
+    applied         bigint      NOT NULL DEFAULT 0,
+    skipped         bigint      NOT NULL DEFAULT 0,
+    dead            bigint      NOT NULL DEFAULT 0,
+    dead_in_a_row   bigint      NOT NULL DEFAULT 0,
+    applied_at_dead bigint,
+    halted          text,
+    waiting         text,
+    source          text,
+    record_id       bigint,
+    staged_us       bigint,
+    reported_by     text,
+    updated_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, channel, shard)
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
+""",
+    """
+-- A worker that still has the old name would be a new consumer, and apply again what the other one has applied.
+CREATE TABLE {schema}.former_consumers (
+    consumer  text        PRIMARY KEY,
+    successor text        NOT NULL,
+    ended_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+-- later_shard, later_offset: where the first later record of its key stands that was applied; offset 0: none was.
+CREATE TABLE {schema}.dead_letters (
+    consumer     text        NOT NULL,
+    channel      text        NOT NULL,
+    shard        integer     NOT NULL,
+    "offset"     bigint      NOT NULL,
+    record_id    bigint      NOT NULL,
+    key          text        NOT NULL,
+    action       text        NOT NULL,
+    object       text        NOT NULL,
+    data         jsonb       NOT NULL,
+    headers      jsonb,
+    staged_at    timestamptz NOT NULL,
+    reason       text        NOT NULL,
+    attempts     integer     NOT NULL,
+    parked       boolean     NOT NULL DEFAULT false,
+    later_shard  integer,
+    later_offset bigint      NOT NULL DEFAULT 0,
+    failed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, channel, shard, "offset")
+)
+""",
+    """
+-- By a hash, because an entry of an index has at most 2,704 bytes; a key of 1,024 characters may have 4,096.
+CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, hashtextextended(key, 0))
+""",
+    """
+-- How far a replay is in a shard says its checkpoint, which retention waits for.
+CREATE TABLE {schema}.replays (
+    replay   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    request  text        NOT NULL,
+    channel  text        NOT NULL,
+    target   text        NOT NULL,
+    key      text,
+    since    timestamptz,
+    until    timestamptz,
+    shards   integer[]   NOT NULL,
+    firsts   bigint[]    NOT NULL,
+    lasts    bigint[]    NOT NULL,
+    staged   bigint      NOT NULL DEFAULT 0,
+    begun_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at timestamptz
+)
+""",
+)
+
+RECONCILING = (
+    """
+-- Where a consumer stops for a moment.  A barrier expires by the database's clock, so a run that died holds up no consumer.
+-- A run that is too late finds the consumer beyond the barrier, and takes another cut.
+CREATE TABLE {schema}.barriers (
+    consumer   text        NOT NULL,
+    channel    text        NOT NULL,
+    shard      integer     NOT NULL,
+    "offset"   bigint      NOT NULL,
+    run        text        NOT NULL,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (consumer, channel, shard, run)
+)
+""",
+    """
+-- remaining: the keys that a repair has still to look at, each as JSON text, as the engine writes it; null without a repair.
+CREATE TABLE {schema}.reconciliations (
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text        NOT NULL,
+    consumer   text        NOT NULL,
+    intent     text        NOT NULL,
+    engine     text        NOT NULL,
+    tick       bigint,
+    compared   bigint,
+    missing    bigint,
+    surplus    bigint,
+    different  bigint,
+    repaired   bigint      NOT NULL DEFAULT 0,
+    remaining  text[],
+    paused_s   double precision,
+    outcome    text        NOT NULL DEFAULT 'running',
+    begun_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at   timestamptz
+)
+""",
+    """
+CREATE INDEX reconciliations_name ON {schema}.reconciliations (name, id)
+""",
+    """
+-- What a repair found in a row, and what it left there.
+CREATE TABLE {schema}.repairs (
+    reconciliation bigint      NOT NULL REFERENCES {schema}.reconciliations ON DELETE CASCADE,
+    number         bigint      GENERATED ALWAYS AS IDENTITY,
+    key            jsonb       NOT NULL,
+    kind           text        NOT NULL,
+    before         jsonb,
+    after          jsonb,
+    repaired_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (reconciliation, number)
+)
+""",
+)
+
+# A record that was staged and not applied exists nowhere else.
+REFUSAL = """
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.staged_records) OR EXISTS (SELECT FROM {schema}.dead_letters) THEN
+        RAISE EXCEPTION 'Penstock''s tables are not dropped: staged_records or dead_letters still hold records'
+        USING HINT = 'To lose them on purpose, TRUNCATE {schema}.staged_records, {schema}.dead_letters first';
+    END IF;
+END
+$$
+"""
+
+FUNCTIONS = ("finish_records", "check_channel", "journal_bounds")
+
+TABLES = (
+    *("repairs", "reconciliations", "barriers", "replays", "dead_letters", "former_consumers", "checkpoints"),
+    *("unique_names", "waiting_records", "retired_channels", "channels"),
+    *("stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
+)
+
+
+def upgrade() -> None:
+    execute(CREATE_SCHEMA, *STREAMING, *CHANNELS, *CONSUMING, *RECONCILING)
+
+
+def downgrade() -> None:
+    execute("LOCK TABLE {schema}.staged_records", REFUSAL)
+    execute(*(f"DROP FUNCTION {{schema}}.{name}" for name in FUNCTIONS))
+    execute(*(f"DROP TABLE {{schema}}.{name}" for name in TABLES))
