@@ -5,7 +5,7 @@ import os
 from alembic import context
 from sqlalchemy import create_engine, text
 
-from penstock.schema.migrating import CREATE_SCHEMA, in_schema, lock_migrations
+from penstock.schema.initialise import CREATE_SCHEMA, in_schema, lock_migrations
 
 config = context.config
 schema = config.get_main_option("penstock_schema") or "penstock"

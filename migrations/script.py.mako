@@ -5,7 +5,7 @@ Revises: ${down_revision | comma,n}
 Create Date: ${create_date}
 """
 
-from penstock.schema.migrating import execute
+from penstock.schema.initialise import execute
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

@@ -5,7 +5,7 @@ Revises:
 Create Date: 2026-11-24
 """
 
-from penstock.schema.migrating import CREATE_SCHEMA, execute
+from penstock.schema.initialise import CREATE_SCHEMA, execute
 
 revision = "penstock_0001"
 down_revision = None

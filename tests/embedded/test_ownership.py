@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.command_line import CommandLine
 from penstock.embedded import EmbeddedRedis, EmbeddedServers
-from penstock.embedded.ownership import make_private, read_own
+from penstock.embedded.directories import make_private, read_own
 from penstock.errors import Refused, ServerUnavailable
 
 SOMEBODY = 12345

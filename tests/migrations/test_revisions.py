@@ -15,7 +15,7 @@ from fixtures.flow import stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.executor import Rows
+from penstock.database.executor import StatementResult
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
 from penstock.operating.doctor import CheckResult, diagnose
@@ -114,7 +114,7 @@ def test_the_check_is_one_round_trip(connection: Connection) -> None:
     asked = []
 
     class Counted:
-        def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+        def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
             asked.append(query)
             return connection.execute(query, params)
 

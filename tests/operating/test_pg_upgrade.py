@@ -16,7 +16,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.directories import hand_over
-from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
+from penstock.embedded.postgres import account_for_postgres, postgres_binaries
 from penstock.embedded.processes import account_options
 from penstock.records import Record
 from penstock.schema.initialise import initialise

@@ -19,7 +19,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres
-from penstock.embedded.postgres_binaries import account_for_postgres, postgres_binaries
+from penstock.embedded.postgres import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, LogDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset import reset_epoch

@@ -34,7 +34,7 @@ from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
 from penstock.operating.tracing import trace
 from penstock.reconciling import Barrier, cut
-from penstock.reconciling.remaining import RemainingKeys
+from penstock.reconciling.history import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.staging import Staging, mark_dirty, stage_async, stage_many
 from penstock.streaming import Streamer

@@ -23,7 +23,7 @@ from penstock import Ick, Job, Log, Pipeline, Snooze
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.database.connections import Connection
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter
 from penstock.engines.stealing.budget import Terms, terms
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore

@@ -28,7 +28,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.urls import RedisUrl, parse_redis_url
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
 
 CONNECT_TIMEOUT_S = 5.0

@@ -17,8 +17,7 @@ from penstock.channels.server import connect_redis, redis_errors
 from penstock.cli.command import find_pipeline
 from penstock.cli.render import say
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded.directories import url_file
-from penstock.embedded.ownership import check_own, read_own
+from penstock.embedded.directories import check_own, read_own, url_file
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope

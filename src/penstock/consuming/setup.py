@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.database.connections import Database, get_database_url
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.pipeline import Pipeline
 from penstock.records import Scope

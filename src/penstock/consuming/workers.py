@@ -13,7 +13,7 @@ from penstock.consuming.setup import BLOCK_MS, WorkerSetup
 from penstock.consuming.several.source_worker import SourceWorker
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Database
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.declaring.kinds import Ick, Log, Queue
 from penstock.errors import DeclarationError, InvalidSetting

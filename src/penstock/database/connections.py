@@ -19,11 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from penstock.database.errors import connection_errors
-from penstock.database.timeouts import Timeouts
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
     Settings,
+    Timeouts,
     own_settings,
     set_local,
     set_local_in_one,
@@ -73,7 +73,7 @@ class _BoundedSilence:
             return ended.value  # type: ignore[no-any-return]  # a generator's return goes by any type
 
 
-class DriverConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
+class BoundedConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
     """A connection whose silence is bounded."""
 
     def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
@@ -94,7 +94,7 @@ class _SettingCursor(psycopg.Cursor[_Row]):
             return super().execute(query, params, **options)
 
 
-class WorkerConnection(DriverConnection):
+class WorkerConnection(BoundedConnection):
     """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip.
 
     Attributes:
@@ -166,7 +166,7 @@ class TableConnection(WorkerConnection):
         return table_settings(self.info.server_version)
 
 
-class HandlerConnection(DriverConnection):
+class HandlerConnection(BoundedConnection):
     """For statements of handlers."""
 
     longest_silence_s = HANDLER_TIMEOUT_S

@@ -9,8 +9,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 
-from penstock.database.timeouts import Timeouts
-from penstock.database.transactions import guarded, handler_settings
+from penstock.database.transactions import Timeouts, guarded, handler_settings
 
 _PIPELINES = psycopg.Pipeline.is_supported()
 
@@ -20,12 +19,12 @@ _QUALIFIED = b"-- Qualified:"
 Row = tuple[Any, ...]
 
 
-class Rows(Protocol):
+class StatementResult(Protocol):
     """What a statement gave."""
 
     @property
     def rowcount(self) -> int:
-        """Rows that it gave or changed."""
+        """StatementResult that it gave or changed."""
 
     def fetchone(self) -> Row | None:
         """The next row."""
@@ -39,7 +38,7 @@ class Rows(Protocol):
 class Executor(Protocol):
     """Executes statements; a connection of psycopg is one."""
 
-    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         """Executes a statement."""
 
 
@@ -82,7 +81,7 @@ class _Direct:
         self._connection = connection
         self._before, self._after = settings
 
-    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         if query.startswith(_QUALIFIED):
             return self._cursor().execute(query, params)
         with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
@@ -104,10 +103,10 @@ class _Awaited:
         self._connection = connection
         self._before, self._after = settings
 
-    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Rows:
+    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return await_only(self._execute(query, params))
 
-    async def _execute(self, query: bytes, params: Mapping[str, Any] | None) -> Rows:
+    async def _execute(self, query: bytes, params: Mapping[str, Any] | None) -> StatementResult:
         cursor = self._cursor()
         if query.startswith(_QUALIFIED):
             await cursor.execute(query, params)

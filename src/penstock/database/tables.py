@@ -1,4 +1,4 @@
-"""The table that applications stage into, for SQLAlchemy; a test compares it with the migrations.  Names of all tables."""
+"""The table that applications stage into, for SQLAlchemy; a test compares it with the migrations.  Names of all tables and functions."""
 
 from functools import cache
 
@@ -27,6 +27,13 @@ TABLE_NAMES = (
     "waiting_records",
 )
 """The tables of the newest revision."""
+
+FUNCTIONS = {
+    "journal_bounds": "(text, integer)",
+    "finish_records": "(text, bigint[])",
+    "check_channel": "(text, text, integer)",
+}
+"""Penstock's functions, with the types of their arguments."""
 
 
 class Xid8(UserDefinedType[str]):

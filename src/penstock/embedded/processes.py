@@ -15,11 +15,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from penstock.embedded.ownership import open_own
+from penstock.embedded.directories import Account, open_own
 
 _GUARD = """
 server=$1 signal=$2 sockets=$3
@@ -33,14 +32,6 @@ kill -s KILL "$server"
 rm -rf "$sockets"
 """
 _PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The user and group that a server runs as."""
-
-    user: int
-    group: int
 
 
 class AccountOptions(TypedDict, total=False):

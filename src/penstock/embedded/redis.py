@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import redis
 
-from penstock.embedded.ownership import write_private
+from penstock.embedded.directories import write_private
 from penstock.embedded.processes import free_port
 from penstock.embedded.server import EmbeddedServer
 from penstock.errors import ServerUnavailable

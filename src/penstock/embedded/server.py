@@ -9,9 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from penstock.embedded.directories import DirectoryLock, hand_over, log_tail, private_socket_directory, url_file
-from penstock.embedded.ownership import make_private, write_private
-from penstock.embedded.processes import Account, OwnedProcess
+from penstock.embedded.directories import (
+    Account,
+    DirectoryLock,
+    hand_over,
+    log_tail,
+    make_private,
+    private_socket_directory,
+    url_file,
+    write_private,
+)
+from penstock.embedded.processes import OwnedProcess
 from penstock.errors import ServerUnavailable
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from penstock.embedded.ownership import make_private
+from penstock.embedded.directories import make_private
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
 from penstock.errors import ServerUnavailable

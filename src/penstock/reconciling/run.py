@@ -23,7 +23,7 @@ from penstock.pipeline import Pipeline
 from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_reached
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
-from penstock.reconciling.remaining import RemainingKeys
+from penstock.reconciling.history import RemainingKeys
 from penstock.reconciling.repair import CanonicalRows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 

@@ -4,7 +4,7 @@ A rule with ``capture="trigger"`` that has no trigger loses every change, and no
 installs the triggers, every worker checks them when it starts, and ``penstock doctor`` checks them whenever it runs.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ from penstock.database.errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
-from penstock.errors import TriggerMissing
+from penstock.errors import DeclarationError, TriggerMissing
 from penstock.pipeline import Pipeline
+from penstock.staging.rules import Declarations
 from penstock.staging.triggers import Trigger, make_name, make_trigger
 
 INIT = "penstock init"
@@ -230,3 +231,63 @@ def _find_undeclared(
             else:
                 drop = f"unless another pipeline declares it: {drop}"
             yield CaptureFault(message, drop, is_refused=False)
+
+
+def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: str | None = None) -> str:
+    """Returns the source of an Alembic migration that creates the triggers of all rules with ``capture="trigger"``.
+
+    Args:
+        pipeline: Declares the rules.
+        revision: Id of the migration.
+        down_revision: Id of the migration before it.  Penstock's own tables must exist by then.
+
+    Raises:
+        DeclarationError: No rule has ``capture="trigger"``, or one cannot be captured by a trigger.
+    """
+    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
+    if not rules:
+        raise DeclarationError('no staging rule has capture="trigger": there is nothing to migrate')
+    triggers = [make_trigger(rule, pipeline.scope.schema) for rule in rules]
+    up = [sql for trigger in triggers for sql in trigger.statements]
+    down = [sql for trigger in reversed(triggers) for sql in trigger.drop]
+    return _MIGRATION.format(revision=revision, down=down_revision, up=_render_list(up), drop=_render_list(down))
+
+
+_MIGRATION = '''"""Penstock's triggers: stage changes to these tables, whichever client makes them.
+
+Revision ID: {revision}
+Revises: {down}
+"""
+
+from alembic import op
+
+revision = {revision!r}
+down_revision = {down!r}
+branch_labels = None
+depends_on = None
+
+UP = [
+{up}]
+
+DOWN = [
+{drop}]
+
+
+def upgrade() -> None:
+    for statement in UP:
+        op.execute(statement.replace(":", r"\\:"))  # text() would take a colon for a parameter
+
+
+def downgrade() -> None:
+    for statement in DOWN:
+        op.execute(statement.replace(":", r"\\:"))
+'''
+
+
+def _render_list(statements: Iterable[str]) -> str:
+    """Renders the statements as the items of a Python list, one source line for each line of SQL."""
+    lines: list[str] = []
+    for statement in statements:
+        parts = [repr(part) for part in statement.splitlines(keepends=True)]
+        lines += ["    (", *(f"        {part}" for part in parts), "    ),"]
+    return "\n".join(lines) + "\n"

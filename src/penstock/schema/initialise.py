@@ -8,19 +8,53 @@ from importlib.resources import as_file
 from typing import Any, cast
 
 import psycopg
-from alembic import command
+from alembic import command, context, op
 from alembic.config import Config
 from sqlalchemy import Connection, text
 
 from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import directory, statements
+from penstock.database.statements import directory, quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import PenstockError, SchemaMissing, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE, checked_schema
-from penstock.schema.migrating import CREATE_SCHEMA, in_schema, lock_migrations
 from penstock.schema.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
+
+CREATE_SCHEMA = """
+-- CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
+DO $$
+BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END
+$$
+"""
+
+
+def execute(*given: str) -> None:
+    """Executes each statement by itself; ``{schema}`` becomes the quoted name of the Penstock schema."""
+    for statement in given:
+        op.execute(in_schema(statement, _schema()))
+
+
+def in_schema(statement: str, schema: str) -> str:
+    """A statement with the quoted name of the schema in place of ``{schema}``."""
+    return statement.replace("{schema}", quote(schema))
+
+
+def lock_migrations(connection: Connection, schema: str) -> None:
+    """Two processes may migrate at once: the second one waits for this lock, then finds the work done."""
+    connection.execute(text(statements("penstock.database", schema)["lock_migrations"].decode()))
+
+
+def _schema() -> str:
+    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
+    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
+    configured = context.config.get_main_option("penstock_schema")
+    return str(given or configured or DEFAULT_SCOPE.schema)
+
 
 NEEDED = "UTF8"
 

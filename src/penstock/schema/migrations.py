@@ -25,8 +25,7 @@ from penstock.database.statements import quote
 from penstock.database.tables import TABLE_NAMES
 from penstock.errors import SchemaMissing, Unknown
 from penstock.records import DEFAULT_SCOPE, checked_schema
-from penstock.schema.initialise import alembic_config
-from penstock.schema.migrating import lock_migrations
+from penstock.schema.initialise import alembic_config, lock_migrations
 
 __all__ = ["downgrade", "include_object", "upgrade"]
 

@@ -99,7 +99,7 @@ def _select_version(table: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class UnusableSchema:
     """Why this release does not work with a schema.
 
     Attributes:
@@ -114,20 +114,20 @@ class Unusable:
         return f"{self.reason}. What to do: {self.fix}"
 
 
-def why_unusable(found: FoundRevision | None, schema: str) -> Unusable | None:
+def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | None:
     """Why this release does not work with a schema; None if it does."""
     if found is None:
-        return Unusable(f"schema {schema} has no Penstock tables", init_command(schema))
+        return UnusableSchema(f"schema {schema} has no Penstock tables", init_command(schema))
     if not found.revision:
         reason = f"schema {schema} has Penstock's tables, but no version table of Alembic names their revision"
-        return Unusable(reason, f"see docs: {SchemaMissing.page}")
+        return UnusableSchema(reason, f"see docs: {SchemaMissing.page}")
     at = f"schema {schema} is at {found.revision}"
     if _number(found.revision) < _number(OLDEST):
         reason = f"{at}; this release needs {OLDEST} or newer"
-        return Unusable(reason, how_to_upgrade(found, schema))
+        return UnusableSchema(reason, how_to_upgrade(found, schema))
     if is_newer(found.revision) and _since(found.revision) > _number(newest_shipped()):
         reason = f"{at}, of a newer release; this one ships {newest_shipped()}"
-        return Unusable(reason, "pip install --upgrade penstock, here too")
+        return UnusableSchema(reason, "pip install --upgrade penstock, here too")
     return None
 
 

@@ -6,11 +6,10 @@ from typing import Any
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
-from penstock.database.tables import TABLE_NAMES
+from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
 from penstock.schema.roles import (
-    FUNCTIONS,
     ROLE_NAMES,
     Right,
     RoleName,

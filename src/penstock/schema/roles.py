@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
-from penstock.database.tables import TABLE_NAMES
+from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing
 from penstock.records import Scope, checked_schema
 
@@ -30,13 +30,6 @@ STAGED_COLUMNS = ("channel", "shard", "key", "action", "object", "data", "header
 record from the sequencer, or put it before others."""
 
 _LONGEST_PREFIX = 63 - len("_producer")
-
-FUNCTIONS = {
-    "journal_bounds": "(text, integer)",
-    "finish_records": "(text, bigint[])",
-    "check_channel": "(text, text, integer)",
-}
-"""Penstock's functions, with the types of their arguments."""
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}

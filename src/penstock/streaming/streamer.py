@@ -18,7 +18,7 @@ from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
 from penstock.parallel import Backoff, Runner, pause

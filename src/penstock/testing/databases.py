@@ -14,7 +14,7 @@ from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import make_engine
 from penstock.database.errors import postgres_errors
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
-from penstock.embedded.databases import create_database, database_url, drop_database
+from penstock.embedded.postgres import create_database, database_url, drop_database
 from penstock.schema.initialise import initialise
 
 FORGETFUL = {"fsync": "off", "full_page_writes": "off"}

@@ -6,15 +6,20 @@ it removes it from the log.  Checkpoints are therefore read first, then the ends
 within each range, the log is read before Postgres.  A record that Postgres still names, and that lies before the end of
 the log, must be in the log or is lost.
 
-    findings   the kinds of finding, and how unexpected entries are classified
     bounds     the range to verify in each shard, and what the ends of log and journal show by themselves
     comparing  compares one range of a shard entry by entry, without a server
     run        the whole verification; an engine reads the ranges
 """
 
 from penstock.verifying.bounds import Start
-from penstock.verifying.comparing import ExpectedRecord, VerificationRange, compare
-from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
+from penstock.verifying.comparing import (
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
 from penstock.verifying.run import Examination, Examiner, Verified, verify
 
 __all__ = [

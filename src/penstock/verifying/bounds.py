@@ -24,8 +24,7 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
-from penstock.verifying.comparing import QUEUED, VerificationRange
-from penstock.verifying.findings import Finding, FindingKind, UnexpectedEntry
+from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange
 
 Start = Offset | Place | str | None
 """Where to begin: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With

@@ -13,8 +13,15 @@ from penstock.database.statements import statements
 from penstock.journal import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
-from penstock.verifying.comparing import VerificationRange
-from penstock.verifying.findings import Finding, FindingKind, JournalPlace, UnexpectedEntry, classify, find_duplicates
+from penstock.verifying.comparing import (
+    Finding,
+    FindingKind,
+    JournalPlace,
+    UnexpectedEntry,
+    VerificationRange,
+    classify,
+    find_duplicates,
+)
 
 FINDINGS_KEPT = 10_000
 """Most findings held in memory; the rest are only counted."""

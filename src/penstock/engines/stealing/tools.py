@@ -18,7 +18,7 @@ from penstock.channels.server import connect_redis
 from penstock.consuming import Worker, make_worker
 from penstock.database.connections import Database, connect_postgres, get_database_url
 from penstock.database.errors import CONFLICTS, describe, sqlstate
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.stealing.budget import time_left_s
 from penstock.engines.stealing.counting import Outcome

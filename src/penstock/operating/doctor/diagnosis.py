@@ -10,7 +10,7 @@ from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection, WorkerConnection
 from penstock.database.errors import describe, first_line
-from penstock.database.timeouts import Timeouts
+from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.doctor import capture, flow, ick, log, privileges, queue, server
