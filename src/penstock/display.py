@@ -1,4 +1,4 @@
-"""What people read: text for a terminal, without what a terminal obeys and without passwords.
+"""Text for a terminal, without what a terminal obeys and without passwords.
 
 Keys, actions, reasons and payloads are a producer's free text.  Written raw, an ESC in them commands the operator's
 terminal, a newline forges a line, and a bidirectional override reorders one.  Everything that a command prints and every

@@ -185,7 +185,7 @@ def make_parameters(names: Iterable[str]) -> list[inspect.Parameter]:
 
 
 def read_defaults(directory: Path = Path()) -> dict[str, Any]:
-    """What the environment and ``pyproject.toml`` give for options that are not given.
+    """Values of the environment and of ``pyproject.toml``, for options that are not given.
 
     Raises:
         InvalidSetting: A source cannot be parsed, or ``[tool.penstock]`` has an unknown name.

@@ -20,7 +20,7 @@ from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import older
 from penstock.journal.older import AsyncJournalRecords, JournalRecords, fill
-from penstock.operating.resharding import reshard
+from penstock.operating.channels.listing import reshard
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
 

@@ -22,9 +22,8 @@ from penstock.consuming import make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
-from penstock.operating.dead_letters import of_consumer
+from penstock.operating.letters import of_consumer, retry
 from penstock.operating.reset import reset_checkpoint
-from penstock.operating.retrying import retry
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -16,8 +16,7 @@ from penstock.batches import Columns, Entry, Records
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
-from penstock.operating.dead_letters import of_consumer
-from penstock.operating.retrying import retry
+from penstock.operating.letters import of_consumer, retry
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
 

@@ -19,8 +19,7 @@ from penstock import Log
 from penstock.channels.routing import log_keys
 from penstock.consuming import delivery
 from penstock.errors import HandlerExited
-from penstock.operating.dead_letters import of_consumer
-from penstock.operating.retrying import retry
+from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
 
 

@@ -42,12 +42,11 @@ from penstock.errors import (
     Unknown,
 )
 from penstock.journal.reading import JournaledRecord
+from penstock.operating.channels.listing import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
-from penstock.operating.dead_letters import of_consumer
 from penstock.operating.doctor import diagnose
+from penstock.operating.letters import of_consumer, retry
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
-from penstock.operating.resharding import reshard
-from penstock.operating.retrying import retry
 from penstock.operating.status import status
 from penstock.records import Offset, Record, RecordId, ShardName
 from penstock.schema.role_plan import make_roles

@@ -18,7 +18,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError
-from penstock.operating.dead_letters import of_consumer
+from penstock.operating.letters import of_consumer
 from penstock.records import Record
 from penstock.streaming import Streamer
 

@@ -26,7 +26,7 @@ from penstock.clients import DirtyList
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
-from penstock.operating.dead_letters import newest
+from penstock.operating.letters import newest
 from penstock.records import Record
 from penstock.streaming import Streamer
 

@@ -17,7 +17,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
 from penstock.errors import DeclarationError, InvalidMessage, Refused
-from penstock.operating import dead_letters, retrying
+from penstock.operating import letters as dead_letters
 from penstock.operating.reset import reset_checkpoint
 from penstock.operating.status import status
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job
@@ -122,7 +122,7 @@ def test_a_dead_letter_of_a_queue_is_staged_again_for_its_tenant(
     letters = dead_letters.of_consumer(bench.connection, "receipts")
     assert str(letters[0].place) == f"jobs/0 offset {record}"
     assert dead_letters.read_record(bench.connection, letters[0]) is not None
-    [retried] = retrying.retry(working, letters, database_url)
+    [retried] = dead_letters.retry(working, letters, database_url)
     assert retried.outcome == "staged"
     assert bench.letters == []
     [again] = bench.unfinished

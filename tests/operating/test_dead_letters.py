@@ -12,9 +12,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
-from penstock.operating.dead_letters import DeadLetter, at, drop, newest, of_consumer, read_record
-from penstock.operating.resharding import reshard
-from penstock.operating.retrying import Retried, retry
+from penstock.operating.channels.listing import reshard
+from penstock.operating.letters import DeadLetterRow, Retried, at, drop, newest, of_consumer, read_record, retry
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -30,10 +29,10 @@ class Desk:
         self.refused = {"a1"}
         self.ends_transaction = False
 
-    def letters(self) -> list[DeadLetter]:
+    def letters(self) -> list[DeadLetterRow]:
         return of_consumer(self.connection, "reader")
 
-    def retry(self, letters: list[DeadLetter] | None = None) -> list[Retried]:
+    def retry(self, letters: list[DeadLetterRow] | None = None) -> list[Retried]:
         return retry(self.flow, self.letters() if letters is None else letters, self.url)
 
     def effects(self) -> list[str]:

@@ -20,8 +20,8 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
 from penstock.operating.doctor import CheckResult, diagnose, worst
-from penstock.operating.doctor import flow as flow_checks
-from penstock.operating.doctor import server as server_checks
+from penstock.operating.doctor import database_checks as server_checks
+from penstock.operating.doctor import pipeline_checks as flow_checks
 from penstock.operating.status import status
 from penstock.records import Record
 from penstock.schema.initialise import initialise

@@ -5,7 +5,7 @@ import redis
 
 from penstock.database.connections import Connection
 from penstock.operating.doctor import diagnose
-from penstock.operating.doctor.server import examine_encryption
+from penstock.operating.doctor.database_checks import examine_encryption
 
 
 @pytest.mark.parametrize(

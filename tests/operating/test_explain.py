@@ -21,8 +21,8 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
-from penstock.operating import dead_letters
-from penstock.operating.tracing import Explanation, explain, reading, trace
+from penstock.operating import letters as dead_letters
+from penstock.operating.tracing import Diagnosis, explain, story_reader, trace
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -65,12 +65,12 @@ def stage(connection: Connection, key: str = "k", channel: str = "things", shard
     return int(record)
 
 
-Why = Callable[[int | str | Place], Explanation]
+Why = Callable[[int | str | Place], Diagnosis]
 
 
 @pytest.fixture
 def why(connection: Connection, redis_client: redis.Redis) -> Why:
-    def ask(wanted: int | str | Place) -> Explanation:
+    def ask(wanted: int | str | Place) -> Diagnosis:
         known = RecordId(wanted) if isinstance(wanted, int) else wanted
         return explain(connection, redis_client, known)
 
@@ -153,7 +153,7 @@ def test_earlier_shards_are_looked_up_only_after_resharding(
     def refuse(*_: object) -> None:
         raise AssertionError("looked up")
 
-    monkeypatch.setattr(reading, "find_unpassed", refuse)
+    monkeypatch.setattr(story_reader, "find_unpassed", refuse)
     stage(connection)
     streamer.drain()
 
@@ -189,7 +189,7 @@ def test_a_record_that_is_committed_while_it_is_looked_for_is_found(
     connection: Connection, why: Why, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writer is gone, and would not be named."""
-    read = reading.StoryReader.read_writers
+    read = story_reader.StoryReader.read_writers
     with psycopg.connect(database_url) as slow:
         record = stage(slow)
 
@@ -197,7 +197,7 @@ def test_a_record_that_is_committed_while_it_is_looked_for_is_found(
             slow.commit()
             return read(*arguments, **options)
 
-        monkeypatch.setattr(reading.StoryReader, "read_writers", commit)
+        monkeypatch.setattr(story_reader.StoryReader, "read_writers", commit)
         assert why(record).cause == "not ticked"
 
 

@@ -15,7 +15,7 @@ from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
 from penstock.errors import Unknown
 from penstock.operating.doctor import CheckResult, diagnose
-from penstock.operating.doctor import ick as ick_checks
+from penstock.operating.doctor import redis_checks as ick_checks
 from penstock.operating.reset import reset_ick
 from penstock.operating.status import IckStatus, status
 from penstock.records import Shard, ShardName

@@ -20,7 +20,7 @@ from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, UnpublishableRecord
-from penstock.operating.tracing import Explanation, explain
+from penstock.operating.tracing import Diagnosis, explain
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -51,14 +51,14 @@ def own_streamer(
     made.close()
 
 
-Why = Callable[[], Explanation]
+Why = Callable[[], Diagnosis]
 
 
 @pytest.fixture
 def why(connection: Connection, own_redis: EmbeddedRedis) -> Why:
     """Explains the oldest of the refused records."""
 
-    def ask() -> Explanation:
+    def ask() -> Diagnosis:
         with connect_redis(own_redis.url) as client:
             return explain(connection, client, "refused 1")
 

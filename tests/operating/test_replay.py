@@ -15,7 +15,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
 from penstock.journal import offsets_since
 from penstock.operating.consumers import retire
-from penstock.operating.replay import Replay, ReplayRequest, replay, running
+from penstock.operating.replay import Replay, ReplayRequest, replay, replaying
 from penstock.records import Offset, Place, Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -38,7 +38,7 @@ def flow() -> Pipeline:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BATCH", 7)
+    monkeypatch.setattr(replaying, "BATCH", 7)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
 ) -> None:
     """With a key, all of the range is read."""
     locked = "SELECT FROM penstock.channels WHERE channel = 'things' FOR UPDATE NOWAIT"
-    count, counts = running._Run._count, 0
+    count, counts = replaying._Run._count, 0
 
     def watch(*arguments: Any) -> int:
         nonlocal counts
@@ -199,7 +199,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
         connection.execute(locked)
         return count(*arguments)
 
-    monkeypatch.setattr(running._Run, "_count", watch)
+    monkeypatch.setattr(replaying._Run, "_count", watch)
     assert ask(apply=True, key="k1").staged == 10
     assert counts
 
@@ -259,7 +259,7 @@ def test_what_retention_removes_while_a_replay_is_planned_is_not_part_of_it(
         connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
         return found
 
-    monkeypatch.setattr(running, "offsets_since", remove_then)
+    monkeypatch.setattr(replaying, "offsets_since", remove_then)
     assert [each.first for each in ask(start=timedelta(days=1)).shards] == [21, 21]
 
 

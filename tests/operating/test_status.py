@@ -16,7 +16,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing, ServerUnavailable
-from penstock.operating.status import Status, count_dead_letters, reading, status
+from penstock.operating.status import Status, count_dead_letters, gathering, status
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
@@ -128,7 +128,7 @@ def test_a_redis_that_does_not_answer_is_asked_once(
         asked.append(1)
         raise ServerUnavailable("timed out")
 
-    monkeypatch.setattr(reading, "extents", refuse)
+    monkeypatch.setattr(gathering, "extents", refuse)
 
     found = status(connection, redis_client, flow)
 

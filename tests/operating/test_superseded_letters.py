@@ -12,11 +12,10 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.operating.channels.listing import reshard
 from penstock.operating.consumers import rename as rename_consumer
-from penstock.operating.dead_letters import DeadLetter, newest, of_consumer
+from penstock.operating.letters import DeadLetterRow, newest, of_consumer, retry
 from penstock.operating.reset import reset_checkpoint
-from penstock.operating.resharding import reshard
-from penstock.operating.retrying import retry
 from penstock.records import Offset, Record
 from penstock.staging import mark_dirty
 from penstock.streaming import Streamer
@@ -60,14 +59,14 @@ class Desk:
         with LogWorker(WorkerSetup(self.flow, self.flow.get_consumer(self.name), *self.urls)) as worker:
             worker.drain()
 
-    def letters(self) -> list[DeadLetter]:
+    def letters(self) -> list[DeadLetterRow]:
         return of_consumer(self.connection, self.name)
 
     def superseded(self) -> dict[int, str]:
         """By offset, which later record each dead letter knows of."""
         return {letter.offset: letter.superseded_by for letter in self.letters()}
 
-    def retry(self, letters: list[DeadLetter] | None = None, *, superseded: bool = False) -> list[str]:
+    def retry(self, letters: list[DeadLetterRow] | None = None, *, superseded: bool = False) -> list[str]:
         chosen = self.letters() if letters is None else letters
         done = retry(self.flow, chosen, self.urls[0], superseded=superseded)
         return [each.outcome for each in done]

@@ -28,7 +28,8 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
-from penstock.operating import consumers, dead_letters, retrying
+from penstock.operating import consumers
+from penstock.operating import letters as dead_letters
 from penstock.operating.replay import ReplayRequest, replay
 from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
@@ -165,7 +166,7 @@ def list_dead_letters(actor: Actor) -> None:
 def retry_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
         letters = dead_letters.of_consumer(connection, "sync-reader")
-    [done] = retrying.retry(pipeline, letters, actor.database_url)
+    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "applied"
 
 

@@ -23,7 +23,7 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
-from penstock.operating import dead_letters, retrying
+from penstock.operating import letters as dead_letters
 from penstock.operating.status import status
 from penstock.streaming import Streamer
 
@@ -82,7 +82,7 @@ def work(actor: Actor) -> None:
 def retry_a_job(actor: Actor) -> None:
     with connect_postgres(actor.database_url, application="test") as connection:
         letters = dead_letters.of_consumer(connection, "receipts")
-    [done] = retrying.retry(pipeline, letters, actor.database_url)
+    [done] = dead_letters.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "staged"
 
 

@@ -15,9 +15,9 @@ import pytest
 from fixtures.spark_cluster import SparkCluster, running_cluster
 from penstock.database.connections import Connection, connect_postgres
 from penstock.demo.audit import CONSUMERS, INDEX
-from penstock.demo.faults import REPEAT_CHANCE
-from penstock.demo.processes import SupervisedProcess
-from penstock.demo.run import Demo
+from penstock.demo.demonstration import Demo
+from penstock.demo.rides import REPEAT_CHANCE
+from penstock.demo.supervision import SupervisedProcess
 from penstock.embedded import EmbeddedRedis
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(400)]

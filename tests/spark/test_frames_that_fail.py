@@ -20,8 +20,7 @@ from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.engines.spark.rows import make_frame
-from penstock.operating.dead_letters import of_consumer
-from penstock.operating.retrying import retry
+from penstock.operating.letters import of_consumer, retry
 from penstock.streaming import Streamer
 
 POISON = "7"

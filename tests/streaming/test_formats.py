@@ -20,7 +20,7 @@ from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import UnsafeSetting
-from penstock.operating import dead_letters
+from penstock.operating import letters as dead_letters
 from penstock.operating.consumers import list_consumers
 from penstock.operating.doctor import diagnose
 from penstock.operating.status import status

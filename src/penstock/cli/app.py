@@ -23,10 +23,8 @@ class CommandEntry:
     """A command before its module is imported.
 
     Attributes:
-        name: On the command line.
         module: Its module in ``penstock.cli.commands``.
         panel: The heading that ``--help`` shows it under.
-        help: Its first line of help.
     """
 
     name: str
@@ -111,7 +109,7 @@ COMMANDS = (
         REPAIR,
         "Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.",
     ),
-    CommandEntry("dead-letters", "letters", REPAIR, "Inspect, retry or drop dead letters."),
+    CommandEntry("dead-letters", "redelivery", REPAIR, "Inspect, retry or drop dead letters."),
     CommandEntry(
         "consumers", "registrations", REPAIR, "List, rename or retire registered consumers: retention waits for them."
     ),

@@ -1,4 +1,4 @@
-"""What all commands share: options for the settings, error handling, the application's pipeline.
+"""Shared by all commands: options for the settings, error handling, the application's pipeline.
 
     @command("idle", "share")
     def stream(settings: Settings, drain: Drain = False) -> None: ...
@@ -99,16 +99,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @contextmanager
 def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
-    """Guards imports of packages that come with an extra.
-
-    Args:
-        extra: Name of the extra: ``spark``.
-        what: What needs it: ``reconciling``.
-        instead: An alternative: ``, or …``.
-
-    Raises:
-        InvalidSetting: It is not installed.
-    """
+    """Guards imports of packages that come with an extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -118,34 +109,22 @@ def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
 
 
 def parse_position(text: str) -> Offset | Place:
-    """An offset, or a place such as ``rides/2 offset 4118``.
-
-    Raises:
-        InvalidSetting: The text is neither.
-    """
+    """An offset, or a place such as ``rides/2 offset 4118``."""
     return parse_offset(text) if text.isascii() and text.isdigit() else parse_place(text)
 
 
 def means_position(text: str) -> bool:
-    """Whether a text is meant as an offset or a place, where a time may be given, too."""
+    """True if a text is meant as an offset or a place, where a time may be given, too."""
     return text.isdigit() or " offset " in text
 
 
 def parse_point(text: str) -> Offset | Place | Moment:
-    """An offset, a place, or a time.
-
-    Raises:
-        InvalidSetting: The text is none of them.
-    """
+    """An offset, a place, or a time."""
     return parse_position(text) if means_position(text) else parse_moment(text)
 
 
 def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
-    """What a command is to find: a number is a record's, a place is one; everything else, or with ``is_key``, is a key.
-
-    Raises:
-        InvalidSetting: The number is greater than any record's.
-    """
+    """A record's number, a place, or a key; with ``is_key`` always a key."""
     if is_key:
         return text
     if text.isascii() and text.isdigit():
@@ -157,11 +136,7 @@ def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
 
 
 def require_pipeline(settings: Settings) -> Pipeline:
-    """The pipeline that the application declares.
-
-    Raises:
-        DeclarationError: ``--app`` is missing, or names no pipeline.
-    """
+    """The pipeline that the application declares."""
     if settings.app is None:
         raise DeclarationError(
             'which pipeline? Name it: --app module:attribute, PENSTOCK_APP=…, or app = "…" in [tool.penstock] of pyproject.toml'
@@ -170,11 +145,7 @@ def require_pipeline(settings: Settings) -> Pipeline:
 
 
 def find_pipeline(settings: Settings) -> Pipeline | None:
-    """The pipeline of ``--app``; None without it, for commands that do not need one.
-
-    Raises:
-        DeclarationError: ``--app`` names no pipeline.
-    """
+    """The pipeline of ``--app``; None without it, for commands that do not need one."""
     return None if settings.app is None else require_pipeline(settings)
 
 

@@ -1,4 +1,4 @@
-"""Which engine a command runs on, and what compares and examines on it."""
+"""A command's engine, and the comparer and examiner on it."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -29,16 +29,7 @@ TASK_ATTEMPTS = 4
 
 @contextmanager
 def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
-    """Starts Spark as configured, and stops it at the end.
-
-    Args:
-        settings: Give ``master`` and ``conf``; without a master Spark runs on this machine, on all cores.
-        what: What needs it, for the error text: ``reconciling``.
-
-    Raises:
-        InvalidSetting: Spark is not installed.
-        JavaMissing: There is no Java runtime.
-    """
+    """Starts Spark as configured, and stops it at the end."""
     with require_extra("spark", what):
         from penstock.spark.reconcile.sizing import kept_partitions  # noqa: PLC0415  an optional extra
         from penstock.spark.session import (  # noqa: PLC0415  an optional extra
@@ -76,14 +67,6 @@ def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec], *, has_
     """The engine that runs the pipeline: the chosen one; otherwise Spark where it can run, and inline where it cannot.
 
     Consumers that take DataFrames run on Spark alone: without it, the error that it is missing is the better one.
-
-    Args:
-        settings: Of the command.
-        consumers: What is to run.
-        has_requests: Whether the command runs an application whose requests can do the work.
-
-    Raises:
-        InvalidSetting: The engine is ``stealing``, and there are no requests.
     """
     if settings.engine == "stealing" and not has_requests:
         raise InvalidSetting(
@@ -104,7 +87,7 @@ _INSTALL = "pip install 'penstock[spark,java]'"
 
 
 def _why_without_spark() -> str | None:
-    """Why Spark cannot run here; None if it can."""
+    """Reason that Spark cannot run here; None if it can."""
     missing = [package for package in _SPARK if find_spec(package) is None]
     if missing:
         return f"Spark is not installed ({missing[0]} is missing)"
@@ -119,12 +102,7 @@ def _why_without_spark() -> str | None:
 
 @contextmanager
 def open_examiner(settings: Settings, servers: Connections) -> Iterator[Examiner]:
-    """An examiner on the chosen engine: inline, unless Spark or settings of Spark were given.
-
-    Raises:
-        InvalidSetting: Spark was chosen, and is not installed.
-        JavaMissing: Spark was chosen, and there is no Java runtime.
-    """
+    """An examiner on the chosen engine: inline, unless Spark or settings of Spark were given."""
     urls, scope = servers.urls, servers.scope
     if not _is_spark_chosen(settings):
         yield InlineExaminer(servers.connection, urls.redis_url, scope)
@@ -144,12 +122,7 @@ def open_comparer(
     *,
     with_rows: bool = False,
 ) -> Iterator[Comparer]:
-    """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames.
-
-    Raises:
-        InvalidSetting: Spark is needed, and is not installed; or the report takes Spark.
-        JavaMissing: Spark is needed, and there is no Java runtime.
-    """
+    """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames."""
     database_url = servers.urls.database_url
     if not _is_spark_chosen(settings) and not (settings.engine == "auto" and _is_spark_needed(specs, report)):
         yield InlineComparer(database_url, report, with_rows=with_rows)
@@ -162,12 +135,7 @@ def open_comparer(
 
 @contextmanager
 def open_frames(settings: Settings, consumer: ConsumerSpec) -> Iterator[Callable[[Record], Any] | None]:
-    """What makes a record the DataFrame that the handler of a set-based consumer gets; None for other consumers.
-
-    Raises:
-        InvalidSetting: Spark is needed, and is not installed.
-        JavaMissing: Spark is needed, and there is no Java runtime.
-    """
+    """Maker of DataFrames for the handler of a set-based consumer; None for other consumers."""
     if not consumer.dataframe:
         yield None
         return

@@ -25,7 +25,7 @@ from penstock.streaming import RoundResult
 from penstock.streaming.share import WHOLE, Share, parse_share
 
 GRACE_S = 8.0
-"""How long the work may take to stop, in seconds; below the ten seconds that containers are given."""
+"""Seconds the work may take to stop; below the ten seconds that containers are given."""
 
 INTERRUPTED = 130
 """Exit code of a process ended by SIGINT, as in shells."""
@@ -41,7 +41,7 @@ class Stop:
         signal.signal(signal.SIGINT, self._request)
 
     def __call__(self) -> bool:
-        """Whether a signal has arrived."""
+        """True if a signal has arrived."""
         return self._requested.is_set()
 
     def wait(self, seconds: float) -> bool:
@@ -72,11 +72,7 @@ EVERY_S = 0.2
 
 
 class ProgressLine:
-    """``1,234 records published · 56/s``, on stderr, rewritten in place.
-
-    Attributes:
-        count: Records so far.
-    """
+    """``1,234 records published · 56/s``, on stderr, rewritten in place."""
 
     def __init__(self, what: str) -> None:
         """Sets up the line; ``what`` is what was done with the records: ``published``."""
@@ -113,26 +109,12 @@ class ProgressLine:
 
 
 def choose_share(settings: Settings) -> Share:
-    """The share that was chosen; everything if none was.
-
-    Raises:
-        InvalidSetting: It is not one.
-    """
+    """The share that was chosen; everything if none was."""
     return WHOLE if settings.share is None else parse_share(settings.share)
 
 
 def run_loop(loop: Runner[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:
-    """Runs rounds until a stop signal, and closes the connections.
-
-    Args:
-        loop: The streamer, or a consumer's worker.
-        stop: Called between rounds.
-        progress: Counts what they do.
-        drain: Return when nothing is left.
-
-    Raises:
-        typer.Exit: A stop signal has ended the draining.
-    """
+    """Runs rounds until a stop signal, and closes the connections."""
 
     def report(done: RoundResult | Consumed) -> None:
         progress.add(done)

@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON on stdout, everything else on stderr.
+"""Output of commands: tables and JSON on stdout, everything else on stderr.
 
 Nothing is printed but by these functions: they escape what a terminal would obey.
 """
@@ -67,7 +67,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def with_payload(known: dict[str, Any], record: Record) -> str:
-    """What is known of a record as JSON, and its payload and headers.
+    """Facts about a record, its payload and its headers, as JSON.
 
     These are passed through: parsed and serialised again, large numbers would change, and not every payload can be parsed.
     """
@@ -100,13 +100,7 @@ def show_found(found: Sequence[Any], columns: str, *, json: bool, **computed: Ca
 
 
 def show_rows(found: Iterable[Any], columns: str, **computed: Callable[[Any], object]) -> None:
-    """Prints values as a table, one row each.
-
-    Args:
-        found: The values.
-        columns: ``consumer, reads=channel, #lag``: names of columns, each with that of its attribute if it is another one.
-        computed: What is shown in place of an attribute.
-    """
+    """Prints values as a table, one row each."""
     named = [each.partition("=")[::2] for each in columns.split(", ")]
     attributes = [attribute or name.lstrip("#").replace(" ", "_") for name, attribute in named]
     getters = [computed.get(attribute) or attrgetter(attribute) for attribute in attributes]

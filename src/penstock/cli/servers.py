@@ -26,17 +26,12 @@ from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
 
 DIRECTORY = Path(".penstock")
-"""Where embedded servers are if ``data_directory`` is not given."""
+"""Directory of embedded servers without ``data_directory``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Servers:
-    """The URLs of both servers.
-
-    Attributes:
-        database_url: Of Postgres.
-        redis_url: Of Redis.
-    """
+    """The URLs of both servers."""
 
     database_url: str
     redis_url: str
@@ -44,19 +39,7 @@ class Servers:
 
 @contextmanager
 def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool = False) -> Iterator[Servers]:
-    """The servers, while the command runs.
-
-    Args:
-        settings: With both URLs, or none.
-        schema: Created in an embedded Postgres.
-        start: False for commands that only read: they do not create an empty Postgres.
-        asked: Whether the command itself asks for embedded servers; so do a terminal and ``data_directory``.
-
-    Raises:
-        InvalidSetting: One of the two URLs is missing, or both are, and nobody asks for embedded servers.
-        ServerUnavailable: There are no URLs, and the embedded servers cannot run.
-        Refused: The directory of the embedded servers, or a file in it, belongs to somebody else.
-    """
+    """The servers, while the command runs."""
     if settings.database_url is not None and settings.redis_url is not None:
         yield Servers(settings.database_url, settings.redis_url)
         return
@@ -111,11 +94,7 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
 
 
 def running_servers(directory: Path) -> Servers | None:
-    """The servers that another process runs in ``directory``; None if they do not answer.
-
-    Raises:
-        Refused: The directory, or a file with a URL, belongs to somebody else, who could name his own servers there.
-    """
+    """The servers that another process runs in ``directory``; None if they do not answer."""
     database_url, redis_url = _read_url(directory / "postgres"), _read_url(directory / "redis")
     if not database_url or not redis_url or not _answer(database_url, redis_url):
         return None
@@ -143,14 +122,12 @@ def _answer(database_url: str, redis_url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What such a command works with.
+    """Connections and settings of a command.
 
     Attributes:
         connection: To Postgres, in autocommit mode.
-        client: Of Redis.
         pipeline: None without ``--app``.
         scope: The pipeline's, or the default.
-        urls: The URLs of both servers.
     """
 
     connection: Connection
@@ -171,14 +148,7 @@ def get_scope(pipeline: Pipeline | None) -> Scope:
 
 @contextmanager
 def open_connections(settings: Settings, application: str, *, start: bool = False) -> Iterator[Connections]:
-    """Connects to Postgres and Redis.
-
-    Raises:
-        DeclarationError: ``--app`` names no pipeline.
-        InvalidSetting: One of the two URLs is missing.
-        SchemaMissing: This release does not work with the schema.
-        ServerUnavailable: Postgres does not answer.  Redis is not contacted yet.
-    """
+    """Connects to Postgres and Redis."""
     pipeline = find_pipeline(settings)
     scope = get_scope(pipeline)
     with (

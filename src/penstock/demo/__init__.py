@@ -5,9 +5,8 @@ maintain a total and a copy; a consumer of an Ick maintains an index.  Batches a
 effect and checkpoint, and a process is killed.  At the end the audit compares every consumer's total with the canonical
 one, to the cent, and every record with its effects.
 
-    rides      the application         faults     the crashes
-    api        its HTTP side           drift      rows changed behind Penstock's back, and their repair
-    simulator  the clients             audit      what was committed against what took effect
-    processes  supervises commands     run        everything together
-    recruiting  requests to the API do all the work: ``--engine stealing``
+    rides          the application, and its faults       drift          rows changed behind Penstock's back, and their repair
+    api            its HTTP side, and its recruits       audit          what was committed against what took effect
+    simulator      the clients                           demonstration  everything together
+    supervision    the processes
 """

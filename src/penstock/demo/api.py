@@ -15,11 +15,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from penstock.database.connections import make_engine
+from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.errors import ErrorKind, classify
-from penstock.demo import recruiting
-from penstock.demo.rides import Booking, Ride, assign_driver, pipeline
+from penstock.demo.rides import LATE_CONSUMER, Booking, Ride, assign_driver, late_pipeline, pipeline
+from penstock.demo.supervision import RATE
+from penstock.engines.stealing import ASGIEnlister, Chores, Outcome, Recruiter
 from penstock.parsing import parse_json
+from penstock.pipeline import Pipeline
 
 CENTS_A_METRE = 2
 
@@ -148,12 +150,74 @@ def _distance(body: bytes) -> float | Response:
     return distance
 
 
+RECORDS = 200
+"""Most records of one slice."""
+
+
+class Recruits:
+    """The recruiter of one process of the API."""
+
+    def __init__(self) -> None:
+        """Installs the chores, as the environment says."""
+        self.recruiter = Recruiter()
+        each = float(os.environ[RATE])
+        chores = self._chores(pipeline)
+        every = chores.all()
+        weight = max(chore.weight for chore in every)
+        chores.install(self.recruiter, rate=each * sum(c.weight for c in every) / weight)
+        self._late = self._chores(late_pipeline).consume(LATE_CONSUMER)
+        self._has_begun = False
+        self.recruiter.install(self._consume_late, LATE_CONSUMER, each)
+
+    def wrap(self, application: ASGIApp) -> ASGIApp:
+        """The application, whose responses enlist."""
+        return ASGIEnlister(application, self.recruiter)
+
+    @property
+    def routes(self) -> list[Route]:
+        """A cheap request, and the counters."""
+        return [Route("/health", _health), Route("/recruits", self._count)]
+
+    def _chores(self, of: Pipeline) -> Chores:
+        return Chores(of, os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"], records=RECORDS)
+
+    def _consume_late(self) -> Outcome:
+        """Consumes once the late consumer has begun with the tables; before that, it would begin with the log."""
+        self._has_begun = self._has_begun or _has_begun()
+        return self._late() if self._has_begun else Outcome.NOTHING_TO_DO
+
+    async def _count(self, _: Request) -> Response:
+        counters = self.recruiter.counters().values()
+        return JSONResponse(
+            {
+                "process": os.getpid(),
+                "recruited": sum(each.recruited for each in counters),
+                "finished": sum(each.finished for each in counters),
+                "aborted": sum(each.aborted for each in counters),
+                "failed": sum(each.failed for each in counters),
+            }
+        )
+
+
+async def _health(_: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+def _has_begun() -> bool:
+    """True if the consumer has begun with the tables."""
+    with connect_postgres(os.environ["PENSTOCK_DATABASE_URL"], application="demo") as connection:
+        found = connection.execute(
+            "SELECT FROM rocket_rides_log.checkpoints WHERE consumer = %s LIMIT 1", (LATE_CONSUMER,)
+        )
+        return found.rowcount > 0
+
+
 def main() -> None:
     """Serves on the port given by ``PORT``; the demo runs this in processes of its own."""
     engine = make_engine(os.environ["PENSTOCK_DATABASE_URL"], application="rides")
     served: ASGIApp
-    if recruiting.RATE in os.environ:
-        recruits = recruiting.Recruits()
+    if RATE in os.environ:
+        recruits = Recruits()
         served = recruits.wrap(application(engine, recruits.routes))
     else:
         served = application(engine)

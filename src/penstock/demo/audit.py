@@ -6,13 +6,11 @@ from typing import Any
 from penstock.channels.commands import RedisClient
 from penstock.channels.log import extents
 from penstock.database.connections import Connection
-from penstock.demo.rides import CANONICAL_COPIES, FLOODING, pipeline, rides
+from penstock.demo.rides import CANONICAL_COPIES, FLOODING, LATE_CONSUMER, pipeline, rides
 
 CONSUMERS = tuple(sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides))
 INDEX = "ride-index"
 """Name of both the Ick and its consumer."""
-LATE_CONSUMER = "ride-late"
-"""The consumer of ``late_consumer``, which begins with the tables."""
 
 _COUNTS = """
 SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
@@ -101,7 +99,6 @@ class Copy:
         records: Records of its channel; for an Ick, marks.
         applied: Records, or members of an Ick, that its consumer has applied.
         position: Records before the consumer's checkpoints.
-        total_cents: The sum of all rides in it.
         different: Rows that only the table or only the copy has.
     """
 
@@ -118,9 +115,6 @@ class Receipts:
 
     Attributes:
         booked: Bookings: jobs that were committed.
-        sent: Receipts.
-        lost: Bookings without a receipt.
-        doubled: Superfluous receipts.
         flooding: Bookings of the driver who has most of them.
     """
 
@@ -136,18 +130,11 @@ class Audit:
     """The state of the demo.
 
     Attributes:
-        staged: Committed records.
-        sequenced: Records in the journal.
-        published: Records in the log.
-        resent: Batches sent again on purpose.
         crashes: Processes that crashed on purpose.
-        canonical_cents: The sum of all rides.
         consumers: For each consumer its counts, its total, and how many records it lost or doubled.
         index: The copy of the Ick's consumer.
         late_consumer: The copy of the consumer that begins with the tables; its position is 0 before it has begun.
-        receipts: The work of the queue.
         p50_ms: Median time from staging to handler, in milliseconds.
-        p99_ms: 99th percentile of the same.
     """
 
     staged: int
@@ -202,12 +189,7 @@ class Audit:
 
 
 def audit(connection: Connection, client: RedisClient) -> Audit:
-    """Reads the log, then Postgres in one snapshot, which contains everything that is in the log.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        psycopg.Error: Postgres does not.
-    """
+    """Reads the log, then Postgres in one snapshot, which contains everything that is in the log."""
     log = extents(client, pipeline.scope.namespace, rides.shard_names)
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -15,9 +15,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import sessionmaker
 
 from penstock import mark_dirty
-from penstock.database.connections import Connection, make_engine
-from penstock.demo.processes import end, last_lines, start_child
-from penstock.demo.rides import Ride, pipeline, ride_index
+from penstock.database.connections import Connection, connect_postgres, make_engine
+from penstock.database.errors import describe
+from penstock.demo.rides import LATE_CONSUMER, Ride, late_pipeline, pipeline, ride_index
+from penstock.demo.supervision import end, last_lines, start_child
+from penstock.reconciling import reconcile
+from penstock.reconciling.inline_comparer import InlineComparer
 
 CHANGED, DELETED, INVENTED, UNSTAGED = 5, 4, 3, 3
 """Number of rows of the copy that are changed, deleted and invented, and of rides that are changed without a record."""
@@ -48,9 +51,7 @@ class Drift:
     """The drift in the copy and the total.
 
     Attributes:
-        seeded: Rows that were made to differ.
         found: Rows that the reconciliations found.
-        repaired: Rows that they repaired.
     """
 
     seeded: int = 0
@@ -64,12 +65,7 @@ class Drift:
 
 
 def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
-    """Makes copy, total and index differ from the table; returns the number of rows a reconciliation should find.
-
-    Args:
-        connection: To the demo's database.
-        wait_for_all: Seeds nothing and returns 0 while too few rides are settled; otherwise it seeds as many as there are.
-    """
+    """Makes copy, total and index differ from the table; returns the number of rows a reconciliation should find."""
     wanted = CHANGED + DELETED + UNSTAGED
     with connection.transaction():
         rides = [ride for (ride,) in connection.execute(_SETTLED_RIDES, {"count": wanted})]
@@ -88,8 +84,8 @@ class ReconcileProcess:
     """``penstock reconcile --apply`` in a process of its own.
 
     Attributes:
-        drift: What it found; None while it runs.
-        failure: Why it failed; None unless it has.
+        drift: Its result; None while it runs.
+        failure: Cause of its failure; None if it has not failed.
     """
 
     def __init__(self, seeded: int, environment: Mapping[str, str]) -> None:
@@ -128,3 +124,33 @@ def mark_all_dirty(database_url: str) -> None:
     with sessions.begin() as session:
         mark_dirty(session, to=ride_index, members=session.scalars(select(Ride.id)))
     engine.dispose()
+
+
+class Beginning:
+    """Begins with the tables, in a thread: what ``penstock consume --from tables`` does before it consumes.
+
+    Attributes:
+        failure: Cause of its failure; None if it has not failed.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        """Starts it."""
+        self.failure: str | None = None
+        self._database_url = database_url
+        threading.Thread(target=self._run, name="beginning", daemon=True).start()
+
+    def _run(self) -> None:
+        [spec] = late_pipeline.reconciliations.values()
+        try:
+            reconcile(
+                lambda: connect_postgres(self._database_url, application="demo", prepare=False),
+                late_pipeline.scope,
+                spec,
+                InlineComparer(self._database_url),
+                intent="bootstrap",
+            )
+        except Exception as error:  # noqa: BLE001  shown by the demo, which ends
+            self.failure = f"{LATE_CONSUMER} could not begin with the tables: {describe(error)}"
+
+    def end(self, _timeout_s: float) -> None:
+        """Does nothing: the thread ends with the demo."""

@@ -1,11 +1,15 @@
 """The application: rides, staged to a log that two consumers read, and marked in an Ick that a third consumer reads.
 
 Each booking is a job in a queue, whose tenants are the drivers: one of them has more than half of the bookings.
+Its faults are installed in every process that imports it, if the environment asks for them.  The crashes are real: the
+process exits at once, between effect and checkpoint.
 """
 
+import os
 import random
 from collections.abc import Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Identity, MetaData, Text, bindparam, text
@@ -13,7 +17,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Ick, Job, Log, Pipeline, Queue, Record
-from penstock.demo import faults
+from penstock.crashpoints import install_crashpoint, install_repeats
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
@@ -198,4 +202,72 @@ def canonical_copies(_: object) -> str:
     return CANONICAL_COPIES
 
 
-faults.install()
+LATE_CONSUMER = "ride-late"
+"""The consumer that is added later: it begins with the current tables, and continues with the log."""
+
+late_pipeline = Pipeline([rides, ride_index], schema=pipeline.scope.schema, namespace=pipeline.scope.namespace)
+
+
+@late_pipeline.consumer(reads=rides, name=LATE_CONSUMER)
+def ride_late(session: Session, records: Sequence[Record]) -> None:
+    """A copy of the table that has not seen the first records."""
+    keep_copies(session, "late_copies", records)
+
+
+@late_pipeline.reconciliation(of=ride_late, state="rocket_rides.late_copies", key="ride_id")
+def canonical_late(_: object) -> str:
+    """The rows that the copy begins with."""
+    return CANONICAL_COPIES
+
+
+CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
+"""Environment variable: average time between two crashes of a process, in seconds."""
+
+REPEAT_CHANCE = "PENSTOCK_DEMO_REPEAT_CHANCE"
+"""Environment variable: probability, 0 to 1, that a streamer sends, and a consumer reads, its last records again."""
+
+APPLIED = ("consumer.after_apply", "together.after_apply", "members.after_apply", "jobs.after_apply")
+"""Crash points between the effects and the checkpoint."""
+
+CRASHED = 70
+"""Exit code of a process that crashed on purpose."""
+
+
+def _install_faults() -> None:
+    """Installs the faults that the environment asks for."""
+    if chance := float(os.environ.get(REPEAT_CHANCE, "0")):
+        install_repeats(lambda point: _repeats(point, chance))
+    if seconds := float(os.environ.get(CRASH_EVERY, "0")):
+        _install_crashes(seconds)
+
+
+def _repeats(point: str, chance: float) -> bool:
+    repeats = random.random() < chance  # noqa: S311  not for secrets
+    if repeats and point == "streamer.after_publish":
+        _record("resent")
+    return repeats
+
+
+def _install_crashes(seconds: float) -> None:
+    lifetime = seconds * random.uniform(0.5, 1.5)  # noqa: S311  not for secrets
+    first: list[float] = []
+
+    def crash(point: str) -> None:
+        if point in APPLIED:
+            first.append(monotonic()) if not first else None
+            if monotonic() - first[0] > lifetime:
+                _record("crash")
+                os._exit(CRASHED)
+
+    install_crashpoint(crash)
+
+
+def _record(kind: str) -> None:
+    """Records a fault on a connection of its own, so that it survives the crash."""
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  an application that stages needs no psycopg
+
+    with connect_postgres(os.environ["PENSTOCK_DATABASE_URL"], application="faults") as connection:
+        connection.execute("INSERT INTO rocket_rides.faults (kind) VALUES (%s)", (kind,))
+
+
+_install_faults()

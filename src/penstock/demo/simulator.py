@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import socket
 import threading
 from collections import Counter, deque
 from time import monotonic
@@ -20,20 +19,12 @@ RIDES_AT_HAND = 20
 """Number of latest rides that clients correct and cancel."""
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
-
-
 class Simulator:
     """Several clients, one thread each.
 
     They share their rides, so that two of them sometimes change the same one.
 
     Attributes:
-        answers: Number of responses by status.
         retried: Transactions that the API retried after a serialization failure.
         cut: Requests whose process of the API ended before it had answered.
         health_checks: Cheap requests after the traffic.

@@ -1,1 +1,1 @@
-"""What operators ask of a pipeline: status, doctor, dead letters, consumers, resets."""
+"""Questions and decisions of operators: status, doctor, dead letters, consumers, resets."""

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import structlog
 
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.kinds import checked_consumer
+from penstock.declaring.kinds import REPLAY_RULE, checked_consumer
 from penstock.errors import Refused, Unknown
 from penstock.records import DEFAULT_SCOPE, Scope
 
@@ -20,13 +21,9 @@ class RegisteredConsumer:
     """A consumer and its progress on one channel.
 
     Attributes:
-        consumer: Its name.
-        channel: The channel it reads.
-        shards: Number of its checkpoints.
         passed: Records before its checkpoints, over all shards.
         lag: Sequenced records beyond its checkpoints; None in a source, whose journal is in another database.
-        moved_at: When one of its checkpoints last moved.
-        dead_letters: Number of its dead letters.
+        moved_at: Time of the last move of one of its checkpoints.
     """
 
     consumer: str
@@ -41,12 +38,7 @@ class RegisteredConsumer:
 def list_consumers(
     connection: Connection, consumer: str | None = None, *, scope: Scope = DEFAULT_SCOPE
 ) -> list[RegisteredConsumer]:
-    """The registered consumers, or those of one name.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """The registered consumers, or those of one name."""
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the consumers"):
         rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}, binary=True).fetchall()
@@ -60,11 +52,6 @@ def retire(
 
     Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.  A name that a
     consumer had before it was renamed may be used again.
-
-    Raises:
-        Unknown: No consumer of that name is registered.
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
     """
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors(f"retiring {consumer}"), connection.transaction():
@@ -89,7 +76,7 @@ def retire(
 
 
 def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -> bool:
-    """Whether a consumer once had this name; with ``apply``, another one may have it."""
+    """True if a consumer once had this name; with ``apply``, another one may have it."""
     if _find_successor(connection, consumer, scope) is None:
         return False
     if apply:
@@ -112,23 +99,6 @@ def rename(
 
     Checkpoints, dead letters and the history of reconciliations go with it.  A worker that still has the old name stops,
     and is refused when it starts again; one with the new name goes on at the same checkpoints.
-
-    Args:
-        connection: In autocommit mode; as the owner of the tables.
-        consumer: Its name now.
-        successor: Its name from now on.
-        apply: Carry the plan out.
-        scope: Gives the schema.
-
-    Returns:
-        What is renamed, a row for each channel that it reads.
-
-    Raises:
-        InvalidName: A name breaks the rule for names, or is that of a replay.
-        Unknown: No consumer of that name is registered.
-        Refused: A consumer with the new name has begun already, or another one had it before; the consumer is of another
-            database; or a reconciliation of it is running.
-        ServerUnavailable: Postgres does not answer.
     """
     for name in (consumer, successor):
         checked_consumer(name)
@@ -203,13 +173,7 @@ def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, 
 
 
 def check_registered(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
-    """Checks that a consumer of that name is registered.
-
-    Raises:
-        Unknown: None is; the error lists those that are.
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Checks that a consumer of that name is registered."""
     if not list_consumers(connection, consumer, scope=scope):
         raise unknown_consumer(connection, consumer, scope)
 
@@ -228,3 +192,31 @@ def lock_consumer(connection: Connection, consumer: str, scope: Scope) -> None:
     for channel in sorted({each.channel for each in list_consumers(connection, consumer, scope=scope)}):
         connection.execute(lock, {"channel": channel})
     connection.execute(statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer})
+
+
+ReaderKind = Literal["consumer", "reported", "replay"]
+"""``consumer``: its checkpoints are here.  ``reported``: they are in another database, which reports them here.  ``replay``: a
+``penstock replay`` that has not ended.  No pipeline here declares the last two."""
+
+
+def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
+    """Kind of reader that has checkpoints under a name."""
+    if is_reported:
+        return "reported"
+    return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
+
+
+def how_to_go_on(name: str, kind: ReaderKind, *, verb: str = "consume", more: str = "") -> str:
+    """Command that makes it pass records."""
+    if kind == "replay":
+        return f"the same penstock replay … --apply goes on; penstock consumers retire {name} --apply cancels it"
+    if kind == "reported":
+        return f"run {name} with its own database, which reports its checkpoints here{more}"
+    return f"penstock {verb} {name}{more}"
+
+
+def how_to_end(name: str, kind: ReaderKind) -> str:
+    """Remedy if it never comes back, appended to ``how_to_go_on``; empty for a replay."""
+    if kind == "replay":
+        return ""
+    return f"; if it is gone for good: penstock consumers retire {name} --apply"

@@ -126,7 +126,7 @@ def _oldest(path: str) -> Callable[[_Row], float | None]:
 
 
 def _memory(row: _Row) -> str | None:
-    """What a log takes in Redis, and what it may take."""
+    """Memory of a log in Redis, and its budget."""
     each = row.shards[0] if len(row.shards) == 1 else row.of
     if each.redis_memory is None:
         return None

@@ -28,7 +28,7 @@ from penstock.journal import journal_bounds, known_shards, offsets_since
 from penstock.journal.older import fill
 from penstock.journal.written import shards_to_compare
 from penstock.operating.channels import unknown_channel
-from penstock.operating.tracing import MOST_OF_KEY, Explanation, OpenWriter, Reader, Story
+from penstock.operating.tracing import MAX_OF_KEY, Diagnosis, OpenWriter, ReaderProgress, Story
 from penstock.operating.tracing import explain as find_cause
 from penstock.operating.tracing import trace as read_stories
 from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment
@@ -183,7 +183,6 @@ class _Printer:
     """Prints the records of a log.
 
     Attributes:
-        key: Only records of this key.
         since_us: Only records that were staged then or later.
         left: Records that may still be printed; None if there is no limit.
     """
@@ -282,7 +281,7 @@ def trace(
     what: Wanted,
     is_key: IsKey = False,
     channel: OfChannel = None,
-    count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MOST_OF_KEY,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MAX_OF_KEY,
     json: Json = False,
 ) -> None:
     """Show what became of a record: staged, sequenced, published, applied by whom and when."""
@@ -330,7 +329,7 @@ def _note_number(what: str, wanted: object) -> None:
         say(f"{what} was taken as the number of a record; if it is a key: --key")
 
 
-def _format_explanation(found: Explanation) -> Iterator[str]:
+def _format_explanation(found: Diagnosis) -> Iterator[str]:
     yield f"{found.cause}: {found.text}"
     if found.fix is not None:
         yield f"fix: {found.fix}"
@@ -395,7 +394,7 @@ def _format_published(story: Story) -> str:
     return "yes; evicted from Redis since" if gone else "yes"
 
 
-def _format_reader(reader: Reader) -> str:
+def _format_reader(reader: ReaderProgress) -> str:
     when = "" if reader.at is None else f"{reader.at:%Y-%m-%d %H:%M:%S}"
     match reader.state:
         case "applied":

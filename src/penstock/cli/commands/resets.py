@@ -262,7 +262,7 @@ def _format_applied(each: ConsumerInDoubt, shard: str) -> str:
 
 
 def _format_elsewhere(consumer: str, shard: str) -> str:
-    """What to do about a consumer that has only reported its checkpoint here."""
+    """Remedy for a consumer that has only reported its checkpoint here."""
     source = shard.rpartition("/")[0].partition("@")[2]
     return (
         "its own database was not restored, and it may have applied all of these: "

@@ -19,7 +19,7 @@ from penstock.settings import Settings, duration
 
 if TYPE_CHECKING:
     from penstock.demo.audit import Copy
-    from penstock.demo.run import DemoProgress
+    from penstock.demo.demonstration import DemoProgress
 
 DIFFERENCES = 4
 """Exit code: something was lost, doubled, or unequal."""
@@ -47,8 +47,8 @@ def demo(
 ) -> None:
     """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled."""
     with require_extra("demo", "the demo"):
+        from penstock.demo.demonstration import Demo  # noqa: PLC0415  the same
         from penstock.demo.rides import pipeline  # noqa: PLC0415  an optional extra
-        from penstock.demo.run import Demo  # noqa: PLC0415  the same
 
     stop = Stop()
     with servers(settings, schema=pipeline.scope.schema, asked=True) as urls:
@@ -180,7 +180,7 @@ def _format_verdict(progress: "DemoProgress") -> str:
 
 
 def _format_recruits(progress: "DemoProgress") -> str:
-    """What share of the requests was recruited; empty on the other engines."""
+    """Share of the requests that was recruited; empty on the other engines."""
     found, requests = progress.recruits, max(1, progress.requests)
     if found is None:
         return ""

@@ -151,7 +151,7 @@ def _parse_shards(text: str, shards: int) -> list[int]:
 
 
 def _count(done: Consumed) -> Counter[str]:
-    """What ``--json`` counts: see ``Consumed``.  ``repeated``: the effect had happened before."""
+    """Counters of ``--json``: those of ``Consumed``; ``repeated`` effects had happened before."""
     return Counter(
         applied=done.applied,
         cancelled=done.cancelled,
@@ -213,11 +213,7 @@ def work(
 
 
 def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:
-    """The workers of these names; all, if there are none.
-
-    Raises:
-        DeclarationError: A consumer reads something else, or the pipeline has no worker.
-    """
+    """The workers of these names; all, if there are none."""
     chosen = [pipeline.get_consumer(name) for name in names] or [
         spec for spec in pipeline.consumers.values() if isinstance(spec, WorkerSpec)
     ]

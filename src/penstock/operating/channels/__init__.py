@@ -1,12 +1,11 @@
-"""What operators do with registered channels: list, retire, bring a name back.
+"""Operations on registered channels: list, retire, reshard, bring a name back.
 
 A channel that is retired leaves its name behind.  Applications and workers that still use it are refused: otherwise one of
 them would begin the channel anew, and nobody would notice.
 """
 
-from penstock.operating.channels.changing import LeftReader
 from penstock.operating.channels.listing import ListedChannel, list_channels, unknown_channel
-from penstock.operating.channels.retiring import Adoption, Retirement, adopt_channel, retire_channel
+from penstock.operating.channels.retiring import Adoption, LeftReader, Retirement, adopt_channel, retire_channel
 
 __all__ = [
     "Adoption",

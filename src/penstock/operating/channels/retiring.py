@@ -7,10 +7,12 @@ journal         in parts, with the records that it names
 keys, again     a streamer that was suspended in the middle of a call may have written one
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import sleep
 
+import psycopg
 import structlog
 
 from penstock.channels.commands import RedisClient
@@ -22,15 +24,101 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.kinds import MAX_SHARDS
-from penstock.errors import Refused, Unknown
-from penstock.operating.channels.changing import SETTLE_S, LeftReader, changing, finishing, read_contents
+from penstock.errors import Refused, ServerUnavailable, Unknown
 from penstock.operating.channels.listing import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+
+log = structlog.get_logger("penstock.operator")
+
+SETTLE_S = 3.0
+"""Pause after which every streamer at work has read the registry, in seconds: it does so once a second."""
+
+LOCK_TIMEOUT_S = 10
+"""Seconds to wait for handlers that hold a checkpoint of the channel; nothing is sequenced meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftReader:
+    """A consumer of a channel that is to be retired.
+
+    Attributes:
+        unread: Records of the channel that it has not passed.
+        dead_letters: Number of its dead letters there.
+    """
+
+    consumer: str
+    unread: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Contents of a channel in Postgres.
+
+    Attributes:
+        kind: Its kind; None if it is not registered.
+        shards: Number of its shards, of every generation.
+        staged: Records that are committed and have no offset yet.
+    """
+
+    kind: str | None
+    shards: int
+    records: int
+    staged: int
+    readers: tuple[LeftReader, ...]
+
+
+@contextmanager
+def changing(
+    connection: Connection, doing: str, channels: Iterable[str], scope: Scope, *, apply: bool
+) -> Iterator[None]:
+    """A transaction; with ``apply``, nothing is registered, sequenced or retained meanwhile.
+
+    It holds up the ticks of all channels: whatever takes long is done before or after it.
+    """
+    sql = statements("penstock.operating.channels", scope.schema)
+    lock = statements("penstock.database", scope.schema)["lock_channel"]
+    with postgres_errors(doing):
+        try:
+            with connection.transaction():
+                if apply:
+                    connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+                    # Redis is changed afterwards, and that cannot be taken back.
+                    connection.execute("SET LOCAL synchronous_commit = on")
+                    connection.execute(sql["lock_registry"])
+                    # Retention holds the row while it removes from the journal.
+                    for channel in sorted(channels):
+                        connection.execute(lock, {"channel": channel})
+                    connection.execute(sql["lock_ticks"])
+                yield
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            raise Refused(
+                f"{doing}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
+                "Try again, or stop the consumer first"
+            ) from error
+
+
+@contextmanager
+def finishing(done: str, command: str) -> Iterator[None]:
+    """Wraps the work in Redis after the commit in Postgres: an error says that it was committed, and how to go on."""
+    try:
+        yield
+    except ServerUnavailable as error:
+        raise type(error)(f"{done} in Postgres, but not in Redis: {error}. Then repeat it: {command}") from error
+
+
+def read_contents(connection: Connection, channel: str, scope: Scope) -> Contents:
+    """The contents of a channel in Postgres."""
+    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
+    readers = connection.execute(sql["channel_readers"], key).fetchall()
+    return Contents(kind, shards, records, staged, tuple(LeftReader(*row) for row in readers))
+
 
 _SHARDS_A_TIME = 500
 
 
-def _telling_keys(scope: Scope, channel: str, number: int) -> list[str]:
+def _indicator_keys(scope: Scope, channel: str, number: int) -> list[str]:
     """One of these is there if there is anything of the shard, of whatever kind."""
     shard = ShardName(channel, Shard(number))
     log, ick = log_keys(scope.namespace, shard), ick_shard_keys(scope.namespace, shard)
@@ -45,7 +133,7 @@ def _telling_keys(scope: Scope, channel: str, number: int) -> list[str]:
 def _every_key(scope: Scope, channel: str, number: int) -> list[str]:
     shard = ShardName(channel, Shard(number))
     of_queue = keys_to_delete(scope.namespace, shard)
-    return [*dict.fromkeys([*_telling_keys(scope, channel, number), *of_queue])]
+    return [*dict.fromkeys([*_indicator_keys(scope, channel, number), *of_queue])]
 
 
 def _limits_key(scope: Scope, channel: str, number: int) -> str:
@@ -53,13 +141,13 @@ def _limits_key(scope: Scope, channel: str, number: int) -> str:
 
 
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
-    """How many keys the channel has in Redis, of a shard those that show that there is something."""
+    """Number of the keys in Redis that show that a shard of the channel holds something."""
     count = 0
     with redis_errors(f"looking for keys of {channel}"):
         for start in range(0, shards, _SHARDS_A_TIME):
             pipeline = client.pipeline(transaction=False)
             for number in range(start, min(shards, start + _SHARDS_A_TIME)):
-                for key in _telling_keys(scope, channel, number):
+                for key in _indicator_keys(scope, channel, number):
                     pipeline.exists(key)
             count += sum(pipeline.execute())
     return count
@@ -72,25 +160,18 @@ def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) ->
             client.delete(*_every_key(scope, channel, number))
 
 
-log = structlog.get_logger("penstock.operator")
-
 ENTRIES_A_TIME = 100
 """Rows of the journal that are removed in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What the retirement of a channel removes.
+    """The removal of a channel.
 
     Attributes:
-        channel: Its name.
         kind: Its kind; None if it was retired before, and something of it is left.
-        shards: Number of its shards.
-        records: Records that the journal has.
         staged: Records that are committed and have no offset yet.
         outstanding: Of a queue: records that are not done.
-        readers: Its consumers.
-        applied: Whether it was carried out.
     """
 
     channel: str
@@ -114,12 +195,7 @@ class Retirement:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A name that may be used again.
-
-    Attributes:
-        channel: The name.
-        applied: Whether it was carried out.
-    """
+    """A name that may be used again."""
 
     channel: str
     applied: bool
@@ -139,20 +215,6 @@ def retire_channel(  # noqa: PLR0913  how it is done
 
     Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It may be repeated: after a
     failure, and for records that were staged while it ran.
-
-    Args:
-        connection: In autocommit mode; as the owner of the tables.
-        client: The Redis that holds the channel.
-        channel: Its name.
-        discard: Also if records have not been read, which are lost.
-        apply: Carry the plan out.
-        scope: Schema and namespace.
-        pause: Waits until streamers at work have read the registry.
-
-    Raises:
-        Unknown: No channel of that name is registered, and none was retired.
-        Refused: Records have not been read, and ``discard`` is false.
-        ServerUnavailable: Postgres or Redis does not answer; repeat it.
     """
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with changing(connection, f"retiring {channel}", [channel], scope, apply=apply):
@@ -188,13 +250,7 @@ def retire_channel(  # noqa: PLR0913  how it is done
 def adopt_channel(
     connection: Connection, client: RedisClient, channel: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> Adoption:
-    """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out.
-
-    Raises:
-        Unknown: No channel of that name was retired.
-        Refused: Something of the retired channel is left, which the new one would take for its own.
-        ServerUnavailable: Postgres or Redis does not answer.
-    """
+    """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out."""
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with postgres_errors(f"adopting {channel}"), connection.transaction():
         if connection.execute(sql["retired_channel"], key).fetchone() is None:

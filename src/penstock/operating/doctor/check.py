@@ -16,14 +16,12 @@ Grade = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        check: Name of the check.
         grade: ``ok``, ``warning`` or ``error``.
-        message: What was found.
-        fix: What to type or to set; empty if all is well.
-        unreachable: Whether a server did not answer, so that nothing could be checked.
+        fix: Command or setting that repairs it; empty if all is well.
+        unreachable: True if a server did not answer, so that nothing could be checked.
     """
 
     check: str
@@ -50,14 +48,11 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What a check may read.
+    """Input of a check.
 
     Attributes:
         connection: To Postgres, in autocommit mode.
-        client: Of Redis.
-        pipeline: What is declared; None if it is not known.
-        scope: Schema and namespace.
-        shards: Every known shard.
+        pipeline: None if the declarations are not known.
     """
 
     connection: Connection
@@ -68,11 +63,7 @@ class CheckContext:
 
     @cached_property
     def status(self) -> Status:
-        """How far records have come.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-        """
+        """Progress of all records."""
         return status(self.connection, self.client, self.pipeline, scope=self.scope)
 
 

@@ -13,7 +13,7 @@ from penstock.database.errors import describe, first_line
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
-from penstock.operating.doctor import capture, flow, ick, log, privileges, queue, server
+from penstock.operating.doctor import database_checks, pipeline_checks, redis_checks
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -31,14 +31,7 @@ def diagnose(
     *,
     scope: Scope = DEFAULT_SCOPE,
 ) -> list[CheckResult]:
-    """Runs all checks.
-
-    Args:
-        connection: In autocommit mode; None if Postgres cannot be reached.
-        client: The Redis that holds the log.
-        pipeline: Gives schema and namespace, and what is declared; with None, only what is registered is checked.
-        scope: Schema and namespace, if there is no pipeline.
-    """
+    """Runs all checks."""
     if pipeline is not None:
         scope = pipeline.scope
     if connection is None:
@@ -63,10 +56,10 @@ def worst(results: Iterable[CheckResult]) -> Grade:
 
 def _check_servers(context: CheckContext) -> list[CheckResult]:
     """Both servers, then what is in them as far as they answer."""
-    results = _run(server.CHECKS, context)
+    results = _run(database_checks.SERVER, context)
     if any(result.unreachable for result in results):
         return results + _check_contents(context)
-    results += _run((*flow.SCHEMA, *privileges.CHECKS), context)
+    results += _run((*pipeline_checks.SCHEMA, *database_checks.PRIVILEGES), context)
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
         shards = known_shards(context.connection, context.scope, declared)
@@ -79,18 +72,18 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
 def _check_contents(context: CheckContext) -> list[CheckResult]:
     """Tables and keys; the keys only if Redis answers."""
     redis_results = _check_redis(context)
-    results = _run((*flow.CHECKS, *capture.CHECKS), context) + redis_results
+    results = _run(pipeline_checks.CHECKS, context) + redis_results
     if not any(result.unreachable for result in redis_results):
-        results += _run((*log.CHECKS, *ick.CHECKS, *queue.CHECKS), context)
+        results += _run(redis_checks.CHECKS, context)
     return results
 
 
 def _check_redis(context: CheckContext) -> list[CheckResult]:
     """Redis as a server; that it does not answer is reported once."""
-    results = _run(log.REACHABLE, context)
+    results = _run(redis_checks.REACHABLE, context)
     if any(result.unreachable for result in results):
         return results
-    return results + _run(log.SERVER, context)
+    return results + _run(redis_checks.SERVER, context)
 
 
 def _run(checks: Sequence[Check], context: CheckContext) -> list[CheckResult]:

@@ -4,7 +4,6 @@ request    what is to be replayed, and the plan of it
 running    stages the copies, batch by batch, each in one transaction with the progress
 """
 
-from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
-from penstock.operating.replay.running import replay
+from penstock.operating.replay.replaying import Replay, ReplayedShard, ReplayRequest, replay
 
 __all__ = ["Replay", "ReplayRequest", "ReplayedShard", "replay"]

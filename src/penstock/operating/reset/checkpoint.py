@@ -29,7 +29,7 @@ _IMMOVABLE = {
     "source": "its journal is in the source's database: penstock reset source {consumer} {source} compares the two, and moves",
     "reported": "the consumer has its checkpoint in another database, and reports it here. Move it there",
 }
-"""Why a checkpoint cannot be moved, or not here, by the kind of its channel, or what it has in place of that."""
+"""Reasons that a checkpoint cannot be moved here, by the kind of its channel or reader."""
 
 CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | None
 """The offset, or the place, after which the consumer continues; a time, before whose first record each shard continues; ``earliest`` and
@@ -38,18 +38,13 @@ CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | Non
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMove:
-    """How one checkpoint changes.
+    """Move of one checkpoint.
 
     Attributes:
-        consumer: The consumer.
-        channel: The channel it reads.
-        shard: The shard.
-        before: The checkpoint now.
-        after: The checkpoint afterwards.
         again: Records that will be applied again.
         passed_over: Records that will never be applied.
         dead_letters: Dead letters that are removed, because their records are delivered again.
-        resumes: Whether the shard was halted and will continue.
+        resumes: True if the shard was halted and will continue.
         removed: For a time: records before ``after`` that retention has removed, if some of them may have been staged since then.
     """
 
@@ -87,23 +82,9 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
 ) -> tuple[CheckpointMove, ...]:
     """Plans the moves of a consumer's checkpoints; with ``apply``, carries them out.
 
-    A running worker notices the move with the next record that arrives, or within two seconds.
-
-    Args:
-        connection: In autocommit mode.
-        consumer: Its name.
-        to: The last offset that counts as applied.  With a time, every record that was staged then or later is applied again; so
-            are older ones between them, of transactions that committed late.
-        shard: Number of the only shard to move; None moves all, or that of the place.
-        resume: Whether halted shards continue.
-        apply: Carry the plan out.
-        scope: Of the pipeline.
-
-    Raises:
-        Unknown: There is no such consumer or shard.
-        Refused: The offset is outside the journal, one offset was given for several shards, the channel is a queue or an Ick, or
-            the checkpoint is moved from another database.
-        ServerUnavailable: Postgres does not answer.
+    ``to`` is the last offset that counts as applied.  With a time, every record that was staged then or later is applied
+    again; so are older ones between them, of transactions that committed late.  A running worker notices the move with
+    the next record that arrives, or within two seconds.
     """
     sql = statements("penstock.operating", scope.schema)
     request = _make_request(consumer, to, shard, resume=resume)
@@ -205,7 +186,7 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
 
 
 def _find_target(request: _Request, shard: ShardName, before: int, earliest: int, latest: int) -> tuple[int, int]:
-    """Where a checkpoint goes, and how many records are missing there."""
+    """The new offset of a checkpoint, and the number of records that are missing before it."""
     match request.to:
         case None:
             return before, 0

@@ -17,7 +17,7 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
 from penstock.journal.reading import records_at
-from penstock.operating.readers import ReaderKind, find_kind
+from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.records import Epoch, Offset, OffsetRange, Record, Scope, Shard, ShardName
 
 RECORDS_AT_ONCE = 5000
@@ -29,8 +29,6 @@ class ConsumerInDoubt:
     """A consumer of a shard that has offsets in doubt.
 
     Attributes:
-        consumer: The consumer.
-        offset: Its checkpoint.
         applied: Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects
             and its checkpoint were restored together.
         kind: ``reported``: they are in another database, which was not restored.  It may have applied all that is in doubt,
@@ -48,15 +46,12 @@ class OffsetsInDoubt:
     """Offsets of a shard at which the log has records that Postgres does not have there.
 
     Attributes:
-        shard: The shard.
-        first: The first of them.
         last: The last of them: the end of the log.
         journal: Offset at the end of the journal.
         compared: Offsets that log and journal both still have, and that were compared.  If there are none, ``first`` follows
             from the end of the journal.
         kept_as: Key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an
             Ick or a queue.
-        consumers: The consumers of the shard.
         still_there: Records that the log has at these offsets and that Postgres has as well: committed before the state that was
             restored, and published after it.  They get other offsets.
     """
@@ -85,20 +80,7 @@ def find_doubt(  # noqa: PLR0913, PLR0917  the two servers, and what is known of
     bounds: tuple[Offset, Offset],
     new_epoch: Epoch,
 ) -> OffsetsInDoubt | None:
-    """The offsets in doubt of a shard; None if its log ends where both have the same record.
-
-    Args:
-        connection: In the transaction of the plan.
-        client: The Redis that holds the log.
-        scope: Schema and namespace.
-        shard: The shard.
-        extent: What its log holds.
-        bounds: The first and the last offset of its journal.
-        new_epoch: Names the key that keeps the entries.
-
-    Raises:
-        ServerUnavailable: Postgres or Redis does not answer.
-    """
+    """The offsets in doubt of a shard; None if its log ends where both have the same record."""
     first, journal = bounds
     begin, end = max(extent.first, first), min(extent.last, journal)
     same = _last_in_common(connection, client, scope, shard, Offset(begin - 1), Offset(end))
@@ -134,11 +116,7 @@ def kept_key(scope: Scope, shard: ShardName, new_epoch: Epoch) -> str:
 def count_each(
     connection: Connection, client: RedisClient, scope: Scope, doubts: Sequence[OffsetsInDoubt], *, applied: bool
 ) -> tuple[OffsetsInDoubt, ...]:
-    """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards.
-
-    Raises:
-        ServerUnavailable: Postgres or Redis does not answer.
-    """
+    """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards."""
     return tuple(
         replace(each, still_there=_count_still_there(connection, client, scope, each, is_kept=applied))
         for each in doubts
@@ -159,11 +137,10 @@ def _count_still_there(
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """What Redis still has of offsets in doubt.
+    """Records in Redis at offsets in doubt.
 
     Attributes:
         first: The first offset of it; None if it has nothing.
-        known: Number of records.
         still_there: Those of them that a Postgres has as well.
     """
 
@@ -175,18 +152,7 @@ class KeptRecords:
 def count_still_there(
     connection: Connection, client: RedisClient, scope: Scope, doubt: OffsetRange, stream: str
 ) -> KeptRecords:
-    """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging.
-
-    Args:
-        connection: To the Postgres that was restored.
-        client: The Redis that holds the entries.
-        scope: Schema and namespace.
-        doubt: The offsets.
-        stream: Key of the entries.
-
-    Raises:
-        ServerUnavailable: Postgres or Redis does not answer.
-    """
+    """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging."""
     sql = statements("penstock.operating", scope.schema)["count_still_there"]
     first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
     while after < doubt.last:

@@ -40,7 +40,7 @@ from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.journal.reading import journal_bounds, missed_records, records_at
 from penstock.journal.written import log_epochs, shards_to_compare
-from penstock.operating.readers import ReaderKind, find_kind
+from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import OffsetsInDoubt, count_each, find_doubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
@@ -49,7 +49,7 @@ from penstock.streaming.sequencer import JOURNAL_CHUNK
 log = structlog.get_logger("penstock.operator")
 
 LOCK_TIMEOUT_S = 30
-"""How long to wait for transactions that have staged records, in seconds."""
+"""Seconds to wait for transactions that have staged records."""
 
 LAST_ENTRIES = 1000
 """Entries at the end of a log whose record ids are read, so that these ids are not given out again."""
@@ -60,10 +60,6 @@ class RewoundCheckpoint:
     """A checkpoint beyond the end of the journal, to which it goes back.
 
     Attributes:
-        consumer: The consumer.
-        shard: The shard.
-        offset: Its checkpoint.
-        journal: The end of the journal.
         dead_letters: Dead letters beyond it, which are removed.
         kind: ``reported``: its effects and its checkpoint are in another database, and this is what it had reported.
     """
@@ -81,10 +77,8 @@ class DeletedStream:
     """A stream that is deleted and replayed from the journal.
 
     Attributes:
-        shard: The shard.
         log: Offset at the end of the stream.
         journal: Offset at the end of the journal.
-        why: How they disagree.
     """
 
     shard: str
@@ -95,19 +89,16 @@ class DeletedStream:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What opening an epoch does.
+    """The plan of a new epoch.
 
     Attributes:
-        reason: Why it is needed; None if history has not diverged and there is nothing to do.
-        epoch: The current epoch in Postgres.
+        reason: Reason for it; None if history has not diverged and there is nothing to do.
         new_epoch: The epoch to open: higher than any in Postgres and Redis.
         foreign: Records with transaction ids of another cluster.
         unsequenced: Records that get an offset, by shard.
-        rewound: Checkpoints that go back.
         deleted: Streams that are deleted and replayed.
         in_doubt: Offsets at which a log has records that Postgres has lost, or has others.
         missing: Records that the journal names and Postgres does not have: these cannot be replayed.
-        applied: Whether it was carried out.
     """
 
     reason: str | None
@@ -142,20 +133,6 @@ def reset_epoch(
     """Plans a new epoch; with ``apply``, opens it.
 
     Stop streamers and consumers first.  Those still running stop by themselves, because the old epoch is fenced.
-
-    Args:
-        connection: In autocommit mode; as the owner of the tables.
-        client: The Redis that holds the log.
-        pipeline: Gives schema and namespace, and shards that Postgres may have lost.
-        apply: Carry the plan out.
-        scope: Schema and namespace, if there is no pipeline.
-
-    Raises:
-        Refused: Transactions that have staged records do not end.
-        ReadOnlyPostgres: A standby, or a server that refuses writes.
-        ServerUnavailable: Postgres or Redis does not answer; the reset may have to be repeated.
-        AppendRefused: Redis refuses writes.
-        ForeignLog: A key of the log holds something else; it is not deleted.
     """
     if pipeline is not None:
         scope = pipeline.scope
@@ -199,7 +176,7 @@ def _log_opened(plan: EpochPlan) -> None:
 
 
 def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | None:
-    """Why a new epoch is needed; None if it is not."""
+    """Reason for a new epoch; None if none is needed."""
     try:
         lineage = examine_lineage(connection, client, scope)
     except (HistoryDiverged, DamagedJournal) as error:
@@ -329,7 +306,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
 
 
 def _kept_tails(in_redis: _RedisState, plan: EpochPlan) -> dict[str, list[Any]]:
-    """Where each log ends; 0 for those that are deleted."""
+    """The last offset of each log; 0 for those that are deleted."""
     deleted = {each.shard for each in plan.deleted}
     return {
         "channels": [shard.channel for shard in in_redis.extents],

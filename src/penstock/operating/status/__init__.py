@@ -1,11 +1,11 @@
-"""How far records have come: staged, sequenced, published, applied.
+"""Progress of records: staged, sequenced, published, applied.
 
 Postgres is read in one transaction, so that its numbers are consistent.  Redis is read before it, so that the log of a
 running pipeline never appears ahead of its journal.
 """
 
-from penstock.operating.status.reading import status
-from penstock.operating.status.report import (
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import (
     ChannelStatus,
     ConsumerShard,
     ConsumerStatus,

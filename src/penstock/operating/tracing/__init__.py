@@ -6,7 +6,7 @@ causes     the first cause that holds: pure
 finding    by id, place or key
 """
 
-from penstock.operating.tracing.finding import MOST_OF_KEY, explain, trace
-from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
+from penstock.operating.tracing.causes import MAX_OF_KEY, explain, trace
+from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
 
-__all__ = ["MOST_OF_KEY", "Explanation", "OpenWriter", "Reader", "Story", "explain", "trace"]
+__all__ = ["MAX_OF_KEY", "Diagnosis", "OpenWriter", "ReaderProgress", "Story", "explain", "trace"]

@@ -1,20 +1,24 @@
-"""Why a record is not further than it is: the first cause that holds, in the order in which a record comes along."""
+"""Causes that keep a record from its next step: the first that holds, in the order of a record's way."""
 
 from collections.abc import Sequence
 
+from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
-from penstock.operating.readers import how_to_go_on
-from penstock.operating.tracing.reading import Situation
-from penstock.operating.tracing.report import Explanation, OpenWriter, Reader, Story
+from penstock.database.connections import Connection
+from penstock.errors import PrivilegeMissing, Unknown
+from penstock.operating.consumers import how_to_go_on
+from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
+from penstock.operating.tracing.story_reader import Situation, StoryReader
+from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
 
 RETENTION_REMOVED = "removed, or rolled back"
 
 
-def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Explanation:
-    """Why nothing of a record with this id is visible."""
+def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Diagnosis:
+    """Cause of an id of which nothing is visible."""
     drawn, removed_to = situation.drawn, situation.removed_to
     if drawn is not None and record > drawn:
-        return Explanation(
+        return Diagnosis(
             "never drawn",
             f"no transaction has drawn the id {record} yet: the last one is {drawn}",
             "check the id and the database",
@@ -22,14 +26,14 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
     if writers:
         return explain_open(f"no row with the id {record} is committed", writers)
     if removed_to is None:
-        return Explanation(
+        return Diagnosis(
             "rolled back",
             f"the id {record} was drawn, no row has it, no transaction that could hold it is open, and retention has removed nothing: the "
             "transaction that staged it was rolled back, or somebody has deleted the row",
             "look for the error in the application's log",
         )
     rolled_back = record > removed_to
-    return Explanation(
+    return Diagnosis(
         "rolled back" if rolled_back else RETENTION_REMOVED,
         f"the id {record} was drawn, no row has it, and no transaction that could hold it is open. "
         + (
@@ -41,8 +45,8 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
     )
 
 
-def explain_open(what: str, writers: Sequence[OpenWriter]) -> Explanation:
-    """Why a record that is in no visible row may come: transactions that staged something are open."""
+def explain_open(what: str, writers: Sequence[OpenWriter]) -> Diagnosis:
+    """Cause of a record that may still appear: a transaction that staged something is open."""
     first = writers[0]
     if first.pid is None:
         text = f"transaction {first.prepared!r} is prepared, {_age(first)}"
@@ -55,7 +59,7 @@ def explain_open(what: str, writers: Sequence[OpenWriter]) -> Explanation:
             fix += "; to see state and age: GRANT pg_read_all_stats TO this role"
     more = f"; {len(writers) - 1} more have one" if len(writers) > 1 else ""
     cause = "open transaction" if first.pid is not None else "prepared transaction"
-    return Explanation(
+    return Diagnosis(
         cause,
         f"{what}, and {text}, that wrote into staged records{more}: what it staged is invisible until it is committed",
         fix,
@@ -67,25 +71,25 @@ def _age(writer: OpenWriter) -> str:
     return "since when is hidden" if writer.age_s is None else f"for {writer.age_s:.1f} s"
 
 
-def explain_story(story: Story, situation: Situation) -> Explanation:
-    """Why a record whose row, or place in the journal, is known is not further."""
+def explain_story(story: Story, situation: Situation) -> Diagnosis:
+    """Cause that holds back a record whose row, or place in the journal, is known."""
     for explain in (_unsequenced, _unknown, _unpublished, _waits_in_channel, _unapplied):
         cause = explain(story, situation)
         if cause is not None:
             return cause
     by = ", ".join(reader.consumer for reader in story.readers)
-    return Explanation("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
+    return Diagnosis("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
 
 
 def _name(story: Story) -> str:
     return f"record {story.id} ({story.place})"
 
 
-def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
+def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
     if story.offset is not None or story.state == "done" or story.transaction is None:
         return None
     if story.isolated is not None:
-        return Explanation(
+        return Diagnosis(
             "isolated",
             f"record {story.id} of {story.shard_name} is isolated and gets no offset: {story.isolated}",
             "correct the row: penstock doctor has the statement",
@@ -93,7 +97,7 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
         )
     ago = f"the last tick with records was {situation.tick_s:.1f} s ago"
     if story.is_seen:
-        return Explanation(
+        return Diagnosis(
             "missed",
             f"the last tick saw record {story.id} of {story.shard_name}, and the journal does not name it: the database was partly "
             "restored, or rows were changed by hand",
@@ -101,7 +105,7 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
             story,
         )
     if situation.has_policies:
-        return Explanation(
+        return Diagnosis(
             "row policy",
             f"record {story.id} is committed, and no tick has seen it; {ago}. Row-level security is enabled on staged_records: a "
             "streamer whose role it applies to stops with HiddenRows",
@@ -111,7 +115,7 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
     streamers = (
         "no streamer is connected" if situation.streamers == 0 else f"{situation.streamers} streamers are connected"
     )
-    return Explanation(
+    return Diagnosis(
         "not ticked",
         f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {streamers}",
         "penstock stream, or penstock run; with requests that do the work: penstock doctor",
@@ -119,18 +123,18 @@ def _unsequenced(story: Story, situation: Situation) -> Explanation | None:
     )
 
 
-def _unknown(story: Story, _: Situation) -> Explanation | None:
+def _unknown(story: Story, _: Situation) -> Diagnosis | None:
     if story.is_known or story.is_done or story.is_only_a_letter:
         return None
     if story.is_retired:
-        return Explanation(
+        return Diagnosis(
             "retired channel",
             f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody reads it",
             f"find out what staged it; to remove what was: penstock channels retire {story.channel} --discard --apply",
             story,
         )
     what = "no such channel is registered" if story.kind is None else "the channel has no such shard"
-    return Explanation(
+    return Diagnosis(
         "unknown shard",
         f"{_name(story)}: {what}, so that nothing publishes it and nobody reads it",
         "declare the channel with this shard, and run penstock stream; or find out what staged it",
@@ -138,11 +142,11 @@ def _unknown(story: Story, _: Situation) -> Explanation | None:
     )
 
 
-def _unpublished(story: Story, situation: Situation) -> Explanation | None:
+def _unpublished(story: Story, situation: Situation) -> Diagnosis | None:
     if story.is_published or story.is_done or story.is_only_a_letter:
         return None
     if story.stopped is not None:
-        return Explanation(
+        return Diagnosis(
             "stopped shard",
             f"{_name(story)}: the streamer leaves the shard out: {story.stopped}",
             "remove the cause; the streamer tries again every few seconds",
@@ -152,9 +156,9 @@ def _unpublished(story: Story, situation: Situation) -> Explanation | None:
     if story.published is not None:
         found += f", and Redis has the shard up to offset {story.published}"
     if by is not None and by.is_certain:
-        return Explanation("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix, story)
+        return Diagnosis("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix, story)
     if story.redis is not None:
-        return Explanation(
+        return Diagnosis(
             "no answer from Redis",
             f"{found}; whether it is published is not known: {story.redis}",
             "penstock doctor",
@@ -167,16 +171,16 @@ def _unpublished(story: Story, situation: Situation) -> Explanation | None:
         fix += "see penstock doctor" if by is None else by.fix
     if situation.streamers and by is not None:
         connected += f", and Redis may refuse its writes ({by.word}): {by.reason}"
-    return Explanation("not published", f"{found}; {connected}", fix, story)
+    return Diagnosis("not published", f"{found}; {connected}", fix, story)
 
 
-def _waits_in_channel(story: Story, _: Situation) -> Explanation | None:
+def _waits_in_channel(story: Story, _: Situation) -> Diagnosis | None:
     """Nothing is to do for what a queue or an Ick just has not handed over yet, unless its readers say more."""
     if not story.readers or any(r.state not in {"behind", "applied"} for r in story.readers):
         return None
     if story.is_done or story.state in {None, "done"}:
         return None
-    return Explanation(
+    return Diagnosis(
         story.state or "",
         f"{_name(story)}: {story.why}",
         None if story.state in {"leased", "held"} else "penstock status shows who takes what waits",
@@ -187,11 +191,11 @@ def _waits_in_channel(story: Story, _: Situation) -> Explanation | None:
 _ORDER = ("halted", "unread", "dead-lettered", "parked", "waiting", "barrier", "behind")
 
 
-def _unapplied(story: Story, _: Situation) -> Explanation | None:
+def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
     if story.is_done:
         return None
     if not story.readers:
-        return Explanation(
+        return Diagnosis(
             "no reader",
             f"{_name(story)} is published, and no consumer of {story.channel} is registered",
             "start one: penstock run, penstock consume NAME",
@@ -204,11 +208,11 @@ def _unapplied(story: Story, _: Situation) -> Explanation | None:
         return None
     text, fix = _describe(waiting[0], story)
     others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
-    return Explanation(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story)
+    return Diagnosis(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story)
 
 
-def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
-    """What a consumer waits for, and what ends it."""
+def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
+    """Cause of a consumer's wait, and its remedy."""
     name, verb = reader.consumer, "work" if story.kind == "queue" else "consume"
     match reader.state:
         case "halted":
@@ -232,7 +236,7 @@ def _describe(reader: Reader, story: Story) -> tuple[str, str | None]:
             )
 
 
-def _describe_letter(reader: Reader) -> tuple[str, str]:
+def _describe_letter(reader: ReaderProgress) -> tuple[str, str]:
     name, letter = reader.consumer, f"{reader.consumer} '{reader.retry}'"
     retry = f"penstock dead-letters retry {letter}"
     if reader.state == "parked":
@@ -245,3 +249,85 @@ def _describe_letter(reader: Reader) -> tuple[str, str]:
         f"{what}; and it may have applied a later record of its key ({reader.superseded_by})",
         f"give it up: penstock dead-letters drop {letter} --apply; or, if order is nothing to the handler: {retry} --superseded",
     )
+
+
+MAX_OF_KEY = 10
+"""Newest records of a key, by default."""
+
+Wanted = RecordId | Place | str
+"""A record by its number or its place, or the newest records of a key."""
+
+
+def trace(
+    connection: Connection,
+    client: RedisClient,
+    wanted: Wanted,
+    *,
+    channel: str | None = None,
+    most: int = MAX_OF_KEY,
+    scope: Scope = DEFAULT_SCOPE,
+) -> tuple[Story, ...]:
+    """The story of a record, or of the newest records of a key, oldest first."""
+    reader = StoryReader(connection, client, scope)
+    stories = _read(reader, wanted, channel, most)
+    if not stories:
+        raise Unknown(f"nothing is known of {_describe_wanted(wanted)}. Why: penstock explain")
+    return stories
+
+
+def explain(
+    connection: Connection,
+    client: RedisClient,
+    wanted: Wanted,
+    *,
+    channel: str | None = None,
+    with_query: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
+) -> Diagnosis:
+    """The first cause that keeps a record from its next step.
+
+    Of a key, the oldest of its newest records that has not taken effect everywhere is explained, or else the newest.
+    """
+    reader = StoryReader(connection, client, scope)
+    # Before the records: one that is committed in between is then found.
+    writers = reader.read_writers(with_query=with_query)
+    stories = _read(reader, wanted, channel, MAX_OF_KEY)
+    situation = reader.read_situation()
+    if stories:
+        story = next((each for each in stories if not each.is_done), stories[-1])
+        return explain_story(story, situation)
+    if isinstance(wanted, Place):
+        raise Unknown(f"the journal names no record at {wanted}; retention may have removed it")
+    if isinstance(wanted, int):
+        if situation.drawn is None:
+            raise PrivilegeMissing(
+                f"this role may not see which ids were drawn: GRANT SELECT ON SEQUENCE {scope.schema}.staged_records_id_seq TO it, or "
+                f"connect as a member of {scope.schema}_viewer"
+            )
+        return explain_unseen(wanted, situation, writers)
+    if writers:
+        return explain_open(f"no committed record has {_describe_wanted(wanted)}", writers)
+    return Diagnosis(
+        "unknown key",
+        f"no record has {_describe_wanted(wanted)}, and no transaction that could hold one is open: none was staged, its transaction was rolled "
+        "back, or retention has removed it",
+        "check the key as it is staged, such as '7', or '[7, \"north\"]' if it has several parts",
+    )
+
+
+def _read(reader: StoryReader, wanted: Wanted, channel: str | None, most: int) -> tuple[Story, ...]:
+    if isinstance(wanted, Place):
+        at = reader.find_id(wanted)
+        ids = [] if at is None else [at]
+    elif isinstance(wanted, int):
+        ids = [wanted]
+    else:
+        ids = reader.find_ids(wanted, channel, most)
+    found = (reader.read(each) for each in ids)
+    return tuple(story for story in found if story and channel in {None, story.channel})
+
+
+def _describe_wanted(wanted: Wanted) -> str:
+    if isinstance(wanted, Place):
+        return str(wanted)
+    return f"record {wanted}" if isinstance(wanted, int) else f"the key {wanted!r}"

@@ -1,4 +1,4 @@
-"""Dead letters, retried.
+"""Dead letters: shown, dropped, or retried.
 
 A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
 the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked, or applied, at that moment.
@@ -9,8 +9,9 @@ The consumer has noted that record at the dead letter, in the transaction of its
 A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import groupby
 from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
@@ -24,67 +25,175 @@ from penstock.consuming.delivery import NO_FAILURE, Broken, Conflict, Policy, Re
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.connections import Database, connect_postgres, get_database_url
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
+from penstock.database.errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, Ick, Log, WorkerSpec
-from penstock.errors import DeclarationError, HandlerCommitted, ServerUnavailable
-from penstock.operating.dead_letters import DeadLetter, find_later, letter_key, make_record
+from penstock.errors import DeclarationError, HandlerCommitted, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, RecordId, Scope, Shard, ShardName
 from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.operator")
 
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter of a consumer, without its payload.
+
+    Attributes:
+        reason: Class and first line of the error.
+        parked: It did not fail itself: an earlier record of its key did.
+        failed_at: Time of its last failure.
+        later_shard: Shard of the first later record of its key that was applied.
+        later_offset: Offset of that one; 0 if none was applied, and for what has no order: members and jobs.
+    """
+
+    consumer: str
+    channel: str
+    shard: int
+    offset: int
+    record_id: int
+    key: str
+    action: str
+    object: str
+    staged_at: datetime
+    reason: str
+    attempts: int
+    parked: bool
+    failed_at: datetime
+    later_shard: int | None = None
+    later_offset: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The place of its record."""
+        return Place(ShardName(self.channel, Shard(self.shard)), Offset(self.offset))
+
+    @property
+    def superseded_by(self) -> str:
+        """The place of a later record of its key that was applied; empty if there is none."""
+        return find_later(self.channel, self.later_shard, self.later_offset)
+
+
+def newest(
+    connection: Connection, consumer: str | None = None, *, limit: int = 50, scope: Scope = DEFAULT_SCOPE
+) -> list[DeadLetterRow]:
+    """The newest dead letters, of one consumer or of all."""
+    with postgres_errors("reading dead letters"):
+        rows = connection.execute(
+            statements("penstock.operating", scope.schema)["dead_letters"],
+            {"consumer": consumer, "limit": limit},
+            binary=True,
+        ).fetchall()
+    return [DeadLetterRow(*row) for row in rows]
+
+
+def of_consumer(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[DeadLetterRow]:
+    """All dead letters of a consumer, in the order of the log."""
+    with postgres_errors("reading dead letters"):
+        rows = connection.execute(
+            statements("penstock.operating", scope.schema)["dead_letters_of"], {"consumer": consumer}, binary=True
+        ).fetchall()
+    return [DeadLetterRow(*row) for row in rows]
+
+
+def find_later(channel: str, shard: int | None, offset: int | None) -> str:
+    """``superseded_by`` of a dead letter, from the columns of its row."""
+    if offset is None or shard is None:
+        return ""
+    return str(Place(ShardName(channel, Shard(shard)), Offset(offset)))
+
+
+def at(letters: Iterable[DeadLetterRow], place: Place) -> DeadLetterRow:
+    """The dead letter at a place."""
+    for letter in letters:
+        if letter.place == place:
+            return letter
+    raise Unknown(f"no dead letter at {place}; penstock dead-letters list shows where they are")
+
+
+def read_record(connection: Connection, letter: DeadLetterRow, *, scope: Scope = DEFAULT_SCOPE) -> Record | None:
+    """The record with its payload; None if the dead letter is gone."""
+    with postgres_errors("reading a dead letter"):
+        row = connection.execute(
+            statements("penstock.operating", scope.schema)["dead_letter"], letter_key(letter), binary=True
+        ).fetchone()
+    return None if row is None else make_record(letter, row)
+
+
+def drop(connection: Connection, letters: Sequence[DeadLetterRow], *, scope: Scope = DEFAULT_SCOPE) -> int:
+    """Gives dead letters up for ever: their records will have had no effect. Gives their number."""
+    sql = statements("penstock.operating", scope.schema)
+    dropped = 0
+    for letter in letters:
+        with postgres_errors("dropping a dead letter"), connection.transaction():
+            connection.execute(sql["lock_shard"], letter_key(letter))
+            removed = connection.execute(sql["remove_dead_letter"], letter_key(letter)).rowcount
+        dropped += removed
+        if removed:
+            log.warning(
+                "dead letter dropped", consumer=letter.consumer, place=str(letter.place), record=letter.record_id
+            )
+    return dropped
+
+
+def letter_key(letter: DeadLetterRow) -> dict[str, str | int]:
+    """The values that name its row."""
+    return {"consumer": letter.consumer, "channel": letter.channel, "shard": letter.shard, "offset": letter.offset}
+
+
+def make_record(letter: DeadLetterRow, row: Sequence[object]) -> Record:
+    """The record of a letter's row, whose first seven columns are number, key, action, object, data, headers, time of staging."""
+    record_id, key, action, what, data, headers, staged_us = row[:7]
+    return Record(
+        letter.channel,
+        Shard(letter.shard),
+        Offset(letter.offset),
+        RecordId(int(str(record_id))),
+        str(key),
+        str(action),
+        str(what),
+        str(data),
+        str(headers),
+        int(str(staged_us)),
+    )
+
+
 Result = TypeVar("Result")
 
 LOCK_TIMEOUT_S = 60.0
-"""How long a retry waits, in seconds, for a moment in which no worker holds the shard."""
+"""Seconds that a retry waits until no worker holds the shard."""
 
 LOCK_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What became of a dead letter.
+    """The outcome of a retry.
 
     Attributes:
-        letter: As it was.
         outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not
             retried: a later record of its key was applied; ``gone`` meanwhile; of a queue: ``staged`` again.
-        reason: Why it failed or was not retried.
+        reason: Cause of the failure, or reason that it was not retried.
     """
 
-    letter: DeadLetter
+    letter: DeadLetterRow
     outcome: Literal["applied", "failed", "kept", "superseded", "gone", "staged"]
     reason: str = ""
 
 
 def retry(
     pipeline: Pipeline,
-    letters: Sequence[DeadLetter],
+    letters: Sequence[DeadLetterRow],
     database: Database,
     *,
     superseded: bool = False,
     prepare: bool = True,
     make_frame: Callable[[Record], Any] | None = None,
 ) -> list[Retried]:
-    """Retries dead letters in the order of the log, each in a transaction of its own.
-
-    Args:
-        pipeline: Declares their consumers.
-        letters: Which to retry.
-        database: Where effects and checkpoints are.
-        superseded: Apply also those of whose key a later record was applied.
-        prepare: Whether statements may be prepared; behind a pooler none are.
-        make_frame: Makes a record the DataFrame that a set-based handler gets.
-
-    Raises:
-        DeclarationError: The pipeline does not declare a consumer, or it is set-based and there is no ``make_frame``.
-        PrivilegeMissing: A dead letter of a queue is to be staged again, by a role that may not stage.
-        BrokenTransaction: A handler committed its effects, or returned without having run.
-        ServerUnavailable: Postgres cannot do it now; the letter under way may have been applied.
-    """
+    """Retries dead letters in the order of the log, each in a transaction of its own."""
     consumers = {letter.consumer: pipeline.get_consumer(letter.consumer) for letter in letters}
     for consumer in consumers.values():
         if consumer.dataframe and make_frame is None:
@@ -151,7 +260,7 @@ class _Trial:
         self._checks_order = self._is_ordered and not superseded
         self._failed: set[tuple[str, str]] = set()
 
-    def run(self, letter: DeadLetter) -> Retried:
+    def run(self, letter: DeadLetterRow) -> Retried:
         """Applies a letter, or notes why it failed again."""
         key = (letter.channel, letter.key)
         if key in self._failed:
@@ -172,7 +281,7 @@ class _Trial:
                 state = decision.state
                 sleep(decision.after_s)
 
-    def _apply(self, letter: DeadLetter, plan: Planner[Result]) -> Result:
+    def _apply(self, letter: DeadLetterRow, plan: Planner[Result]) -> Result:
         """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
 
         Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved the checkpoint meanwhile.
@@ -196,7 +305,7 @@ class _Trial:
                     ) from None
             sleep(LOCK_POLL_S)
 
-    def _plan(self, letter: DeadLetter) -> Planner[Retried]:
+    def _plan(self, letter: DeadLetterRow) -> Planner[Retried]:
         """Effect and removal in one transaction."""
 
         def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
@@ -234,17 +343,17 @@ class _Trial:
         return planner
 
     def _items(self, record: Record) -> Any:
-        """What the handler is called with."""
+        """The handler's argument."""
         if self._consumer.dataframe and self._make_frame is not None:
             return self._make_frame(record)
         if isinstance(self._consumer.channel, Ick):
             return [record.key]
         return Records.of([record])
 
-    def _remove(self, executor: Executor, letter: DeadLetter) -> None:
+    def _remove(self, executor: Executor, letter: DeadLetterRow) -> None:
         executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
 
-    def _note(self, letter: DeadLetter, reason: str) -> None:
+    def _note(self, letter: DeadLetterRow, reason: str) -> None:
         def planner(executor: Executor, _: Locked) -> Plan[None]:
             executor.execute(self._sql["failed_again"], {**letter_key(letter), "reason": reason})
             return Plan(None)
@@ -252,7 +361,7 @@ class _Trial:
         self._apply(letter, planner)
 
 
-def _raise_if_not_its_fault(letter: DeadLetter, failed: NotApplied) -> None:
+def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
     """Raises what another letter would meet as well."""
     if isinstance(failed.error, HandlerCommitted):
         raise HandlerCommitted(
@@ -266,5 +375,5 @@ def _raise_if_not_its_fault(letter: DeadLetter, failed: NotApplied) -> None:
         raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
 
 
-def _superseded(letter: DeadLetter, later: str) -> Retried:
+def _superseded(letter: DeadLetterRow, later: str) -> Retried:
     return Retried(letter, "superseded", f"a later record of its key was applied: {later}")

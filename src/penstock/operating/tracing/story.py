@@ -5,34 +5,33 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.channels.refusals import WriteRefusal
-from penstock.operating.readers import ReaderKind
+from penstock.operating.consumers import ReaderKind
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 
 ReaderState = Literal["applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"]
-"""How far a consumer is with a record."""
+"""A consumer's progress with a record."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReaderProgress:
     """A consumer of the record's channel.
 
     Attributes:
-        consumer: Its name.
         state: ``applied``: its checkpoint is past the record.  ``dead-lettered`` and ``parked``: there is a dead letter of the
             record, in the second case because an earlier one of its key has one.  ``halted``, at a ``barrier`` of a
             reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
             ``unread``: it has no checkpoint in the shard.
         checkpoint: Up to where all is applied; None if there is no checkpoint.
         ahead: Records between the checkpoint and this one.
-        at: When the checkpoint last moved, so that the record was applied by then; or when it was dead-lettered.
-        reason: Why it is halted, waits, or was dead-lettered.
+        at: Time of the last move of the checkpoint, by which the record was applied; or of the dead-lettering.
+        reason: Cause of the halt, the wait or the dead letter.
         kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
             ``penstock replay`` that has not ended.
         retry: Place of the dead letter that is to be retried: of a parked one, the first of its key; None if it is not
             dead-lettered or parked.
         superseded_by: Place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is
             none.
-        has_letters: Whether the consumer has dead letters, which are to be retried before a halted shard goes on.
+        has_letters: True if the consumer has dead letters, which are to be retried before a halted shard goes on.
     """
 
     consumer: str
@@ -48,46 +47,41 @@ class Reader:
 
     @property
     def is_done(self) -> bool:
-        """Whether the record has taken effect there."""
+        """True if the record has taken effect there."""
         return self.state == "applied"
 
     @property
     def is_dead_lettered(self) -> bool:
-        """Whether there is a dead letter of the record."""
+        """True if there is a dead letter of the record."""
         return self.state in {"dead-lettered", "parked"}
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What became of a record.
+    """The story of a record.
 
     Attributes:
-        id: Its number.
-        channel: Name of the channel.
-        shard: Number of the shard.
         kind: ``log``, ``ick`` or ``queue``; None if no such channel is registered.
-        is_known: Whether the registered channel has this shard.
-        is_retired: Whether the channel was retired.
+        is_known: True if the registered channel has this shard.
+        is_retired: True if the channel was retired.
         key: Its key, or the tenant of a message; None if its row is gone.
-        action: What happened; None if its row is gone.
-        object: What it happened to; None if its row is gone.
-        staged_at: When it was staged; None if its row is gone, or has a time that no record can have.
+        action: None if its row is gone.
+        object: None if its row is gone.
+        staged_at: None if its row is gone, or has a time that no record can have.
         transaction: The id of the transaction that staged it; None if its row is gone.
-        committed_at: When that was committed; None unless Postgres has ``track_commit_timestamp``.
-        isolated: Why it can get no offset; None if it can.
-        is_seen: Whether the last tick saw its transaction.
+        committed_at: Time of its commit; None unless Postgres has ``track_commit_timestamp``.
+        isolated: Reason that it can get no offset; None if it can.
+        is_seen: True if the last tick saw its transaction.
         tick: The tick that sequenced it; None if it is not, or is too long ago.
-        sequenced_at: When it got its offset; None if it has none, or the journal does not name it any more.
+        sequenced_at: Time that it got its offset; None if it has none, or the journal does not name it any more.
         offset: Its offset; None if it has none.
         published: The shard's last offset in Redis; None if Redis was not asked, or did not answer.
         first: The oldest offset that the log in Redis still holds; None for the other kinds.
-        redis: Why Redis does not say more; None if it answered.
-        refusal: Why Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found.
-        stopped: Why the streamer leaves its shard out; None if it does not.
-        state: What an Ick or a queue says of it: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
+        redis: Error of Redis; None if it answered.
+        refusal: Reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found.
+        stopped: Reason that the streamer leaves its shard out; None if it does not.
+        state: Its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
             ``done``; None if nothing.
-        why: The same as a sentence.
-        readers: The consumers of its channel.
     """
 
     id: RecordId
@@ -114,7 +108,7 @@ class Story:
     stopped: str | None = None
     state: str | None = None
     why: str | None = None
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[ReaderProgress, ...] = ()
 
     @property
     def shard_name(self) -> ShardName:
@@ -123,26 +117,26 @@ class Story:
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """Its place, as text."""
         if self.offset is None:
             return str(self.shard_name)
         return str(Place(self.shard_name, Offset(self.offset)))
 
     @property
     def is_only_a_letter(self) -> bool:
-        """Whether its row is gone, and what is left of it is a dead letter."""
+        """True if its row is gone, and what is left of it is a dead letter."""
         return self.transaction is None and any(each.is_dead_lettered for each in self.readers)
 
     @property
     def is_published(self) -> bool | None:
-        """Whether Redis has had it; None if that is not known."""
+        """True if Redis has had it; None if that is not known."""
         if self.offset is None:
             return False
         return None if self.published is None else self.offset <= self.published
 
     @property
     def is_done(self) -> bool:
-        """Whether it has taken effect everywhere."""
+        """True if it has taken effect everywhere."""
         if any(reader.is_dead_lettered for reader in self.readers):
             return False
         if self.kind in {"ick", "queue"}:
@@ -158,9 +152,8 @@ class OpenWriter:
         pid: The server's process; None of a prepared transaction.
         prepared: The name of a prepared transaction; None of others.
         application: The application's name; None if this role may not see it.
-        state: What the process does: ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it.
+        state: ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it.
         age_s: For how long it has been open or prepared, in seconds; None if this role may not see it.
-        user: The role that it works as.
         query: Its last statement, if that was asked for: it may contain payloads.
     """
 
@@ -174,13 +167,12 @@ class OpenWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a record is not further than it is.
+class Diagnosis:
+    """The cause that keeps a record from its next step.
 
     Attributes:
         cause: The first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``.
-        text: The same as a sentence.
-        fix: What to type, or to do; None if nothing is wrong.
+        fix: Command, or other remedy; None if nothing is wrong.
         story: The record; None if no row has it.
         writers: Open transactions that wrote into staged records, if the record may be in one of them.
     """
@@ -193,5 +185,5 @@ class Explanation:
 
     @property
     def is_applied(self) -> bool:
-        """Whether the record has taken effect everywhere."""
+        """True if the record has taken effect everywhere."""
         return self.cause == "applied"

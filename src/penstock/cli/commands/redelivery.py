@@ -9,10 +9,10 @@ from penstock.cli.engines import open_frames
 from penstock.cli.render import say, show, show_found, to_json, with_payload
 from penstock.cli.servers import Connections, open_connections
 from penstock.errors import InvalidSetting, Unknown
-from penstock.operating import dead_letters as letters
+from penstock.operating import letters
 from penstock.operating.consumers import check_registered
-from penstock.operating.dead_letters import DeadLetter
-from penstock.operating.retrying import retry as retry_letters
+from penstock.operating.letters import DeadLetterRow
+from penstock.operating.letters import retry as retry_letters
 from penstock.records import Record, parse_place, parse_places
 from penstock.settings import Settings
 
@@ -146,7 +146,7 @@ def drop(
 
 def _choose(
     servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool, superseded: bool
-) -> list[DeadLetter]:
+) -> list[DeadLetterRow]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
     _check_known(servers, consumer)
     found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
@@ -159,7 +159,7 @@ def _choose(
     named.sort(key=lambda each: (each.shard, each.offset), reverse=True)
     first = {(each.channel, each.key): (each.shard, each.offset) for each in named}
 
-    def is_behind(letter: DeadLetter) -> bool:
+    def is_behind(letter: DeadLetterRow) -> bool:
         at = (letter.shard, letter.offset)  # newer shards have higher numbers
         return not named or first.get((letter.channel, letter.key), at) < at
 

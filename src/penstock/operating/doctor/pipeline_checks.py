@@ -1,21 +1,29 @@
 """Checks Penstock's tables: that they are complete and consistent, and that records move."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from penstock.batches import compress
 from penstock.consuming.dead_lettering import how_to_resume
+from penstock.database.registration import Registration, find_objection
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
+from penstock.declaring.declarations import Channel
+from penstock.errors import CodecMissing
 from penstock.journal import missed_records
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
-from penstock.operating.doctor.declared import declared
 from penstock.operating.status import ChannelStatus, ConsumerShard, Status
+from penstock.pipeline import Pipeline
+from penstock.schema.capture import inspect_triggers
 from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
+from penstock.streaming.faults import UnknownShard
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000
 """Number of journal rows at either end whose records are checked."""
 
-LARGEST_OFFSET = 2**53
+MAX_OFFSET = 2**53
 """Lua's numbers are exact up to here."""
 
 SLOW_S = 60.0
@@ -57,10 +65,10 @@ def identity(context: CheckContext) -> Iterator[CheckResult]:
         statements(__package__, context.scope.schema)["highest_id"],
         {"table": quote(context.scope.schema, "staged_records")},
     ).fetchall()
-    if max(highest, offset) > LARGEST_OFFSET // 2:
+    if max(highest, offset) > MAX_OFFSET // 2:
         yield CheckResult.error(
             "identity",
-            f"record {highest:,}, offset {offset:,}: numbers are exact up to {LARGEST_OFFSET:,}",
+            f"record {highest:,}, offset {offset:,}: numbers are exact up to {MAX_OFFSET:,}",
             "move to new channels before they reach it",
         )
     else:
@@ -236,7 +244,7 @@ def _check_eviction(current: Status) -> Iterator[CheckResult]:
 
 
 def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
-    """Whether a shard's part of the budget is nearly used up, mostly by records that a consumer has not read."""
+    """True if a shard's part of the budget is nearly used up, mostly by records that a consumer has not read."""
     shard = next((each for each in channel.shards if each.shard == read.shard), None)
     if shard is None or shard.memory is None or not shard.records or shard.redis_memory is None:
         return False
@@ -261,5 +269,106 @@ def _check_retention(current: Status) -> Iterator[CheckResult]:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Registry:
+    """Registered channels.
+
+    Attributes:
+        retired: Names of the channels that were retired.
+    """
+
+    channels: Mapping[str, RegisteredChannel]
+    retired: Collection[str]
+
+    def find(self, declared: Channel) -> Registration:
+        """The registration under a declared name."""
+        found = self.channels.get(declared.name)
+        return Registration(
+            kind=None if found is None else found.kind,
+            shards=None if found is None else found.every_generation[-1].shards,
+            fits=None if found is None else found.fits(declared),
+            is_retired=declared.name in self.retired,
+        )
+
+
+def declared(context: CheckContext) -> Iterator[CheckResult]:
+    """The pipeline declares the channels that are registered, and records belong to registered shards."""
+    sql = statements(__package__, context.scope.schema)["retired_channels"]
+    registry = _Registry(
+        registered_channels(context.connection, context.scope), {name for (name,) in context.connection.execute(sql)}
+    )
+    for each in context.status.faults.unknown:
+        yield _report_unknown(each, registry)
+    yield from _check_compression(registry)
+    if context.pipeline is None:
+        yield CheckResult.ok("channels", "not compared with a pipeline: --app names one to compare with")
+        return
+    found = [*_check_channels(context.pipeline, registry), *_check_undeclared(context.pipeline, registry)]
+    yield from found
+    if not found:
+        yield CheckResult.ok("channels", f"{len(registry.channels)} registered as declared")
+
+
+def _report_unknown(unknown: UnknownShard, registry: _Registry) -> CheckResult:
+    """Records that no channel has; a trigger goes on to stage for a channel that was retired."""
+    name = unknown.shard.channel
+    what = f"{unknown.records:,} records (the first is {unknown.first}) are for {str(unknown.shard)!r}"
+    if name in registry.retired:
+        return CheckResult.error(
+            "channels",
+            f"{what}, whose channel was retired: they are not published",
+            f"find out what staged them; to remove them: penstock channels retire {name} --discard --apply",
+        )
+    return CheckResult.error(
+        "channels",
+        f"{what}, whose channel is not registered, or lacks the shard: they are not published",
+        "declare the channel, with the shards that are registered, in the pipeline of the streamer and in that of the "
+        "application; penstock channels list shows them",
+    )
+
+
+def _check_compression(registry: _Registry) -> Iterator[CheckResult]:
+    """Here, as a streamer or consumer on this machine would find it."""
+    for name in sorted(c.name for c in registry.channels.values() if c.entries == "zstd"):
+        try:
+            compress("zstd", b"")
+        except CodecMissing as error:
+            yield CheckResult.error("channels", f"{name}: {error}", "pip install 'penstock[zstd]'")
+
+
+def _check_channels(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckResult]:
+    for name, channel in pipeline.channels.items():
+        found = registry.find(channel)
+        objection = find_objection(channel, found)
+        if objection is not None:
+            yield CheckResult.error("channels", objection.reason, objection.fix)
+        elif found.kind is None:
+            message = f"{name} is declared and was never streamed"
+            yield CheckResult.warning("channels", message, "penstock stream")
+
+
+def _check_undeclared(pipeline: Pipeline, registry: _Registry) -> Iterator[CheckResult]:
+    for name in sorted(registry.channels.keys() - pipeline.channels.keys()):
+        yield CheckResult.warning(
+            "channels",
+            f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
+            "declare it, or run penstock stream for the pipeline that does; if it is gone for good: "
+            f"penstock channels retire {name} --apply",
+        )
+
+
+def triggers(context: CheckContext) -> Iterator[CheckResult]:
+    """Each rule with capture by trigger has its trigger, as declared, and there is no other."""
+    if context.pipeline is None:
+        return
+    faults = inspect_triggers(context.connection, context.pipeline)
+    for fault in faults:
+        report = CheckResult.error if fault.is_refused else CheckResult.warning
+        yield report("triggers", fault.message, fault.fix)
+    declared = sum(rule.capture == "trigger" for rule in context.pipeline.rules)
+    if declared and not faults:
+        yield CheckResult.ok("triggers", f"{declared} installed, as their rules declare")
+
+
 SCHEMA: tuple[Check, ...] = (schema,)
-CHECKS: tuple[Check, ...] = (identity, missed, isolated, journal, declared, consumers)
+CHECKS: tuple[Check, ...] = (identity, missed, isolated, journal, declared, consumers, triggers)

@@ -17,9 +17,9 @@ from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
-from penstock.operating.dead_letters import find_later
-from penstock.operating.readers import find_kind
-from penstock.operating.tracing.report import OpenWriter, Reader, ReaderState, Story
+from penstock.operating.consumers import find_kind
+from penstock.operating.letters import find_later
+from penstock.operating.tracing.story import OpenWriter, ReaderProgress, ReaderState, Story
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
 Row = tuple[Any, ...]
@@ -27,13 +27,11 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What holds for all records.
+    """Facts that hold for all records.
 
     Attributes:
-        tick: The last tick.
-        tick_s: How long ago it was, in seconds.
-        streamers: Connected streamers.
-        has_policies: Whether row-level security is enabled on staged records.
+        tick_s: Seconds since then.
+        has_policies: True if row-level security is enabled on staged records.
         drawn: The last record id that was drawn; None if this role may not see it.
         removed_to: The newest id of the rows at which shards begin from which retention has removed records; None if it has not.
     """
@@ -64,13 +62,7 @@ class StoryReader:
         return None if found is None else RecordId(found)
 
     def read(self, record: RecordId) -> Story | None:
-        """The story of a record; None if nothing of it is visible.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.  That Redis does not is part of the story.
-            PrivilegeMissing: The connection's role may not read all of it.
-            HiddenRows: A policy of row-level security applies to what is read.
-        """
+        """The story of a record; None if nothing of it is visible."""
         with postgres_errors("tracing a record"), self._connection.transaction():
             self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             story = self._read_place(record)
@@ -119,7 +111,7 @@ class StoryReader:
         return story
 
     def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
-        """What Redis says of it, if it can be in Redis."""
+        """The story with what Redis has of the record, if it can be there."""
         if story.kind == "queue" and story.transaction is None:
             return replace(story, state="done", why="it is done")
         if story.offset is None or story.kind is None:
@@ -138,7 +130,7 @@ class StoryReader:
         return story if story.is_published else replace(story, refusal=self._find_refusal(story))
 
     def _find_refusal(self, story: Story) -> WriteRefusal | None:
-        """Why Redis refuses writes; None if it does not, or does not say."""
+        """Reason that Redis refuses writes; None if it does not, or does not say."""
         try:
             return find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
         except ServerUnavailable:
@@ -183,13 +175,7 @@ class StoryReader:
         return replace(story, state=found.state, why=f"it {found.text}")
 
     def read_situation(self) -> Situation:
-        """What holds for all records.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-            SchemaMissing: The tables are not there.
-            PrivilegeMissing: The connection's role may not read it.
-        """
+        """Facts that hold for all records."""
         with postgres_errors("reading the last tick"):
             bounds = journal_bounds(self._connection, self._scope)
             rows = self._rows(
@@ -206,11 +192,7 @@ class StoryReader:
         return Situation(*rows[0])
 
     def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
-        """The transactions that have written into staged records and are not committed, the oldest first.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """The transactions that have written into staged records and are not committed, the oldest first."""
         found = {"table": self._table, "with_query": with_query}
         with postgres_errors("reading open transactions"):
             rows = self._rows("open_writers", found)
@@ -233,7 +215,7 @@ def _names(where: Place | Story) -> dict[str, Any]:
     return {"channel": shard.channel, "shard": shard.shard}
 
 
-def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | None]) -> Reader:
+def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]) -> ReaderProgress:
     """The reader as one that waits, if it is behind only because shards of an earlier generation come first."""
     before = unpassed.get(reader.consumer)
     if reader.state != "behind" or before is None or not before.blocks(story.shard):
@@ -241,14 +223,14 @@ def _wait(story: Story, reader: Reader, unpassed: Mapping[str, UnpassedShard | N
     return replace(reader, state="waiting", reason=before.explain(story.channel))
 
 
-def _reader(story: Story, row: Row) -> Reader:
+def _reader(story: Story, row: Row) -> ReaderProgress:
     (consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, has_letters, *letter) = row
     reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
     kind = find_kind(consumer, is_reported=is_reported)
     ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
 
-    def make(state: ReaderState, why: str | None, passed: int = ahead) -> Reader:
-        return Reader(consumer, state, checkpoint, passed, updated_at, why, kind)
+    def make(state: ReaderState, why: str | None, passed: int = ahead) -> ReaderProgress:
+        return ReaderProgress(consumer, state, checkpoint, passed, updated_at, why, kind)
 
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,12 +12,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+import httpx
 import psutil  # type: ignore[import-untyped]  # it ships no types
 
-from penstock.demo.faults import CRASHED
+from penstock.demo.rides import CRASHED
 
 _RESTARTED = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
 """Exit codes after which a command is restarted: it crashed, was killed, or lost a worker too often."""
+
+RATE = "PENSTOCK_DEMO_RATE"
+"""Environment variable: the share of requests that are recruited for each chore that moves records."""
+
+PROCESSES = 2
+"""Processes of the API: while one of them is started again, the other one answers."""
 
 LAST_LINES = 5
 """Number of lines of stderr that are shown if a process cannot run."""
@@ -25,7 +34,7 @@ class SupervisedProcess:
     """A module that is started again when it crashes or is killed, such as a Penstock command.
 
     Attributes:
-        failure: Why it cannot run; None while it can.
+        failure: Reason that it cannot run; None while it can.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -70,16 +79,9 @@ def start_child(
     stderr: IO[bytes] | None = None,
     stdout: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Runs a module in a process that ends with this one, however this one ends.
-
-    Args:
-        command: The module and its arguments.
-        environment: The environment of the process.
-        stderr: The file for its standard error.
-        stdout: The file for its standard output.
-    """
+    """Runs a module in a process that ends with this one, however this one ends."""
     return subprocess.Popen(  # noqa: S603  our own
-        [sys.executable, "-m", "penstock.demo.child_process", *command],
+        [sys.executable, "-m", "penstock.demo.supervision", *command],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=stdout,
@@ -122,3 +124,68 @@ def _is_busy_worker(process: psutil.Process) -> bool:
         return is_worker and bool(process.net_connections("tcp"))
     except psutil.Error:
         return False
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+class ApiProcesses:
+    """The processes of the API: supervised, and counted."""
+
+    def __init__(self, environment: dict[str, str], rate: float) -> None:
+        """Starts nothing yet."""
+        more = {**environment, RATE: str(rate)}
+        ports = [free_port() for _ in range(PROCESSES)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self.processes = [SupervisedProcess(["penstock.demo.api"], {**more, "PORT": str(port)}) for port in ports]
+        self._counts: dict[int, dict[str, int]] = {}
+
+    def start(self) -> None:
+        """Starts them."""
+        for process in self.processes:
+            process.start()
+
+    def count(self) -> dict[str, int]:
+        """Counters of the recruits so far; those of the last moments of a killed process are missing."""
+        for url in self.urls:
+            try:
+                found = httpx.get(f"{url}/recruits", timeout=2).json()
+            except httpx.TransportError:
+                continue
+            self._counts[found.pop("process")] = found
+        names = ("recruited", "finished", "aborted", "failed")
+        return {name: sum(each[name] for each in self._counts.values()) for name in names}
+
+
+def check_health(urls: Sequence[str], times: int = 20) -> None:
+    """Sends cheap requests, which recruit like all others."""
+    for number in range(times):
+        try:
+            httpx.get(f"{urls[number % len(urls)]}/health", timeout=10)
+        except httpx.TransportError:
+            return
+
+
+def _watch_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Runs a module that ends with its parent: ``python -m penstock.demo.supervision MODULE ARGUMENT…``.
+
+    Its standard input is a pipe held open by the parent.  When the parent ends, even by SIGKILL, the pipe closes, and the
+    whole process group is killed, including Spark's JVM.
+    """
+    threading.Thread(target=_watch_parent, name="parent watch", daemon=True).start()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

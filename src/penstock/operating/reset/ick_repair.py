@@ -24,12 +24,10 @@ class IckRepair:
     """One damage of an Ick's shard, and its repair.
 
     Attributes:
-        shard: The shard.
-        key: The damaged key.
         found: A type, or the beginning of a text.
-        moved_to: Where the key's content is moved; None if nothing has to move.  Without ``apply`` it is an example: each
+        moved_to: New key of the content; None if nothing has to move.  Without ``apply`` it is an example: each
             repair moves to keys of its own.
-        marked_again: Whether members may be lost: the streamer then marks again what was not processed.
+        marked_again: True if members may be lost: the streamer then marks again what was not processed.
     """
 
     shard: ShardName
@@ -48,14 +46,7 @@ def reset_ick(
     apply: bool = False,
     scope: Scope = DEFAULT_SCOPE,
 ) -> tuple[IckRepair, ...]:
-    """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores.
-
-    Raises:
-        Unknown: No Ick of that name is registered or declared.
-        DamagedIck: Its format is newer than this release.
-        ServerUnavailable: A server does not answer; the repair can be repeated.
-        AppendRefused: Redis refuses writes.
-    """
+    """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores."""
     declared: tuple[ShardName, ...] = ()
     if pipeline is not None:
         scope, declared = pipeline.scope, pipeline.shard_names

@@ -1,12 +1,13 @@
-"""Stages the copies: batches of a shard, each in one transaction with the progress, so that none is doubled or left out.
+"""Stages copies of records: batches of a shard, each in one transaction with the progress, so that none is doubled or left out.
 
 A replay is a consumer of the log whose effect is staging: it has a checkpoint in each shard, named ``replay-3``, for which
-retention waits, which ``penstock status`` shows, and which is deleted at its end.  The copies of a shard are committed in their order, so
-those of a key keep it.
+retention waits, which ``penstock status`` shows, and which is deleted at its end.  The copies of a shard are committed in
+their order, so those of a key keep it.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,10 +20,85 @@ from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
 from penstock.journal import Since, journal_bounds, offsets_since
 from penstock.operating.channels import unknown_channel
-from penstock.operating.replay.request import Replay, ReplayedShard, ReplayRequest
-from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """The request of an operator.
+
+    Attributes:
+        channel: The log whose records are copied.
+        target: The log, queue or Ick that the copies go to.
+        start: The first offset, in each shard or in that of a place; or a time: only records staged then or later.
+            None begins with the oldest record that is kept.
+        end: The last offset; or a time: only records staged before it.  None ends with the newest record, as of the begin.
+    """
+
+    channel: str
+    target: str
+    start: Offset | Place | Moment | None = None
+    end: Offset | Place | Moment | None = None
+    key: str | None = None
+    shard: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The choice of records; with the channels it identifies an interrupted replay."""
+        parts = {name: getattr(self, name) for name in ("start", "end", "key", "shard")}
+        given = {
+            name: part if isinstance(part, int | str) else str(part) for name, part in parts.items() if part is not None
+        }
+        return json.dumps(given, sort_keys=True)
+
+    @property
+    def only_shard(self) -> Shard | None:
+        """The shard that is named, by itself or in a place."""
+        for place in (self.start, self.end):
+            if isinstance(place, Place):
+                return place.shard.shard
+        return None if self.shard is None else Shard(self.shard)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedShard:
+    """The range of a shard that is replayed.
+
+    Attributes:
+        done: Up to which offset it is done; one less than ``first`` before the begin.
+    """
+
+    shard: int
+    first: int
+    last: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay, planned or carried out.
+
+    Attributes:
+        replay: Its number; None if it has not begun.
+        shards: The range of each shard.
+        records: Records that are still to be copied.
+        since: Only records staged at this time or later are copied; None copies all.
+        until: Only records staged before this time are copied; None copies all.
+        ended_at: Time of its end; None if it goes on.
+    """
+
+    replay: int | None
+    channel: str
+    target: str
+    shards: tuple[ReplayedShard, ...]
+    records: int
+    staged: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
+    ended_at: datetime | None = None
+
 
 BATCH = 5_000
 """Most records of a transaction."""
@@ -37,23 +113,7 @@ def replay(
     scope: Scope = DEFAULT_SCOPE,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Replay:
-    """Plans a replay; with ``apply``, carries it out, or goes on with the same request's that was interrupted.
-
-    Args:
-        connection: In autocommit mode.
-        request: What is replayed.  What "the newest record", or an age, is, is decided at the begin.
-        apply: Carry it out.
-        again: Begin anew, although the same request has been carried out already.
-        scope: Of the pipeline.
-        on_batch: Called with the number of copies of each batch.
-
-    Raises:
-        Unknown: There is no such channel or shard.
-        NotReplayable: The channels do not fit together, the range is removed, a queue cannot take a key, or the same request
-            was carried out already.
-        DamagedJournal: Records of the range were deleted by something other than Penstock.
-        ServerUnavailable: Postgres does not answer; the same request goes on where this one has ended.
-    """
+    """Plans a replay; with ``apply``, carries it out, or goes on with the same request's that was interrupted."""
     run = _Run(connection, request, scope)
     found = run.find()
     if again and found is not None and found.ended_at is not None:
@@ -94,7 +154,7 @@ class _Run:
         return None
 
     def plan(self) -> Replay:
-        """What a new replay would copy; its records are not counted."""
+        """The plan of a new replay, without the number of records."""
         return self._plan_ranges(*self._find_times())
 
     def _find_times(self) -> tuple[Mapping[ShardName, Since], Mapping[ShardName, Since]]:

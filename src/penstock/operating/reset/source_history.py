@@ -29,17 +29,14 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class AcceptedShard:
-    """What accepting the history of a source does to one shard.
+    """Change of one shard by accepting the history of a source.
 
     Attributes:
-        consumer: The consumer.
-        shard: The shard of the source.
-        before: Its checkpoint now.
         after: Its checkpoint afterwards: the last record that both histories have.
         in_doubt: Offsets whose records were applied, and at which the source has others, or none.
         again: Offsets of these that the source has given to other records already, which will be applied.
         dead_letters: Dead letters of these offsets, which are removed.
-        resumes: Whether the shard was halted and will continue.
+        resumes: True if the shard was halted and will continue.
         known: Records in doubt that Redis has still.
         still_there: Those of them that the source has, too, at other offsets: they will be applied a second time.
         passed_over: Records of both histories that will never be applied, because a later one was named.
@@ -72,11 +69,10 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _SourceState:
-    """What the source has.
+    """State of the source.
 
     Attributes:
-        epoch: Its newest epoch.
-        bounds: Where its journal begins and ends.
+        bounds: First and last offset of its journal.
         records: Its records at the checkpoints.
         begins: The first offset of each shard that a newer epoch has given out than the consumer has accepted.
     """
@@ -100,22 +96,8 @@ def reset_source(  # noqa: PLR0913  three servers, and what to do
 ) -> tuple[AcceptedShard, ...]:
     """Plans that a consumer accepts a source's history; with ``apply``, carries it out.
 
-    Args:
-        connection: To the consumer's database, in autocommit mode.
-        source_connection: To the source's, in autocommit mode.
-        client: The Redis that holds the log.
-        consumer: Its name.
-        source: Name of the source.
-        to: The only checkpoint to move, and the last record that both histories have: for a source whose journal cannot
-            show it, because no new epoch was opened there.  Or a record behind the checkpoint, to pass over what is before it, if the
-            histories are the same.
-        apply: Carry the plan out.
-        scope: Of the pipeline: that of the source is the same.
-
-    Raises:
-        Unknown: There is no such consumer, or it does not read that source.
-        Refused: The source has no new epoch, and its journal does not show what both histories have.
-        ServerUnavailable: One of the servers does not answer.
+    ``to`` is the last record that both histories have, if the source's journal cannot show it because no new epoch was
+    opened there; or a record behind the checkpoint, to pass over what is before it, if the histories are the same.
     """
     sql = statements("penstock.operating", scope.schema)
     where = {"consumer": consumer, "source": source}
@@ -233,7 +215,7 @@ def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
 
 
 def _is_same(known: _Known, state: _SourceState, tail: Offset) -> bool:
-    """Whether the source has the record at the checkpoint, as far as its journal tells."""
+    """True if the source has the record at the checkpoint, as far as its journal tells."""
     found = state.records.get(known.shard)
     return known.offset <= tail and (found is None or found.is_same_as(known.record))
 

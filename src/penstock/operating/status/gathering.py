@@ -1,10 +1,10 @@
 """Reads the status from Redis and Postgres."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick import ShardState, inspect_shards
@@ -18,8 +18,8 @@ from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds, known_shards
-from penstock.operating.readers import ReaderKind, find_kind
-from penstock.operating.status.report import (
+from penstock.operating.consumers import ReaderKind, find_kind
+from penstock.operating.status.snapshot import (
     ChannelStatus,
     ConsumerShard,
     ConsumerStatus,
@@ -34,54 +34,43 @@ from penstock.reconciling.history import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
 from penstock.streaming.faults import Faults, read_faults
 
-MOST_COUNTED = 100_000
+MAX_COUNTED = 100_000
 """Most unsequenced records that are counted."""
 
 Row = tuple[Any, ...]
+Answer = TypeVar("Answer")
 
 
 def status(
     connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
 ) -> Status:
-    """Reads Redis and Postgres; changes nothing.
-
-    Args:
-        connection: In autocommit mode.
-        client: The Redis that holds the log; if it does not answer, the rest is returned without it.
-        pipeline: Gives schema and namespace, and what is declared; None takes what is registered.
-        scope: Schema and namespace, if there is no pipeline.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Reads Redis and Postgres; changes nothing."""
     if pipeline is not None:
         scope = pipeline.scope
     shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
-    log, damage, trouble = _read_extents(client, scope, shards)
-    tables = _read_postgres(connection, scope)
-    memory: dict[ShardName, int] = {}
-    icks: dict[ShardName, ShardState] = {}
-    queues: dict[ShardName, InspectedShard] = {}
-    elsewhere: dict[ShardName, Extent] = {}
-    if trouble is None:
-        elsewhere, _, trouble = _read_extents(client, scope, _find_elsewhere(tables))
-    if trouble is None:
-        memory, trouble = _read_memory(client, scope, tables, log)
-    if trouble is None:
-        icks, trouble = _read_icks(client, scope, _select(shards, tables, pipeline, "ick"))
-    if trouble is None:
-        queues, trouble = _read_queues(client, scope, _select(shards, tables, pipeline, "queue"))
+    reading = _Reading(client, scope)
+    log = reading.ask_extents(shards)
+    damage, tables = dict(reading.damage), _read_postgres(connection, scope)
+    elsewhere = reading.ask_extents(_find_elsewhere(tables))
+    limited = [
+        shard for shard in log if (found := tables.registered.get(shard.channel)) and found.redis_memory is not None
+    ]
+    in_redis = _RedisState(
+        log,
+        damage,
+        reading.ask(memory_used, limited),
+        reading.ask(inspect_shards, _select(shards, tables, pipeline, "ick")),
+        reading.ask(inspect_queues, _select(shards, tables, pipeline, "queue")),
+        tables.sequencer.now_s,
+    )
     return Status(
         scope.schema,
         epoch=tables.sequencer.epoch,
         tick=tables.sequencer.tick,
         tick_s=tables.sequencer.tick_s,
-        redis=trouble,
+        redis=reading.trouble,
         faults=tables.faults,
-        channels=_Channels(
-            tables, _RedisState(log, damage, memory, icks, queues, tables.sequencer.now_s), pipeline
-        ).build(),
+        channels=_Channels(tables, in_redis, pipeline).build(),
         consumers=_build_consumers(replace(tables, progress=[*_add_lags(tables.progress, elsewhere)]), log, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=tables.sequencer.oldest_transaction,
@@ -99,7 +88,7 @@ class _Sequencer:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """What Postgres said, in one snapshot."""
+    """Rows of Postgres, from one snapshot."""
 
     sequencer: _Sequencer
     registered: Mapping[str, RegisteredChannel]
@@ -121,7 +110,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             raise SchemaMissing(f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init")
         tick, epoch, tick_s, following, in_progress, *transaction, now_s = row
         oldest = None if transaction[0] is None else OpenTransaction(*transaction)
-        seen = {"next": following, "in_progress": in_progress, "most": MOST_COUNTED}
+        seen = {"next": following, "in_progress": in_progress, "most": MAX_COUNTED}
         bounds = journal_bounds(connection, scope)
         sequenced = {
             "channels": [shard.channel for shard in bounds],
@@ -148,32 +137,42 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         )
 
 
-def _read_extents(
-    client: RedisClient, scope: Scope, shards: list[ShardName]
-) -> tuple[dict[ShardName, Extent], dict[ShardName, str], str | None]:
-    """The extents of the shards that can be read, what is wrong with others, and why Redis cannot be read at all."""
-    damage: dict[ShardName, str] = {}
+@dataclass
+class _Reading:
+    """Asks Redis, until it does not answer.
 
-    def note(shard: ShardName, error: ShardError) -> None:
-        damage[shard] = str(error)
+    Attributes:
+        trouble: Error of Redis; None if it answers.
+        damage: Errors of single shards.
+    """
 
-    try:
-        found = ask_each(lambda some: extents(client, scope.namespace, some), shards, note)
-    except ServerUnavailable as error:
-        return {}, {}, str(error)
-    return found, damage, None
+    client: RedisClient
+    scope: Scope
+    trouble: str | None = None
+    damage: dict[ShardName, str] = field(default_factory=dict)
 
+    def ask(
+        self, read: Callable[[RedisClient, str, list[ShardName]], Mapping[ShardName, Answer]], shards: list[ShardName]
+    ) -> Mapping[ShardName, Answer]:
+        """The answers of the shards."""
+        if self.trouble is not None or not shards:
+            return {}
+        try:
+            return read(self.client, self.scope.namespace, shards)
+        except (ServerUnavailable, AppendRefused) as error:
+            self.trouble = str(error)
+            return {}
 
-def _read_memory(
-    client: RedisClient, scope: Scope, tables: _Tables, log: Mapping[ShardName, Extent]
-) -> tuple[dict[ShardName, int], str | None]:
-    """What the logs of those channels take that have a budget."""
-    limited = {name for name, each in tables.registered.items() if each.redis_memory is not None}
-    shards = [shard for shard in log if shard.channel in limited]
-    try:
-        return (memory_used(client, scope.namespace, shards) if shards else {}), None
-    except (ServerUnavailable, AppendRefused) as error:
-        return {}, str(error)
+    def ask_extents(self, shards: list[ShardName]) -> Mapping[ShardName, Extent]:
+        """Those of the shards that can be read."""
+
+        def note(shard: ShardName, error: ShardError) -> None:
+            self.damage[shard] = str(error)
+
+        def read(client: RedisClient, namespace: str, each: list[ShardName]) -> Mapping[ShardName, Extent]:
+            return ask_each(lambda some: extents(client, namespace, some), each, note)
+
+        return self.ask(read, shards)
 
 
 def _find_elsewhere(tables: _Tables) -> list[ShardName]:
@@ -200,27 +199,9 @@ def _select(shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None,
     return [shard for shard in shards if kinds.get(shard.channel) == kind]
 
 
-def _read_icks(
-    client: RedisClient, scope: Scope, icks: list[ShardName]
-) -> tuple[dict[ShardName, ShardState], str | None]:
-    try:
-        return (inspect_shards(client, scope.namespace, icks) if icks else {}), None
-    except (ServerUnavailable, AppendRefused) as error:
-        return {}, str(error)
-
-
-def _read_queues(
-    client: RedisClient, scope: Scope, queues: list[ShardName]
-) -> tuple[dict[ShardName, InspectedShard], str | None]:
-    try:
-        return (inspect_queues(client, scope.namespace, queues) if queues else {}), None
-    except (ServerUnavailable, AppendRefused) as error:
-        return {}, str(error)
-
-
 @dataclass(frozen=True, slots=True)
 class _RedisState:
-    """What Redis said; ages are by Postgres' clock, which marks use."""
+    """Answers of Redis; ages are by Postgres' clock, which marks use."""
 
     log: Mapping[ShardName, Extent]
     damage: Mapping[ShardName, str]
@@ -327,7 +308,7 @@ class _Channels:
         return self._redis.damage.get(name)
 
     def _is_known(self, shard: ShardName) -> bool:
-        """Whether a channel is registered, or declared, with this shard."""
+        """True if a channel is registered, or declared, with this shard."""
         registered = self._registered.get(shard.channel)
         channel = registered or (self._declared or {}).get(shard.channel)
         return channel is not None and shard in channel.shard_names

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.operating.readers import ReaderKind, how_to_end, how_to_go_on
+from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
@@ -14,7 +14,7 @@ NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no con
 
 @dataclass(frozen=True, slots=True)
 class IckStatus:
-    """What one shard of an Ick holds.
+    """Contents of one shard of an Ick.
 
     Attributes:
         dirty: Waiting members (the producer set of Redis::Ick).
@@ -22,12 +22,11 @@ class IckStatus:
         held: Members of the fenced reservation.
         oldest_s: Age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none,
             or if another producer has marked it at an infinite time.
-        records: Records marked, ever.
         dirtied: Members that became dirty by them.
         coalescing_ratio: Records per member that became dirty; None before the first.
         reservation: Number of the last fenced reservation.
         holder: The holder of it; None if it is not held.
-        damage: What is damaged; None if nothing is.
+        damage: Description of a damage; None if there is none.
     """
 
     dirty: int
@@ -49,16 +48,13 @@ class IckStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What one shard of a queue holds.
+    """Contents of one shard of a queue.
 
     Attributes:
         waiting: Messages that may be handed over.
-        leased: Messages that workers work on.
-        delayed: Messages that are not due yet.
-        dead: Dead letters.
         oldest_s: Age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if
             there is none.
-        damage: What is damaged, and then the numbers are 0; None if nothing is.
+        damage: Description of a damage, and then the numbers are 0; None if there is none.
     """
 
     waiting: int
@@ -74,7 +70,6 @@ class ShardStatus:
     """One shard of a channel.
 
     Attributes:
-        shard: Its number.
         staged: Committed records that have no offset yet.
         staged_s: Age of the oldest of these, in seconds.
         sequenced: The last offset of the journal.
@@ -84,10 +79,10 @@ class ShardStatus:
         entries: Entries in the log, each of one record or of many; None for the other kinds.
         memory: Bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did not answer, None.
         redis_memory: Most bytes that it may take; None if there is no limit.
-        ick: What an Ick holds; None for the other kinds, and if Redis did not answer.
-        queue: What a queue holds; None for the other kinds, and if Redis did not answer.
+        ick: Contents of an Ick; None for the other kinds, and if Redis did not answer.
+        queue: Contents of a queue; None for the other kinds, and if Redis did not answer.
         in_postgres: Records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis.
-        damage: What is wrong with its keys in Redis; None if nothing is, or if Redis did not answer.
+        damage: Error in its keys in Redis; None if nothing is, or if Redis did not answer.
         unknown: No channel is registered or declared with this shard: no consumer reads its records.
     """
 
@@ -113,12 +108,9 @@ class ChannelStatus:
     """One channel.
 
     Attributes:
-        channel: Its name.
-        kind: ``log``, ``ick`` or ``queue``.
-        keep_s: How long records stay after all consumers have passed them, in seconds; None if it is not registered.
+        keep_s: Seconds that records stay after all consumers have passed them; None if it is not registered.
         redis_memory: Most bytes that its logs may take in Redis; None if there is no limit.
-        declared: Whether the pipeline declares it; None if no pipeline was given.
-        shards: Its shards.
+        declared: True if the pipeline declares it; None if no pipeline was given.
     """
 
     channel: str
@@ -140,18 +132,15 @@ class ConsumerShard:
     """One checkpoint.
 
     Attributes:
-        shard: Number of the shard.
         checkpoint: Every record up to here is applied or dead-lettered.
         lag: Sequenced records beyond it; of a source, whose journal is in another database, published ones.
         lag_s: Age of the first of these by Postgres' clock, in seconds; 0 for a source.
-        applied: Records applied.
         skipped: Records that were delivered again and skipped.
         dead_lettered: Records that were dead-lettered, ever.
-        dead_letters: Dead letters that still exist.
-        halted: Why the shard is halted; None if it is not.
-        waiting: What the shard waits for, such as a lock that a handler could not get, or a shard of an earlier generation; None if
+        halted: Reason that the shard is halted; None if it is not.
+        waiting: Cause of a wait, such as a lock that a handler could not get, or a shard of an earlier generation; None if
             for nothing.
-        updated_at: When the checkpoint last moved; None if there is none.
+        updated_at: Time of the last move; None if there is none.
         unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
         evicted: Records beyond the checkpoint that have left Redis: the consumer reads them from Postgres.
     """
@@ -176,10 +165,7 @@ class ConsumerStatus:
     """One consumer, or what else has checkpoints in a channel.
 
     Attributes:
-        consumer: Its name.
-        channel: The channel it reads.
-        declared: Whether the pipeline declares it; None if no pipeline was given, or if none here could declare it.
-        shards: Its checkpoints.
+        declared: True if the pipeline declares it; None if no pipeline was given, or if none here could declare it.
         kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
             ``penstock replay`` that has not ended.
     """
@@ -191,12 +177,12 @@ class ConsumerStatus:
     kind: ReaderKind = "consumer"
 
     def how_to_go_on(self, more: str = "") -> str:
-        """What makes it pass records; ``more`` is what else helps a consumer that is slow."""
+        """Command that makes it pass records; ``more`` also helps a slow consumer."""
         return how_to_go_on(self.consumer, self.kind, more=more)
 
     @property
     def how_to_end(self) -> str:
-        """What to do if it never comes again, as an addition to ``how_to_go_on``."""
+        """Remedy if it never comes back, appended to ``how_to_go_on``."""
         return how_to_end(self.consumer, self.kind)
 
 
@@ -205,10 +191,9 @@ class OpenTransaction:
     """An open transaction: its own records wait for it, others do not.
 
     Attributes:
-        pid: Number of its server process.
         application: The application name of its client.
         state: ``active``, ``idle in transaction`` ….
-        age_s: How long it has been open, in seconds.
+        age_s: Seconds that it has been open.
     """
 
     pid: int
@@ -222,14 +207,10 @@ class Status:
     """The status of a pipeline.
 
     Attributes:
-        schema: The Penstock schema.
-        epoch: Incarnation of the log.
         tick: Number of the last tick that found records.
-        tick_s: How long ago that was, in seconds.
-        redis: Why Redis could not be read; None if it could.
+        tick_s: Seconds since then.
+        redis: Error of Redis; None if it answered.
         faults: Records without an offset, shards of no registered channel, and shards that are stopped.
-        channels: Ordered by name.
-        consumers: Ordered by name.
         reconciliations: The last run of each, ordered by name.
         oldest_transaction: None if there is none.
     """
@@ -251,7 +232,7 @@ class Status:
         return self._consumer_shards(lambda shard: shard.halted)
 
     def has_letters(self, consumer: str) -> bool:
-        """Whether it has dead letters that come before what a halted shard goes on with: those of a log."""
+        """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
         logs = {channel.channel for channel in self.channels if channel.kind == "log"}
         return any(
             shard.dead_letters
@@ -298,7 +279,7 @@ class Status:
 
     @property
     def sound(self) -> bool:
-        """Whether every record moves: no shard is halted, damaged, stopped or unread, no record isolated, and Redis answers."""
+        """True if every record moves: no shard is halted, damaged, stopped or unread, no record isolated, and Redis answers."""
         faults = self.faults
         at_fault = faults.isolated.count or faults.unknown or faults.stopped
         return not (at_fault or self.halted or self.damaged or self.unread or self.redis)

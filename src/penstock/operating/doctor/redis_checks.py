@@ -1,6 +1,6 @@
-"""Checks Redis: that it keeps its data, and that the log in it is Penstock's."""
+"""Checks Redis: that it keeps its data, and that what is in it is Penstock's, undamaged and worked on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -10,16 +10,28 @@ from penstock.channels.acl import SAVE, find_users, find_users_file
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
+from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
+from penstock.clients import Damage, repair
 from penstock.declaring.declarations import MAX_STREAMS
-from penstock.errors import ForeignLog, UnsafeSetting
+from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult
-from penstock.records import Offset, Scope, ShardName
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.operating.status import ChannelStatus
+from penstock.operating.status.snapshot import QueueStatus
+from penstock.records import Offset, Scope, Shard, ShardName
 
 OLDEST_REDIS = (6, 2)
 NEARLY_FULL = 0.9
+
+SLOW_S = 60.0
+"""Age of the oldest waiting member, or message, that is a warning, in seconds."""
+
+CLOCKS_APART_S, MAX_AHEAD_S = 5.0, 60.0
+"""Largest difference between the clocks of two servers, and lead of a queue's clock over its server's, in seconds."""
+
+_REPAIR = "penstock stream, which rebuilds it within a second"
 
 
 def redis(context: CheckContext) -> Iterator[CheckResult]:
@@ -53,7 +65,7 @@ def eviction(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def memory(context: CheckContext) -> Iterator[CheckResult]:
-    """It is not nearly full."""
+    """Redis is not nearly full."""
     with redis_errors("looking at Redis"):
         found = info_text(context.client, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
@@ -70,7 +82,7 @@ def memory(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def persistence(context: CheckContext) -> Iterator[CheckResult]:
-    """It keeps the log over a restart; otherwise the journal replays it."""
+    """Redis keeps the log over a restart; otherwise the journal replays it."""
     with redis_errors("looking at Redis"):
         found = info_text(context.client, "persistence")
     failing = [
@@ -128,7 +140,7 @@ def users(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def _saves(client: Any) -> bool | None:
-    """Whether snapshots are on; None if the user may not read it: CONFIG GET also shows passwords."""
+    """True if snapshots are on; None if the user may not read it: CONFIG GET also shows passwords."""
     with redis_errors("looking at Redis"):
         try:
             return bool(client.config_get("save").get("save"))
@@ -198,6 +210,145 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
         )
 
 
+def icks(context: CheckContext) -> Iterator[CheckResult]:
+    """Undamaged, and processed."""
+    channels = [channel for channel in context.status.channels if channel.kind == "ick"]
+    results = [result for channel in channels for result in _check_ick(context, channel)]
+    yield from results
+    if channels and not results:
+        members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
+        yield CheckResult.ok(
+            "icks", f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s"
+        )
+
+
+def _check_ick(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
+    for each in channel.shards:
+        yield from _check_damage(context, ShardName(channel.channel, Shard(each.shard)))
+    yield from _check_members(channel)
+
+
+def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:
+    keys = ick_shard_keys(context.scope.namespace, shard)
+    try:
+        damages = repair(context.client, keys.name, dry_run=True)
+    except DamagedIck as error:
+        yield CheckResult.error("icks", str(error), "update penstock")
+        return
+    if damages:
+        fix = f"penstock reset ick {shard.channel} --apply"
+        yield CheckResult.error("icks", f"{shard}: {_format_damages(damages)}", fix)
+
+
+def _format_damages(damages: list[Damage]) -> str:
+    return "; ".join(f"{damage.key}: found {damage.found}" for damage in damages)
+
+
+def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
+    """Warns of members that nobody processes, by the age of the oldest, whichever consumer reads them."""
+    present = [shard.ick for shard in channel.shards if shard.ick is not None]
+    oldest_s = max((ick.oldest_s for ick in present if ick.oldest_s is not None), default=0.0)
+    if oldest_s <= SLOW_S:
+        return
+    holders = sorted({ick.holder for ick in present if ick.holder is not None})
+    holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
+    yield CheckResult.warning(
+        "icks",
+        f"{channel.channel}: {sum(ick.members for ick in present):,} members wait, the oldest for {format_age(oldest_s)}; {holding}",
+        "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
+        f"{channel.channel} shows the oldest",
+    )
+
+
+def queues(context: CheckContext) -> Iterator[CheckResult]:
+    """Undamaged, and worked on."""
+    channels = [channel for channel in context.status.channels if channel.kind == "queue"]
+    results = [result for channel in channels for result in _check_queue(context, channel)]
+    yield from results
+    if channels and not results:
+        held = [s.queue for c in channels for s in c.shards if s.queue is not None]
+        count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
+        yield CheckResult.ok(
+            "queues", f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s"
+        )
+
+
+def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
+    shards = [ShardName(channel.channel, Shard(each.shard)) for each in channel.shards]
+    checked = check_queues(context.client, context.scope.namespace, shards)
+    [(now_s,)] = context.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+    yield from check_clocks(context.scope.namespace, checked, now_s)
+    for shard, each in zip(shards, channel.shards, strict=True):
+        keys = queue_keys(context.scope.namespace, shard)
+        foreign = find_foreign_keys(context.client, keys, MAX_STREAMS)
+        for key, found in foreign.items():
+            yield _make_foreign(shard, key, f"a {found}")
+        found_parts = checked.get(shard, CheckedShard())
+        if found_parts.foreign is not None:
+            yield _make_foreign(shard, found_parts.foreign, "values")
+        elif not foreign:
+            yield from _check_parts(shard, each.queue, found_parts)
+    yield from _check_jobs(channel)
+
+
+def check_clocks(namespace: str, checked: Mapping[ShardName, CheckedShard], postgres_s: float) -> Iterator[CheckResult]:
+    """Warns of a server's clock that is wrong, and of a queue's that has remained ahead since one was."""
+    for shard, each in checked.items():
+        apart_s = 0.0 if each.server_s is None else each.server_s - postgres_s
+        if abs(apart_s) > CLOCKS_APART_S:
+            yield CheckResult.warning(
+                "queues",
+                f"{shard}: the clock of Redis is {format_age(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} that of "
+                "Postgres: what is due, and deadlines, come so much too early or too late",
+                "set the clocks of both hosts, best by NTP; then the queue's follows",
+            )
+        if each.ahead_s > MAX_AHEAD_S:
+            yield CheckResult.warning(
+                "queues",
+                f"{shard}: its clock is {format_age(each.ahead_s)} ahead of that of Redis, and goes at half speed until they agree: "
+                "what is due, and deadlines, come so much too early",
+                f"redis-cli HINCRBY {queue_keys(namespace, shard).root}q-meta server 60000: the next call sets it back",
+            )
+
+
+def _make_foreign(shard: ShardName, key: str, found: str) -> CheckResult:
+    return CheckResult.error(
+        "queues",
+        f"{shard}: {key} holds {found}, which Penstock did not write",
+        f"find out what writes it, then RENAME {key} …: the streamer writes again what is missing",
+    )
+
+
+def _check_parts(shard: ShardName, queue: QueueStatus | None, checked: CheckedShard) -> Iterator[CheckResult]:
+    """Warns of a shard that is incomplete; the next sweep rebuilds it from the bodies of its messages."""
+    if queue is not None and queue.damage is not None:
+        yield CheckResult.warning("queues", f"{shard}: {queue.damage}", _REPAIR)
+    elif checked.is_rebuilding:
+        yield CheckResult.warning("queues", f"{shard}: it is being rebuilt", _REPAIR)
+    elif checked.apart:
+        apart = ", ".join(checked.apart)
+        yield CheckResult.warning("queues", f"{shard}: its parts do not agree: {apart}", _REPAIR)
+
+
+def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
+    """Warns of messages that nobody works on, and of dead letters."""
+    held = [shard.queue for shard in channel.shards if shard.queue is not None]
+    oldest_s = max((queue.oldest_s for queue in held if queue.oldest_s is not None), default=0.0)
+    waiting = sum(queue.waiting + queue.leased for queue in held)
+    if oldest_s > SLOW_S and waiting:
+        yield CheckResult.warning(
+            "queues",
+            f"{channel.channel}: {waiting:,} messages wait or are worked on, the oldest for {format_age(oldest_s)}",
+            f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
+        )
+    if dead := sum(queue.dead for queue in held):
+        yield CheckResult.warning(
+            "queues",
+            f"{channel.channel}: {dead:,} dead letters",
+            f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
+        )
+
+
 REACHABLE: tuple[Check, ...] = (redis,)
 SERVER: tuple[Check, ...] = (eviction, memory, persistence, users)
-CHECKS: tuple[Check, ...] = (lineage, keys)
+CHECKS: tuple[Check, ...] = (lineage, keys, icks, queues)

@@ -1,6 +1,6 @@
-"""Checks Postgres as a server: primary, durable, not held up by long transactions."""
+"""Checks Postgres as a server, and what this login may do in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
@@ -9,6 +9,7 @@ from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
 from penstock.schema.initialise import check_encoding
+from penstock.schema.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 
 OLDEST_POSTGRES = 140_000
 LONG_S = 60
@@ -54,13 +55,7 @@ def encryption(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def examine_encryption(host: str, mode: str, *, encrypted: bool) -> CheckResult:
-    """What there is to say of a connection.
-
-    Args:
-        host: The server's name, address, or directory of sockets.
-        mode: libpq's ``sslmode``; its default verifies nothing.
-        encrypted: Whether TLS is in use.
-    """
+    """The result for a connection."""
     fix = "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
     if _is_local(host):
         return CheckResult.ok("encryption", "Postgres is on this machine")
@@ -169,7 +164,75 @@ def pooler(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult.ok("pooler", "connected through a pooler; statements are not prepared")
 
 
-CHECKS: tuple[Check, ...] = (
+_WORK: Mapping[RoleName, str] = {"producer": "stage", "streamer": "stream", "consumer": "consume", "viewer": "view"}
+
+_SET_BY_POSTGRES = ("created_at", "xid")
+_SEE_ROLES = "penstock init --roles shows what to revoke"
+
+Missing = dict[RoleName, list[Right]]
+
+
+def privileges(context: CheckContext) -> Iterator[CheckResult]:
+    """This login has all privileges of each work that it has some of."""
+    login = context.connection.info.user
+    missing: Missing = {role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK}
+    complete = [role for role in _WORK if not missing[role]]
+    partial = _find_partial(missing, complete)
+    if not complete and not partial:
+        partial = [min(_WORK, key=lambda role: len(missing[role]))]
+    for role in partial:
+        yield CheckResult.warning(
+            "privileges",
+            f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}",
+            _make_grants(context, role, missing[role], login),
+        )
+    surplus = [] if len(complete) == len(_WORK) else _find_surplus(context)
+    if surplus:
+        yield CheckResult.warning(
+            "privileges",
+            f"{login} may set columns of staged records that order them or hide them: {describe(surplus)}",
+            _SEE_ROLES,
+        )
+    if not partial and not surplus:
+        able = ", ".join(_WORK[role] for role in complete)
+        yield CheckResult.ok("privileges", f"{login} has what it takes to {able}")
+
+
+def _needed(role: RoleName) -> frozenset[Right]:
+    return rights(role) if role == "viewer" else working_rights(role)
+
+
+def _find_surplus(context: CheckContext) -> list[Right]:
+    """Columns of staged records that only Postgres should set, and that this login may set."""
+    columns = [Right("TABLE", "staged_records", "INSERT", name) for name in _SET_BY_POSTGRES]
+    missing = lacking(context.connection, context.scope, columns)
+    return [right for right in columns if right not in missing]
+
+
+def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
+    """Works that the login has privileges for which no work that it may do explains.
+
+    By tables alone: everyone may call functions unless that was revoked.
+    """
+    explained = frozenset[Right]().union(*(rights(role) for role in complete))
+    held = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
+    unexplained = {role: {r for r in held[role] - explained if r.kind == "TABLE"} for role in held}
+    most = max(map(len, unexplained.values()), default=0)
+    return [role for role, found in unexplained.items() if found and len(found) == most]
+
+
+def _make_grants(context: CheckContext, role: RoleName, missing: list[Right], login: str) -> str:
+    """The group role, if the database has one for this work; else the privileges one by one."""
+    candidates = context.connection.execute(
+        statements(__package__, context.scope.schema)["group_roles"], {"ending": f"_{role}"}
+    ).fetchall()
+    for (group,) in candidates:
+        if not lacking(context.connection, context.scope, _needed(role), group):
+            return f"GRANT {quote(group)} TO {quote(login)};"
+    return " ".join(f"{grant};" for grant in grant_sql(missing, context.scope.schema, login))
+
+
+SERVER: tuple[Check, ...] = (
     postgres,
     encoding,
     encryption,
@@ -179,3 +242,4 @@ CHECKS: tuple[Check, ...] = (
     prepared_transactions,
     pooler,
 )
+PRIVILEGES: tuple[Check, ...] = (privileges,)

@@ -16,14 +16,11 @@ import httpx
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
-from penstock.demo.audit import LATE_CONSUMER, Audit, audit
-from penstock.demo.drift import Drift, ReconcileProcess, mark_all_dirty, seed_drift
-from penstock.demo.faults import CRASH_EVERY, REPEAT_CHANCE
-from penstock.demo.late_consumer import Beginning
-from penstock.demo.processes import SupervisedProcess, busy_workers
-from penstock.demo.recruiting import ApiProcesses, check_health
-from penstock.demo.rides import CONSUMER_TABLES, SCHEMA, Base, pipeline
-from penstock.demo.simulator import Simulator, free_port
+from penstock.demo.audit import Audit, audit
+from penstock.demo.drift import Beginning, Drift, ReconcileProcess, mark_all_dirty, seed_drift
+from penstock.demo.rides import CONSUMER_TABLES, CRASH_EVERY, LATE_CONSUMER, REPEAT_CHANCE, SCHEMA, Base, pipeline
+from penstock.demo.simulator import Simulator
+from penstock.demo.supervision import ApiProcesses, SupervisedProcess, busy_workers, check_health, free_port
 from penstock.errors import DemoFailed
 from penstock.logs import quieten
 from penstock.schema.initialise import initialise
@@ -41,21 +38,18 @@ EXTRA_S = 90.0
 
 @dataclass
 class DemoProgress:
-    """What the demo shows while it runs.
+    """State of a running demo.
 
     Attributes:
         engine: ``spark``, ``inline`` or ``stealing``.
-        audit: The current audit.
         seconds: Time since the start, in seconds.
         rolled_back: Requests whose transaction was rolled back on purpose.
         retried: Transactions retried after a serialization failure.
-        kills: Processes killed on purpose.
         drift: The seeded drift; None until it was reconciled.
-        under_traffic: Whether it was reconciled under traffic.
-        phase: What the demo is doing.
+        under_traffic: True if it was reconciled under traffic.
         requests: Requests that were answered, health checks included.
         health_checks: Cheap requests after the traffic.
-        recruits: What the API's recruits have done, if they do the work.
+        recruits: Counters of the API's recruits, if they do the work.
     """
 
     engine: str
@@ -86,13 +80,12 @@ class Demo:
 
     Attributes:
         engine: ``spark``, ``inline`` or ``stealing``.
-        seconds: How long clients make traffic, in seconds.
+        seconds: Seconds of traffic.
         database_url: Postgres; the demo's schemas in it are dropped and created.
         redis_url: Redis or Valkey; the demo's keys in it are deleted.
         stop: Returns whether the demo is to end early.
-        show: Called with the progress.
         wait: Called with what the demo waits for before the traffic begins.
-        reconcile: Whether drift is seeded and repaired, and a late consumer is added.
+        reconcile: True if drift is seeded and repaired, and a late consumer is added.
     """
 
     engine: str
@@ -115,12 +108,7 @@ class Demo:
     _under_traffic: bool = False
 
     def run(self) -> DemoProgress:
-        """Runs it; the returned progress has the final audit.
-
-        Raises:
-            DemoFailed: A process did not start, or records did not arrive in time.
-            KeyboardInterrupt: ``stop`` returned true.
-        """
+        """Runs it; the returned progress has the final audit."""
         quieten(("httpx", "httpcore"))  # a line for each request of the simulated clients
         self._reset()
         urls = self._start_api()
@@ -221,7 +209,7 @@ class Demo:
             self._ended.wait(0.5 if passed >= self.seconds else min(0.5, self.seconds - passed))
 
     def _awaits_late_consumer(self, passed: float) -> bool:
-        """Whether the traffic continues so that the late consumer has records to apply."""
+        """True if the traffic continues so that the late consumer has records to apply."""
         return self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
 
     def _settle(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> DemoProgress:
@@ -256,7 +244,7 @@ class Demo:
             if self._apis is not None:
                 self._beginning = Beginning(self.database_url)
                 return
-            app = "penstock.demo.late_consumer:pipeline"
+            app = "penstock.demo.rides:late_pipeline"
             self._start(["consume", LATE_CONSUMER, "--app", app, "--from", "tables"])
 
     def _processes(self) -> list[SupervisedProcess | ReconcileProcess | Beginning]:
@@ -284,7 +272,7 @@ class Demo:
         )
 
     def _phase(self, now: Audit, seconds: float) -> str:
-        """What the demo is doing."""
+        """The phase of the demo."""
         if seconds < self.seconds:
             return "running"
         if self.reconcile and self._drift is None:
