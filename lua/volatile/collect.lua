@@ -2,13 +2,13 @@
 -- includes: volatile/_fields
 -- keys: fields, times
 -- args: most:int
--- returns: {"collected", over, damaged} | {"foreign", key}
+-- returns: {"collected", over, damaged, held} | {"foreign", key}
 --
 -- A field loses its deadline if something else deletes `times`, evicts it, or writes the field by itself.
--- Cost: O(most × log fields).
+-- `held` is how many fields there were.  Cost: O(most × log fields).
 
 local SAMPLE = 5
-local undated, missing = {}, {}
+local undated, missing, held = {}, {}, redis.call("HLEN", fields)
 local sampled = redis.call("HRANDFIELD", fields, SAMPLE)
 local deadlines = read_deadlines(sampled)
 for _, name in ipairs(sampled) do
@@ -31,4 +31,4 @@ end
 for _, name in ipairs(missing) do
   damaged = damaged + redis.call("ZREM", times, name)
 end
-return {"collected", over, damaged}
+return {"collected", over, damaged, held}

@@ -2,9 +2,10 @@
 -- includes: volatile/_fields
 -- keys: fields, times
 -- args: native:int, ttl:int, items...
--- returns: {"set", new, "native" | "sorted-set"} | {"foreign", key}
+-- returns: {"set", new, "native" | "sorted-set", created} | {"foreign", key}
 --
--- An item is 2 arguments: field, value.  `ttl` is in milliseconds; -1 is for ever.  `new` counts fields that were not live before.
+-- An item is 2 arguments: field, value.  `ttl` is in milliseconds; -1 is for ever.  `new` counts fields that were not live before; `created` is 1
+-- if there was no hash.
 -- `native` is 1 if the server's own times to live are to be used: for fields whose deadline is not in `times` already.
 -- Two fields that are over are deleted for each that is set: without recruits the hash does not grow for ever.
 -- Cost: O(items × log fields).
@@ -84,4 +85,4 @@ if #items > 0 then
   set_native(items)
 end
 reap(2 * #names)
-return {"set", new, is_native and "native" or "sorted-set"}
+return {"set", new, is_native and "native" or "sorted-set", types[1] == "none" and 1 or 0}

@@ -14,7 +14,7 @@ from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.batches import Columns
 from penstock.channels.log import Batch, Unusable, append_together
-from penstock.clients import AsyncLogWriter, LogGroup, LogWriter, NewRecord
+from penstock.clients import AsyncLogWriter, LogGroup, LogReader, LogWriter, NewRecord
 from penstock.errors import (
     AppendRefused,
     ForeignLog,
@@ -357,3 +357,17 @@ def test_both_kinds_of_writer_have_the_same_methods() -> None:
         return {name for name in vars(kind) if not name.startswith("_")} - {"close", "aclose"}
 
     assert methods(LogWriter) == methods(AsyncLogWriter)
+
+
+def test_a_read_decompresses_no_more_than_64_mib_and_goes_on_after_it(redis_url: str) -> None:
+    with LogWriter.connect(redis_url, "rides", compression="zstd") as writer:
+        for _ in range(5):
+            writer.append([f"{n}" + "x" * 1_000_000 for n in range(20)])
+    with LogReader.connect(redis_url, "rides") as reader:
+        page = reader.read(count=1000)
+        rest = reader.read(offset=page.next, count=1000)
+        back = reader.read_back(count=1000)
+
+    assert [len(each) for each in (page, rest, back)] == [80, 20, 80]
+    assert (page.info.first, rest.info.first, back.info.first, back.next) == (1, 81, 100, 20)
+    assert None not in {*page, *rest, *back}

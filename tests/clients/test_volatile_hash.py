@@ -272,3 +272,23 @@ def test_an_error_does_not_show_values(sessions: VolatileHash, plain: RedisClien
     with pytest.raises(PenstockError) as error:
         sessions.hset("ann", "s3cret", 60)
     assert "s3cret" not in str(error.value)
+
+
+def test_hashes_that_nobody_names_again_are_collected_at_random(
+    sessions: VolatileHash, where: Where, plain: RedisClient
+) -> None:
+    names = [f"request-{n}" for n in range(5)]
+    for name in names:
+        where.hash(name).hset("a", "1", 0.001)
+    sessions.hset("ann", "1", 60)
+    eventually(lambda: where.hash(names[-1]).hget("a") is None, "the last one is over")
+
+    eventually(
+        lambda: sessions.gc() >= 0 and plain.exists(*(f"penstock:{{{name}}}:volatile" for name in names)) == 0,
+        "all of them are collected",
+    )
+    eventually(
+        lambda: sessions.gc() == 0 and plain.scard("penstock:{volatile-hashes}:names") == 1,
+        "those that are empty are struck off the list",
+    )
+    assert sessions.hget("ann") == b"1"

@@ -111,11 +111,13 @@ class GroupKeys:
         log: The log's own.
         cursor: The next offset, as text.
         root: What the group's other keys begin with.
+        seen: The shard's groups, with the time when each has read.
     """
 
     log: LogKeys
     cursor: str
     root: str
+    seen: str
 
     @property
     def ledger(self) -> tuple[str, str, str]:
@@ -140,8 +142,9 @@ class GroupKeys:
 @lru_cache(maxsize=4096)
 def group_keys(namespace: str, name: ShardName, group: str) -> GroupKeys:
     """The keys of a group in a shard of a log: ``penstock:{rides/2}:group:mailers``, which is its cursor, and others."""
-    root = f"{_root(namespace, name)}:group:{group}"
-    return GroupKeys(log_keys(namespace, name), root, root)
+    groups = f"{_root(namespace, name)}:group:"
+    root = f"{groups}{group}"
+    return GroupKeys(log_keys(namespace, name), root, root, f"{groups}:seen")
 
 
 _QUEUE_KEYS = {

@@ -6,12 +6,16 @@ is not returned: it was lost, and the field could be over.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, Literal, Self, TypeVar
 
+from redis.client import NEVER_DECODE
+
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
-from penstock.channels.scripts import Argument
+from penstock.channels.scripts import Argument, as_text
+from penstock.channels.server import REDIS_ERRORS
 from penstock.clients.calls import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
@@ -23,8 +27,9 @@ from penstock.clients.calls import (
     checked_ms,
     checked_text,
     checked_value,
+    translate,
 )
-from penstock.errors import AppendRefused, InvalidStructureCall
+from penstock.errors import AppendRefused, InvalidStructureCall, PenstockError
 
 C = TypeVar("C", bound=RedisCommands)
 
@@ -35,6 +40,7 @@ COMMANDS = ("HSETEX", "HPEXPIREAT", "HPEXPIRETIME", "HPERSIST")
 """The commands of a server that keeps times to live of fields itself."""
 
 _FOR_EVER, _MISSING = -1, -2
+_PARTS = "volatile", "volatile-times"
 
 
 class _VolatileHash(Operations[C]):
@@ -62,7 +68,8 @@ class _VolatileHash(Operations[C]):
         if scheme not in ("auto", "sorted-set"):
             raise InvalidStructureCall("scheme", f"is {scheme!r}; it takes auto or sorted-set")
         self._client, self.name = client, name
-        self._keys = checked_keys(namespace, name, ("volatile", "volatile-times"))
+        self._keys = checked_keys(namespace, name, _PARTS)
+        self._namespace, self._names = namespace, f"{namespace}:{{volatile-hashes}}:names"
         self._native: bool | None = None if scheme == "auto" else False
 
     @classmethod
@@ -107,7 +114,11 @@ class _VolatileHash(Operations[C]):
             )
         ttl_ms = _ttl_ms(ttl_s)
         native = yield from self._is_native()
-        return int((yield from self._call("set", [int(native), ttl_ms, *items], "setting fields of"))[1])
+        reply = yield from self._call("set", [int(native), ttl_ms, *items], "setting fields of")
+        if reply[3]:
+            with suppress(PenstockError):  # what is not noted is collected if it is named again
+                yield from self._ask("SADD", self._names, self.name)
+        return int(reply[1])
 
     @both
     def hget(self, field: Text) -> Steps[bytes | None]:
@@ -173,7 +184,8 @@ class _VolatileHash(Operations[C]):
     def gc(self, most: int = SLICE) -> Steps[int]:
         """Deletes fields that are over, at most so many; returns their number.  A chore for a recruit.
 
-        Each call also samples ten fields, and deletes those whose deadline is lost.
+        Those of this hash, and then of one of the namespace at random: nobody may name that one again.  Each call also
+        samples ten fields of each, and deletes those whose deadline is lost.
 
         Args:
             most: 1 to 1,000.
@@ -181,9 +193,34 @@ class _VolatileHash(Operations[C]):
         Raises:
             As ``hset``.
         """
-        arguments = [checked_count("most", most, MAX_FIELDS)]
-        reply = yield from self._call("collect", arguments, "collecting fields of")
-        return int(reply[1]) + int(reply[2])
+        collected, held = yield from self._collect(self.name, checked_count("most", most, MAX_FIELDS))
+        with suppress(PenstockError):  # of a user that may use this hash alone
+            found = yield from self._ask("SRANDMEMBER", self._names)
+            name = self.name if found is None else as_text(found)
+            if name != self.name and collected < most:
+                more, held = yield from self._collect(name, most - collected)
+                collected += more
+            if not held:
+                yield from self._strike(name)
+        return collected
+
+    def _collect(self, name: str, most: int) -> Steps[tuple[int, int]]:
+        """Collects fields of a hash; how many, and how many there were."""
+        keys = checked_keys(self._namespace, name, _PARTS)
+        reply = yield from call("volatile/collect", keys, [most], f"collecting fields of {name}")
+        return int(reply[1]) + int(reply[2]), int(reply[3])
+
+    def _strike(self, name: str) -> Steps[None]:
+        """Strikes an empty hash off the list; a client that fills it meanwhile notes it after that, or is seen here."""
+        yield from self._ask("SREM", self._names, name)
+        if (yield from self._ask("HLEN", checked_keys(self._namespace, name, _PARTS)[0])):
+            yield from self._ask("SADD", self._names, name)
+
+    def _ask(self, *command: str) -> Steps[Any]:
+        try:
+            return (yield lambda client: client.execute_command(*command, **{NEVER_DECODE: True}))
+        except REDIS_ERRORS as error:
+            raise translate(error, f"listing the hashes of {self._namespace}") from error
 
     def _is_native(self) -> Steps[bool]:
         """Whether the server keeps times to live of fields itself; it is asked once."""

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.batches import FIELDS, MAX_BYTES, DamagedColumns, Entry, Records
+from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records
+from penstock.batches.compression import DamagedFrame, size
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
 from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName
@@ -90,18 +91,35 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
         CodecMissing: The library is not installed.
     """
     found: _Sources = []
-    size = 0
     try:
-        for each in _parse_each(shard, entries):
+        for each in _parse_each(shard, take_within(entries)):
             _add(found, each)
-            if isinstance(each, Entry) and each.columns.codec != "none":
-                size += each.columns.size
-            if size >= MAX_BYTES:
-                break
     except (ForeignLog, CodecMissing):
         if not found:
             raise
     return Records.of(*found)
+
+
+def take_within(entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, Fields]]:
+    """The entries up to the one with which what is compressed in them has so many bytes once it is decompressed."""
+    total = 0
+    for entry_id, fields in entries:
+        yield entry_id, fields
+        total += _decompressed_size(fields)
+        if total >= max_bytes:
+            return
+
+
+def _decompressed_size(fields: Fields) -> int:
+    """The bytes of a batch's columns; 0 if they are not compressed, or cannot be read: who parses them says so."""
+    if not is_batch(fields):
+        return 0
+    _, _, _, codec, *columns = _batch_values(fields)
+    if codec == b"none" or codec.decode(errors="replace") not in CODECS:
+        return 0
+    with suppress(DamagedFrame, CodecMissing):
+        return sum(size("zstd", column) for column in columns)
+    return 0
 
 
 def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Iterator[Entry | Record]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.batches import Records
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.entries import parse_entries, take_within
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.scripts import Call, Operation, as_text, operate
 from penstock.channels.server import redis_errors
@@ -30,6 +30,9 @@ MAX_COUNT = 10_000
 
 MAX_BYTES = 8 * 1024 * 1024
 """Size at which a read ends, in bytes of entries as they are stored: the entry that reaches it is the last one."""
+
+DECOMPRESSED = 8
+"""How many times as many bytes they may have once they are decompressed, likewise."""
 
 MIN_BYTES = 64 * 1024
 """The same of each shard of a read of many shards."""
@@ -281,7 +284,10 @@ class _LogReader(Operations[C], Generic[C, O]):
         asked = (start if backwards else max(1, start), count, int(backwards), most_bytes)
         seen = self._last(shard)
         call = Call(self._keys(shard), (*asked, seen.offset, seen.identity, seen.epoch))
-        return Operation("log/read", call, lambda reply: self._parse_slice(shard, reply, is_backwards=backwards))
+        within = DECOMPRESSED * most_bytes
+        return Operation(
+            "log/read", call, lambda reply: self._parse_slice(shard, reply, within, is_backwards=backwards)
+        )
 
     def _keys(self, shard: ShardName) -> tuple[str, str, str]:
         keys = log_keys(self._namespace, shard)
@@ -317,10 +323,13 @@ class _LogReader(Operations[C], Generic[C, O]):
             tail,
         )
 
-    def _parse_slice(self, shard: ShardName, reply: Any, *, is_backwards: bool) -> LogSlice:
+    def _parse_slice(self, shard: ShardName, reply: Any, max_bytes: int, *, is_backwards: bool) -> LogSlice:
         epoch, available, tail, entries = self._parse_head(shard, reply)
         low, high = reply[4:6]
-        held = parse_entries(shard, entries[::-1] if is_backwards else entries)
+        taken = [*take_within(entries, max_bytes)]
+        held = parse_entries(shard, reversed(taken) if is_backwards else taken)
+        if len(taken) < len(entries):
+            low, high = (held.offsets[0], high) if is_backwards else (low, held.offsets[-1])
         self._check_identity(shard, held, epoch, available, tail)
         later = held.after(Offset(low - 1))
         records = later[: bisect_right(later.offsets, high)]

@@ -242,7 +242,7 @@ class GroupReader:
         options = self.options
         keys = self.shards[shard]
         call = Call(
-            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger),
+            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger, keys.seen),
             (
                 count,
                 options.start or "",
@@ -253,6 +253,7 @@ class GroupReader:
                 int(options.evicted == "skip"),
                 most_bytes,
                 self._codecs,
+                options.group,
             ),
         )
         [reply] = yield from script("log/group/read").checked_steps([call])
