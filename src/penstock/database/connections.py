@@ -114,7 +114,7 @@ class WorkerConnection(BoundedConnection):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next statement begins a transaction."""
+        """True if the next statement begins a transaction."""
         return (
             self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
             and self.pgconn.pipeline_status == psycopg.pq.PipelineStatus.OFF
@@ -194,14 +194,10 @@ def connect_postgres(
 
     Args:
         url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
-        application: What the server shows as its name.
-        prepare: Whether to use prepared statements; behind a pooler none are used.
+        application: Its name in ``pg_stat_activity``.
+        prepare: True if to use prepared statements; behind a pooler none are used.
         kind: ``TableConnection`` for the application's tables.
         timeouts: Those of a caller that cannot wait as long as a worker.
-
-    Raises:
-        InvalidSetting: The URL cannot be understood, or has an option with a value that libpq does not take.
-        ServerUnavailable: No connection.
     """
     with connection_errors():
         connection = kind.connect(
@@ -224,7 +220,7 @@ _BACKEND = b"SELECT pg_catalog.pg_backend_pid()"
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
-    """Whether no pooler stands between.
+    """True if no pooler stands between.
 
     A pooler gives its clients an id of its own at the start of a connection, by which they can cancel; the server's sessions have
     others.  A pooler in session mode is one, too, which costs the time that preparing saves.
@@ -258,11 +254,7 @@ def _keepalive(timeouts: Timeouts | None) -> dict[str, Any]:
 def make_engine(
     url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
 ) -> Engine:
-    """An engine for sessions of consumers; payloads never show in its errors.
-
-    Raises:
-        InvalidSetting: The URL cannot be understood.
-    """
+    """An engine for sessions of consumers; payloads never show in its errors."""
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
         connection = HandlerConnection.connect(*args, **options)
@@ -281,11 +273,7 @@ def make_engine(
 def make_async_engine(
     url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
 ) -> AsyncEngine:
-    """The same for handlers that are ``async def``.
-
-    Raises:
-        InvalidSetting: The URL cannot be understood.
-    """
+    """The same for handlers that are ``async def``."""
 
     async def connect(*args: Any, **options: Any) -> AsyncHandlerConnection:
         connection = await AsyncHandlerConnection.connect(*args, **options)
@@ -337,9 +325,5 @@ def get_database_url(database: Database) -> str:
 
 
 def plain_url(url: str) -> str:
-    """The URL for libpq: without a driver's name in its scheme, and percent-encoded.
-
-    Raises:
-        InvalidSetting: It is not the URL of a Postgres.
-    """
+    """The URL for libpq: without a driver's name in its scheme, and percent-encoded."""
     return parse_postgres_url(url).plain

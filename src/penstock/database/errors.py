@@ -1,4 +1,4 @@
-"""What an error of Postgres means: the one classification that workers, Spark tasks and commands share.
+"""The meaning of an error of Postgres: the one classification that workers, Spark tasks and commands share.
 
 It goes by SQLSTATE, the server's own five characters, and not by the driver's classes: psycopg files a full disk, a cut
 connection and a value that is too long for an index under the same ``OperationalError``.
@@ -31,10 +31,10 @@ CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetecte
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
 
 _CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve host ")
-"""How the driver's errors begin when it cannot connect."""
+"""Beginning of the driver's errors when it cannot connect."""
 
 _INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port number): .*)")
-"""What libpq says of an option before it connects."""
+"""libpq's error about an option, before it connects."""
 
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
@@ -58,7 +58,7 @@ _UNAVAILABLE = {
 
 
 class ErrorKind(Enum):
-    """What to do about an error of Postgres."""
+    """The reaction to an error of Postgres."""
 
     CONFLICT = auto()
     UNAVAILABLE = auto()
@@ -80,7 +80,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def classify(error: BaseException) -> ErrorKind | None:
-    """What kind of error of Postgres this is; None if it is another's, such as an exception of the application."""
+    """The kind of an error of Postgres; None if it is another's, such as an exception of the application."""
     if isinstance(error, PoolTimeout):
         return ErrorKind.UNAVAILABLE
     cause, code = driver_error(error), sqlstate(error)
@@ -150,15 +150,15 @@ def postgres_errors(what: str) -> Iterator[None]:
 
 
 def _is_hidden(cause: BaseException) -> bool:
-    """Whether row-level security applies to a statement that runs with ``row_security = off``; the text is translated."""
+    """True if row-level security applies to a statement that runs with ``row_security = off``; the text is translated."""
     return isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls"
 
 
 def hidden_rows(said: str) -> str:
-    """What to do about row-level security.
+    """The remedy for row-level security.
 
     Args:
-        said: What Postgres said, which names the table.
+        said: Postgres' message, which names the table.
     """
     return (
         f"{said}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or connect as the table's owner, or: "
@@ -174,12 +174,7 @@ def _why_unavailable(cause: BaseException) -> str:
 
 @contextmanager
 def connection_errors() -> Iterator[None]:
-    """Translates the driver's errors while it connects; nothing has been sent yet, so their texts hold no payload.
-
-    Raises:
-        InvalidSetting: An option of the URL has a value that libpq does not take.
-        ServerUnavailable: No connection: the server is away, or refuses the user, the password or the database.
-    """
+    """Translates the driver's errors while it connects; nothing has been sent yet, so their texts hold no payload."""
     try:
         yield
     except psycopg.Error as error:

@@ -14,13 +14,13 @@ from penstock.database.transactions import Timeouts, guarded, handler_settings
 _PIPELINES = psycopg.Pipeline.is_supported()
 
 _QUALIFIED = b"-- Qualified:"
-"""How a statement begins that names the schema of each function and operator: it is sent without settings."""
+"""Beginning of a statement that names the schema of each function and operator: it is sent without settings."""
 
 Row = tuple[Any, ...]
 
 
 class StatementResult(Protocol):
-    """What a statement gave."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
@@ -50,7 +50,7 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
 
     Args:
         connection: The connection.
-        idle_s: How long the transaction may go without a statement, in seconds.
+        idle_s: Longest pause of the transaction between two statements, in seconds.
         timeouts: Those of a caller that cannot wait as long as a worker.
     """
     driver = cast("Any", connection.connection).driver_connection

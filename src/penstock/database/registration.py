@@ -8,13 +8,13 @@ from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the function ``check_channel`` answers of a channel's name.
+    """The answer of the function ``check_channel`` to a channel's name.
 
     Attributes:
         kind: Kind of the channel that is registered with it; None if none is.
         shards: Number of that channel's shards.
-        fits: Whether the declared kind and number of shards may be used; None if no channel is registered.
-        is_retired: Whether the channel was retired.
+        fits: True if the declared kind and number of shards may be used; None if no channel is registered.
+        is_retired: True if the channel was retired.
     """
 
     kind: str | None
@@ -25,12 +25,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a channel may not be used as it is declared.
+    """The reason why a channel may not be used as it is declared.
 
     Attributes:
         error: The error that says so.
-        reason: What is wrong.
-        fix: What to do.
+        reason: The kind of a finding.
+        fix: The remedy.
     """
 
     error: type[ChannelMismatch | ChannelRetired]
@@ -39,19 +39,14 @@ class Objection:
 
 
 def check_declared(channel: Channel, found: Registration) -> None:
-    """Checks that a channel may be used as it is declared.
-
-    Raises:
-        ChannelMismatch: It is registered with another kind, or with another number of shards.
-        ChannelRetired: It was retired.
-    """
+    """Checks that a channel may be used as it is declared."""
     objection = find_objection(channel, found)
     if objection is not None:
         raise objection.error(f"{objection.reason}. {objection.fix}")
 
 
 def find_objection(channel: Channel, found: Registration) -> Objection | None:
-    """Why a channel may not be used as it is declared; None if it may."""
+    """The objection to a channel as it is declared; None if there is none."""
     if found.is_retired:
         return _retired(channel.name)
     if found.kind is None or found.fits:
@@ -88,7 +83,7 @@ def _retired(channel: str) -> Objection:
 
 
 def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
-    """What to do about a channel that is registered with another kind or number of shards than it is declared."""
+    """The remedy for a channel that is registered with another kind or number of shards than it is declared."""
     if kind != channel.kind:
         return "Declare it as it is registered, or a channel of another name"
     if kind != "log":

@@ -1,4 +1,4 @@
-"""What is registered in Postgres: each channel's kind and number of shards, and a checkpoint per consumer and shard.
+"""The registry in Postgres: each channel's kind and number of shards, and a checkpoint per consumer and shard.
 
 A consumer is registered before it first runs, so that retention waits for it.
 """
@@ -25,7 +25,7 @@ class Generation:
 
     Attributes:
         first: Number of the first of them.
-        shards: How many there are.
+        shards: Their number.
     """
 
     first: int
@@ -48,7 +48,7 @@ class RegisteredChannel:
         name: Name of the channel.
         kind: ``log``, ``ick`` or ``queue``.
         shards: Number of shards of its first generation.
-        keep: How long records stay after every consumer has passed them.
+        keep: Time that records stay after every consumer has passed them.
         streams: Of a queue: the streams of a shard; may change later.
         hand: Of a queue: the streams of a tenant; may change later.
         entries: Of a log: ``plain``, or how batches are compressed; may change later.
@@ -99,31 +99,19 @@ class RegisteredChannel:
         return tuple(ShardName(self.name, Shard(number)) for number in range(self.total_shards))
 
     def fits(self, channel: Channel) -> bool:
-        """Whether an application or a worker may declare it like this: with the number of shards of any generation."""
+        """True if an application or a worker may declare it like this: with the number of shards of any generation."""
         return channel.kind == self.kind and channel.shards in {self.shards, *self.generations}
 
 
 def registered_channels(connection: Connection, scope: Scope) -> dict[str, RegisteredChannel]:
-    """All registered channels, by name and in its order.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """All registered channels, by name and in its order."""
     statement = statements("penstock.database", scope.schema)["registered_channels"]
     with postgres_errors("reading the channels"), connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor:
         return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep``, the streams and limits of a queue, and the entries and the memory of a log.
-
-    Raises:
-        ChannelMismatch: It is registered with another kind, or another number of shards: keys would change shards.
-        ChannelRetired: It was retired.
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Registers a channel, or updates its ``keep``, the streams and limits of a queue, and the entries and the memory of a log."""
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering channel {channel.name}"):
         connection.execute(
@@ -148,15 +136,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
 
 
 def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> RegisteredChannel:
-    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel.
-
-    Raises:
-        ChannelMismatch: Its channel is registered with another kind, or with another number of shards.
-        ChannelRetired: Its channel was retired.
-        ConsumerRenamed: It has another name now.
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel."""
     register_channel(connection, scope, consumer.channel)
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
@@ -178,11 +158,7 @@ def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSp
 
 
 def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
-    """Checks that the consumer has the name that it is declared by.
-
-    Raises:
-        ConsumerRenamed: It has another name now.
-    """
+    """Checks that the consumer has the name that it is declared by."""
     former = connection.execute(
         statements("penstock.database", scope.schema)["former_consumer"], {"consumer": consumer.name}
     ).fetchone()

@@ -32,11 +32,7 @@ def quote_literal(value: str) -> str:
 
 @cache
 def directory(name: str) -> Traversable:
-    """The shipped directory ``name``.
-
-    Raises:
-        FileNotFoundError: The installation lacks it.
-    """
+    """The shipped directory ``name``."""
     shipped = files("penstock") / f"_{name}"
     if shipped.is_dir():
         return shipped

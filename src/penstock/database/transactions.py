@@ -1,4 +1,4 @@
-"""What each transaction of ours sets for itself, whatever the role, the database or the last user of a session has set.
+"""The settings that each transaction of ours sets for itself, whatever the role, the database or the last user of a session has set.
 
 A setting of a session would not survive a pooler in transaction mode, and would reach other clients of the pooler.  So
 every setting is local to a transaction, and is sent with its first statement, in the same round trip.
@@ -44,10 +44,10 @@ class Timeouts:
 
 
 SUSPENDED_S = 60
-"""How long a process of ours can be suspended in a transaction, in seconds, before Postgres ends the transaction."""
+"""Seconds after which Postgres ends the transaction of a suspended process of ours."""
 
 LOCK_TIMEOUT_S = 60
-"""How long a statement of ours waits for a lock, in seconds, before it is tried again later."""
+"""Longest wait of a statement of ours for a lock, in seconds; then it is tried again later."""
 
 REPLY_TIMEOUT_S = 300.0
 """Longest duration of a statement of ours, in seconds.  The client gives up after the same time of silence: keepalives do
@@ -93,7 +93,7 @@ def handler_settings(server_version: int, idle_s: float, limits: Timeouts | None
 
     Args:
         server_version: As in ``connection.info.server_version``.
-        idle_s: How long the handler may go without a statement, in seconds.
+        idle_s: Longest pause of the handler between two statements, in seconds.
         limits: Those of a caller that cannot wait as long as a worker.
     """
     statement_s, lock_s = HANDLER_TIMEOUT_S, 0.0
@@ -126,7 +126,7 @@ def _literal(name: str, value: str) -> str:
 
 
 def guarded(more: Settings) -> tuple[bytes, bytes]:
-    """What to send before and after one statement of ours in somebody else's transaction.
+    """The statements before and after one of ours in somebody else's transaction.
 
     Args:
         more: Settings that stay until the end of the transaction.

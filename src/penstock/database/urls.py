@@ -57,11 +57,7 @@ class PostgresUrl:
 
 
 def parse_postgres_url(url: str) -> PostgresUrl:
-    """Parses a URL; a driver's name after ``postgresql`` is left out.
-
-    Raises:
-        InvalidSetting: It is not the URL of a Postgres, or not percent-encoded, or has an option that libpq lacks.
-    """
+    """Parses a URL; a driver's name after ``postgresql`` is left out."""
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme.partition("+")[0].lower() not in _SCHEMES:
         shown = f", not with {scheme}://" if separator and _SCHEME.fullmatch(scheme) else ""

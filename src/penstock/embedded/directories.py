@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.errors import Refused, ServerUnavailable
 
 GRACE_S = 10.0
-"""How long to wait for a directory that is still held by a server whose owner has just died."""
+"""Longest wait, in seconds, for a directory that is still held by a server whose owner has just died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,7 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def take(self) -> int:
-        """Take the lock and return its file descriptor; wait ``GRACE_S`` if another process holds it.
-
-        Raises:
-            ServerUnavailable: Another process still holds it.
-        """
+        """Take the lock and return its file descriptor; wait ``GRACE_S`` if another process holds it."""
         if self._descriptor is not None:
             return self._descriptor
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
@@ -129,10 +125,6 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
     Args:
         directory: With the directories above it.
         shared: It may hold other things of this user: others only lose the right to write there.
-
-    Raises:
-        Refused: It belongs to somebody else.
-        OSError: It cannot be created.
     """
     private = 0o711 if os.geteuid() == 0 else 0o700
     try:
@@ -145,12 +137,7 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Checks that a file or directory, and a link in its place, belongs to this user or to root.
-
-    Raises:
-        Refused: It belongs to somebody else.
-        FileNotFoundError: It does not exist.
-    """
+    """Checks that a file or directory, and a link in its place, belongs to this user or to root."""
     for found in (path.lstat(), path.stat()):
         _check_owner(path, found)
 
@@ -164,12 +151,7 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Opens a file of this user or of root, for this user alone if it is created; follows no link.
-
-    Raises:
-        Refused: It is a link, or belongs to somebody else.
-        OSError: It cannot be opened.
-    """
+    """Opens a file of this user or of root, for this user alone if it is created; follows no link."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -185,11 +167,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> str:
-    """The text of such a file; empty if it does not exist.
-
-    Raises:
-        Refused: It is a link, or belongs to somebody else.
-    """
+    """The text of such a file; empty if it does not exist."""
     try:
         descriptor = open_own(path, os.O_RDONLY)
     except FileNotFoundError:

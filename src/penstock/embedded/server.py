@@ -57,39 +57,26 @@ class EmbeddedServer(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """URL of the server; it stays the same for the life of this object.
-
-        Raises:
-            ServerUnavailable: The server was never started.
-        """
+        """URL of the server; it stays the same for the life of this object."""
 
     @property
     def data_directory(self) -> Path:
-        """Where the server keeps its data."""
+        """The directory of the server's data."""
         return (self.directory / "data").resolve()
 
     @property
     def process_id(self) -> int:
-        """Process id of the server's main process.
-
-        Raises:
-            ServerUnavailable: The server is not running.
-        """
+        """Process id of the server's main process."""
         if self._process is None:
             raise ServerUnavailable(f"The {self.product} in {self.directory} is not running: start() it")
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether this object has started the server and it is alive."""
+        """True if this object has started the server and it is alive."""
         return self._process is not None and self._process.is_running()
 
     def start(self) -> None:
-        """Start the server, also after a crash; returns when it has recovered its data and answers.
-
-        Raises:
-            ServerUnavailable: Another process runs a server here, or the server does not start.
-            Refused: The directory, or a file in it, belongs to somebody else.
-        """
+        """Start the server, also after a crash; returns when it has recovered its data and answers."""
         if self.is_running():
             return
         try:
@@ -157,7 +144,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether the server answers."""
+        """True if the server answers."""
 
     def _set_up(self) -> None:  # noqa: B027  only Postgres has something to set up
         """Create what a new server lacks; called after each start."""

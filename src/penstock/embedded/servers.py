@@ -51,12 +51,7 @@ class EmbeddedServers:
         return self.redis.url
 
     def start(self) -> None:
-        """Start both, or neither.
-
-        Raises:
-            ServerUnavailable: One of the servers does not start.
-            Refused: The directory, or a file in it, belongs to somebody else.
-        """
+        """Start both, or neither."""
         try:
             make_private(self._directory, shared=True)
         except OSError as error:

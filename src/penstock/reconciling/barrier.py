@@ -25,14 +25,14 @@ from penstock.reconciling.cut import Connect, Cut, export_snapshot
 from penstock.records import Offset, Scope, Shard, ShardName
 
 EXPIRES_S = 15.0
-"""How long a consumer waits at the barrier of a run that has died, in seconds."""
+"""Seconds until the barrier of a run that has died expires."""
 
 _POLL_S = 0.01
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """Where a consumer is to pause: pass ``place`` to ``cut``, then wait in ``pinned``.
+    """A place where a consumer pauses: pass ``place`` to ``cut``, then wait in ``pinned``.
 
     Attributes:
         consumer: The consumer.
@@ -80,7 +80,7 @@ class Pinned:
 
     Attributes:
         snapshot: Name of the snapshot that shows it; valid while the state is pinned.
-        paused_s: How long the consumer was paused for it, in seconds, in the shard that was paused longest.
+        paused_s: Longest pause of one of its shards, in seconds.
     """
 
     snapshot: str
@@ -95,7 +95,7 @@ def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60
         connect: Opens a connection to the primary.
         barrier: The barrier that was placed with the cut.
         at: The cut.
-        timeout_s: How long to wait for the consumer, in seconds.
+        timeout_s: Longest wait for the consumer, in seconds.
 
     Raises:
         BarrierMissed: The consumer went past the cut, or did not reach it in time.
@@ -117,11 +117,7 @@ def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60
 
 
 def wait_until_reached(watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float) -> float:
-    """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had.
-
-    Raises:
-        As ``pinned``.
-    """
+    """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had."""
     deadline = monotonic() + timeout_s
     extend_at = monotonic() + EXPIRES_S / 3
     first: float | None = None
@@ -145,12 +141,7 @@ def wait_until_reached(watcher: Connection, barrier: Barrier, at: Cut, *, timeou
 
 
 def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName, Offset]:
-    """The checkpoints of the barrier's consumer.
-
-    Raises:
-        Halted: A shard is halted, and will not reach the barrier.
-        Unknown: The consumer is not registered.
-    """
+    """The checkpoints of the barrier's consumer."""
     consumer = barrier.consumer
     rows = connection.execute(
         statements("penstock.reconciling", barrier.scope.schema)["checkpoints"],
@@ -174,7 +165,7 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
 
 
 def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> dict[ShardName, int]:
-    """How many records each shard is behind the cut; shards that have reached it are left out."""
+    """Number of records that each shard is behind the cut; shards that have reached it are left out."""
     beyond = [str(shard) for shard, offset in checkpoints.items() if offset > at.get_offset(shard)]
     if beyond:
         raise BarrierMissed(

@@ -1,4 +1,4 @@
-"""What a canonical function is given: the application's tables, as queries."""
+"""The argument of a canonical function: the application's tables, as queries."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,19 +38,11 @@ class CanonicalTables:
     """The application's tables: the argument of ``canonical(tables)`` without Spark."""
 
     def __call__(self, table: Any, **options: str) -> Relation:
-        """A table, given as a mapped class, a ``Table`` or a name; ``columns`` and ``where`` as in ``penstock.table``.
-
-        Raises:
-            InvalidSetting: There is no such option.
-        """
+        """A table, given as a mapped class, a ``Table`` or a name; ``columns`` and ``where`` as in ``penstock.table``."""
         return _select(quote(*table_named(table)), options)
 
     def query(self, query: "str | Select[Any]", **options: str) -> Relation:
-        """The result of a query, given as text or as SQLAlchemy's ``select``.
-
-        Raises:
-            InvalidSetting: There is no such option.
-        """
+        """The result of a query, given as text or as SQLAlchemy's ``select``."""
         return _select(f"({_text(query)}\n) AS q", options)
 
     @property
@@ -60,7 +52,7 @@ class CanonicalTables:
 
 
 def needs_spark(spec: ReconciliationSpec) -> bool:
-    """Whether the canonical function of a reconciliation computes with DataFrames."""
+    """True if the canonical function of a reconciliation computes with DataFrames."""
     try:
         spec.canonical(CanonicalTables())
     except SparkNeededError:
@@ -69,11 +61,7 @@ def needs_spark(spec: ReconciliationSpec) -> bool:
 
 
 def canonical_query(spec: ReconciliationSpec) -> str:
-    """The query for the rows that belong in a state.
-
-    Raises:
-        DeclarationError: The canonical function computes with DataFrames, or returns no query.
-    """
+    """The query for the rows that belong in a state."""
     try:
         given = spec.canonical(CanonicalTables())
     except SparkNeededError:

@@ -16,7 +16,7 @@ SAMPLES = 1_000
 
 
 class DifferenceKind(StrEnum):
-    """How a key differs.
+    """The kind of a difference.
 
     Attributes:
         MISSING: The canonical rows have it, the state does not.
@@ -37,7 +37,7 @@ class Difference:
 
     Attributes:
         key: The key's columns, as JSON.
-        kind: How it differs.
+        kind: The kind of difference.
         columns: The columns that differ, if both sides have the key; empty otherwise.
         expected: The canonical row, as JSON; None if there is none, or it was not asked for.
         found: The state's row, as JSON, or one of them; None if there is none, or it was not asked for.
@@ -88,11 +88,7 @@ def wrong_result(spec: ReconciliationSpec, given: object) -> DeclarationError:
 
 
 def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[str, ...]:
-    """The columns that are compared, of those that the canonical rows have.
-
-    Raises:
-        DeclarationError: The canonical rows lack a column of the declaration.
-    """
+    """The columns that are compared, of those that the canonical rows have."""
     there = list(canonical)
     chosen = spec.columns or tuple(c for c in there if c not in spec.key)
     missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in there]
@@ -110,9 +106,6 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
         spec: The reconciliation.
         without_key: Number of rows of both sides with NULL in their key.
         twice: Number of keys that the canonical rows have more than once.
-
-    Raises:
-        DeclarationError: It does not.
     """
     key = ", ".join(spec.key)
     if without_key:

@@ -23,10 +23,10 @@ Connect = Callable[[], Connection]
 """Opens a connection in autocommit mode, to the primary itself: a snapshot cannot be exported through a pooler."""
 
 LOCK_TIMEOUT_S = 10
-"""How long the cut waits for a tick in progress, in seconds."""
+"""Longest wait of a cut for a tick in progress, in seconds."""
 
 SUSPENDED_S = 10
-"""How long a suspended cut can block sequencers, in seconds; then the server ends its transaction."""
+"""Seconds after which the server ends the transaction of a suspended cut, which blocks sequencers."""
 
 _LOST = {
     "22023",  # there is no such snapshot, until Postgres 16
@@ -101,9 +101,6 @@ def import_snapshot(cursor: Any, snapshot: str) -> None:
     Args:
         cursor: A connection or cursor of psycopg, or a cursor of ADBC; its transaction has executed no query yet.
         snapshot: Its name.
-
-    Raises:
-        SnapshotLost: The transaction that exported it has ended.
     """
     try:
         cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")

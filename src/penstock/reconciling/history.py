@@ -28,13 +28,13 @@ class LastRun:
         intent: ``compare``, ``repair``, ``replace`` or ``bootstrap``.
         outcome: ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``, which a killed run
             keeps.
-        begun_at: When it began.
-        ago_s: How long ago that was, in seconds.
-        seconds: How long it took; None if it has not ended.
+        begun_at: Its start.
+        ago_s: Time since its start, in seconds.
+        seconds: Its duration, in seconds; None if it has not ended.
         compared: Number of keys compared; None if it compared nothing.
         differences: Number of keys that differed; None if it compared nothing.
         repaired: Number of rows repaired, or of rows in the new state.
-        paused_s: How long the consumer was paused for the comparison, in seconds.
+        paused_s: Pause of the consumer for the comparison, in seconds.
         remaining: Number of keys that an interrupted repair left, for ``--resume``.
     """
 
@@ -53,18 +53,14 @@ class LastRun:
 
 
 def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
-    """The last run of each reconciliation, ordered by name.
-
-    Raises:
-        psycopg.Error: Postgres does not answer.
-    """
+    """The last run of each reconciliation, ordered by name."""
     rows = connection.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True)
     return tuple(LastRun(*row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What an interrupted run left.
+    """The keys that an interrupted run left.
 
     Attributes:
         run: Its number.
@@ -100,11 +96,7 @@ class RemainingKeys:
             connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> Remaining | None:
-        """The list of the last run of a reconciliation that was interrupted; None if there is none.
-
-        Raises:
-            Refused: Another engine wrote the list, or the reconciliation had another key.
-        """
+        """The list of the last run of a reconciliation that was interrupted; None if there is none."""
         with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
             found = connection.execute(
                 self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}

@@ -52,9 +52,6 @@ class InlineComparer:
             database_url: Postgres.
             report: Directory for CSV files of every difference, one for each reconciliation; its name ends with ``.csv``.
             with_rows: Give the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
-
-        Raises:
-            InvalidSetting: The report is not CSV.
         """
         if report is not None and not report.endswith(".csv"):
             raise InvalidSetting(
@@ -161,7 +158,7 @@ class _SqlType(NamedTuple):
 
     @property
     def is_native(self) -> bool:
-        """Whether values are compared as such; JSON has them, too."""
+        """True if values are compared as such; JSON has them, too."""
         return self.oid in _NATIVE
 
 
@@ -318,12 +315,7 @@ _TEXT = 'text COLLATE "C"'
 
 
 def _describe_join(spec: ReconciliationSpec, here: Connection, there: Connection) -> _Join:
-    """Finds the columns of both sides.
-
-    Raises:
-        DeclarationError: The canonical rows lack a column of the declaration, or a tolerance is for none of numbers.
-        Unknown: There is no such state table or column.
-    """
+    """Finds the columns of both sides."""
     source, table = f"({canonical_query(spec)}\n) AS q", quote(spec.schema, spec.table)
     expected = _read_types(here, source)
     columns = _choose_columns(spec, expected)
@@ -386,7 +378,7 @@ def _cast(column: str, own: _SqlType, common: _SqlType) -> str:
 
 
 def _as_comparable(value: str, common: _SqlType) -> str:
-    """What equality and order are taken of: text by its bytes, whatever the database's collation."""
+    """The expression that is compared and ordered: text by its bytes, whatever the database's collation."""
     return value if common.is_native else f'CAST({value} AS text) COLLATE "C"'
 
 
@@ -428,11 +420,7 @@ def _stream(connection: Connection, query: str, of_types: Sequence[str]) -> Iter
 def _read_counts(
     connection: Connection, spec: ReconciliationSpec, columns: tuple[str, ...], copied: int
 ) -> StateComparison:
-    """How many keys differ, by kind and by column.
-
-    Raises:
-        DeclarationError: A key is NULL, or the canonical rows have a key twice.
-    """
+    """Number of differing keys, by kind and by column."""
     by_kind = "SELECT kind, count(*), sum(copies)::bigint FROM pg_temp.penstock_differing GROUP BY kind"
     found = {kind: (keys, rows) for kind, keys, rows in connection.execute(by_kind)}
     check_keys(spec, without_key=found.get(None, (0, 0))[1], twice=found.get("twice", (0, 0))[0])

@@ -63,9 +63,6 @@ class RepairStatements:
             columns: The columns to set, besides the key.
             types: The SQL type of each column of the table.
             incoming: The temporary table of the rows for ``insert_incoming``.
-
-        Raises:
-            DeclarationError: The table lacks one of the columns.
         """
         _check_columns(spec, columns, types)
         self._names = _build_names(spec, columns, types, incoming)
@@ -193,7 +190,7 @@ class CanonicalRows:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What a whole replacement did.
+    """The result of a whole replacement.
 
     Attributes:
         before: Number of rows that the state had.
@@ -212,9 +209,6 @@ def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec,
         scope: Of the pipeline.
         spec: The reconciliation.
         most: Upper bound.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
         found = connection.execute(
@@ -241,14 +235,9 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
         scope: Of the pipeline.
         spec: The reconciliation.
         at: The cut in which the canonical rows of the differences were read.
-        differences: What differs at this cut.
+        differences: Those found at this cut.
         columns: The columns that are compared and set.
         run: Number of the run, for the audit.
-
-    Raises:
-        BarrierMissed: The consumer is no longer at the cut.
-        Refused: The consumer has dead letters, or a column cannot hold a canonical value.
-        ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
     sql_ = statements("penstock.reconciling", scope.schema)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
@@ -283,12 +272,6 @@ def replace_state(
         scope: Of the pipeline.
         at: The cut.
         tables: Every table that the consumer maintains, and its canonical rows.
-
-    Raises:
-        DeclarationError: Canonical rows have a column that the state lacks.
-        Refused: A column cannot hold a canonical value.
-        Gap: Records beyond the cut have been removed meanwhile; nothing was changed.
-        ServerUnavailable: Postgres does not answer; all of it was done, or nothing.
     """
     sql_ = statements("penstock.reconciling", scope.schema)
     spec = tables[0][0]
@@ -403,11 +386,7 @@ def _position_parameters(
 
 
 def _read_types(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> Mapping[str, ColumnType]:
-    """The columns of the state table, and their SQL types.
-
-    Raises:
-        Unknown: There is no such table.
-    """
+    """The columns of the state table, and their SQL types."""
     oid = _find_table(connection, scope, spec)
     sql_ = statements("penstock.reconciling", scope.schema)
     rows = connection.execute(sql_["column_types"], {"table": oid}).fetchall()

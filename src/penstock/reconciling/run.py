@@ -30,17 +30,17 @@ from penstock.records import Scope
 log = structlog.get_logger("penstock.reconcile")
 
 Intent = Literal["compare", "repair", "replace", "bootstrap"]
-"""What a reconciliation is to do: see ``reconcile``."""
+"""The purpose of a reconciliation: see ``reconcile``."""
 
 WAIT_S = 60.0
-"""How long a run waits for the consumer to reach the cut, in seconds."""
+"""Longest wait of a run for the consumer to reach the cut, in seconds."""
 
 REPAIR_BATCH = 5_000
 """Most keys repaired during one pause of the consumer."""
 
 
 class Comparer(Protocol):
-    """What an engine provides for a reconciliation."""
+    """The part of a reconciliation that an engine provides."""
 
     @property
     def engine(self) -> str:
@@ -60,17 +60,17 @@ class Comparer(Protocol):
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What a run found and did.
+    """The result of a run.
 
     Attributes:
         run: Its number.
         name: Name of the reconciliation.
         consumer: The consumer whose state it compares.
-        intent: What was asked for.
+        intent: Its purpose.
         tick: The tick of the cut.
-        comparison: What was found; None if nothing was compared (``replace``, ``bootstrap``).
+        comparison: Its differences; None if nothing was compared (``replace``, ``bootstrap``).
         repaired: Number of keys repaired, or of rows in the new state.
-        paused_s: How long the consumer was paused for the comparison, in seconds.
+        paused_s: Pause of the consumer for the comparison, in seconds.
         held_s: Longest pause of the consumer for a repair, in seconds.
         seconds: Duration of the run, in seconds.
         resumed: Number of the interrupted run whose repairs it went on with; None if it compared everything.
@@ -114,7 +114,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
         comparer: The engine that compares.
         intent: ``compare`` changes nothing; ``repair`` corrects the differing rows; ``replace`` replaces the whole state by
             the canonical rows, and the position by the cut; ``bootstrap`` does the same for a consumer that may be new.
-        wait_s: How long to wait for the consumer to reach the cut, in seconds.
+        wait_s: Longest wait for the consumer to reach the cut, in seconds.
         others: For ``replace`` and ``bootstrap``: the other tables of the consumer, which share its position.
         resume: For ``repair``: go on with the repairs of the last run, if it was interrupted, and compare nothing else.
 
@@ -180,7 +180,7 @@ def find_reconciliations(
 
 
 def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) -> bool:
-    """Whether a consumer has not yet applied, skipped or dead-lettered any record.
+    """True if a consumer has not yet applied, skipped or dead-lettered any record.
 
     Raises:
         ServerUnavailable: Postgres does not answer.
@@ -194,7 +194,7 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
 
 @dataclass
 class _RunResult:
-    """What a run has found and done so far."""
+    """The state of a run."""
 
     run: int
     tick: int | None = None

@@ -1,4 +1,4 @@
-"""What ``penstock init`` puts into a database.
+"""Everything that ``penstock init`` puts into a database.
 
 initialise          creates and upgrades the tables, under one lock; what the migrations share
 revisions           which revisions a release works with

@@ -36,7 +36,7 @@ class _Installed(NamedTuple):
         schema: Schema of the trigger's table.
         table: Name of the trigger's table.
         type: ``pg_trigger.tgtype``.
-        fires: Whether it fires for every change of its type: enabled, for all columns, without a condition.
+        fires: True if it fires for every change of its type: enabled, for all columns, without a condition.
     """
 
     name: str
@@ -53,9 +53,9 @@ class CaptureFault:
     """A declared trigger that does not capture what its rule says, or an installed one without a rule.
 
     Attributes:
-        message: What was found.
-        fix: What to type.
-        is_refused: Whether workers refuse to start: a rule's changes are lost, or staged in another form than declared.
+        message: The finding.
+        fix: The command, or the change.
+        is_refused: True if workers refuse to start: a rule's changes are lost, or staged in another form than declared.
     """
 
     message: str
@@ -64,22 +64,13 @@ class CaptureFault:
 
 
 def make_triggers(pipeline: Pipeline) -> list[Trigger]:
-    """Makes the triggers of a pipeline's rules, in the order of their declaration.
-
-    Raises:
-        DeclarationError: A trigger cannot capture a rule's class.
-    """
+    """Makes the triggers of a pipeline's rules, in the order of their declaration."""
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     return [make_trigger(rule, pipeline.scope.schema) for rule in rules]
 
 
 def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[CaptureFault]:
-    """Compares the triggers in the database with the pipeline's rules.
-
-    Raises:
-        DeclarationError: A trigger cannot capture a rule's class.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Compares the triggers in the database with the pipeline's rules."""
     triggers = make_triggers(pipeline)
     installed = _read_installed(connection, pipeline)
     channels = registered_channels(connection, pipeline.scope) if triggers else {}
@@ -89,13 +80,7 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
-    """Refuses to work while a rule's trigger is missing or another; asks nothing if none is declared.
-
-    Raises:
-        TriggerMissing: A trigger is missing, disabled, or is another one than its rule declares.
-        DeclarationError: A trigger cannot capture a rule's class.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Refuses to work while a rule's trigger is missing or another; asks nothing if none is declared."""
     if any(rule.capture == "trigger" for rule in pipeline.rules):
         for fault in inspect_triggers(connection, pipeline):
             if fault.is_refused:
@@ -114,11 +99,6 @@ def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
 
     Returns:
         The tables whose triggers were installed or replaced.
-
-    Raises:
-        TriggerMissing: Some could not be installed, all others were.
-        DeclarationError: A trigger cannot capture a rule's class.
-        ServerUnavailable: Postgres does not answer, or a table stays locked.
     """
     triggers = make_triggers(pipeline)
     if not triggers:
@@ -240,9 +220,6 @@ def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: s
         pipeline: Declares the rules.
         revision: Id of the migration.
         down_revision: Id of the migration before it.  Penstock's own tables must exist by then.
-
-    Raises:
-        DeclarationError: No rule has ``capture="trigger"``, or one cannot be captured by a trigger.
     """
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     if not rules:

@@ -60,11 +60,7 @@ NEEDED = "UTF8"
 
 
 def check_encoding(connection: psycopg.Connection[object]) -> None:
-    """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed.
-
-    Raises:
-        UnsafeSetting: It is not in UTF8.
-    """
+    """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed."""
     found = connection.info.parameter_status("server_encoding")
     if found != NEEDED:
         raise UnsafeSetting(
@@ -74,7 +70,7 @@ def check_encoding(connection: psycopg.Connection[object]) -> None:
 
 
 WATCH_S = 2.0
-"""How often to look whom a migration waits for, in seconds."""
+"""Seconds between two checks of what a migration waits for."""
 
 _SETTINGS = [
     # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
@@ -87,13 +83,6 @@ def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revisio
     """Creates or upgrades the tables; returns the revision before, or None if there were none.
 
     Several processes may call it at once: they take turns, and the later ones find it done.
-
-    Raises:
-        InvalidName: The schema's name is not valid.
-        SchemaMissing: The schema is newer than this release, or the application's own Alembic keeps its revision.
-        ServerUnavailable: Postgres does not answer.
-        PrivilegeMissing: The role may not create the schema, or the tables are another role's.
-        UnsafeSetting: The database is not in UTF8.
     """
     checked_schema(schema)
     with connect_postgres(database_url, application="init") as reached:
@@ -166,11 +155,7 @@ def _driver_connection(connection: Connection) -> Executor:
 
 
 def _may_migrate(before: FoundRevision, schema: str) -> bool:
-    """Whether our Alembic migrates these tables; false if another one does and has nothing left to do.
-
-    Raises:
-        SchemaMissing: They are newer than this release, or the other one has to upgrade them.
-    """
+    """True if our Alembic migrates these tables; false if another one does and has nothing left to do."""
     if not before.revision or is_newer(before.revision):
         if (unusable := why_unusable(before, schema)) is not None:
             raise SchemaMissing(str(unusable))
@@ -192,11 +177,7 @@ def _become_owner(connection: Connection, schema: str) -> None:
 
 
 def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
-    """The SQL that ``initialise`` runs on an empty database.
-
-    Raises:
-        InvalidName: The schema's name is not valid.
-    """
+    """The SQL that ``initialise`` runs on an empty database."""
     checked_schema(schema)
     output = io.StringIO()
     with alembic_config(schema) as config:

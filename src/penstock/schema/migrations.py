@@ -91,11 +91,11 @@ def include_object(
     For ``include_object`` of ``context.configure``.  With another schema: ``functools.partial(include_object, schema=…)``.
 
     Args:
-        item: What Alembic compares.
+        item: The object that Alembic compares.
         name: Its name.
         type_: ``table``, ``column``, …
-        reflected: Whether it was found in the database.
-        compare_to: What it is compared with; None if there is nothing.
+        reflected: True if it was found in the database.
+        compare_to: Its counterpart; None if there is none.
         schema: The schema of Penstock's tables.
     """
     if type_ != "table" or not reflected or compare_to is not None:
@@ -124,7 +124,7 @@ def _history(schema: str) -> Iterator[Sequence[Script]]:
 
 
 def _position(scripts: Sequence[Script], revision: str) -> int:
-    """How many migrations lead to a revision.
+    """Number of migrations that lead to a revision.
 
     Raises:
         Unknown: This release ships no such revision.

@@ -38,7 +38,7 @@ class FoundRevision:
     Attributes:
         revision: Its name; empty if the schema has our tables and no version table names their revision.
         table: The version table that names it, as SQL.
-        is_own: Whether that table lies in the schema itself, where ``penstock init`` keeps it.
+        is_own: True if that table lies in the schema itself, where ``penstock init`` keeps it.
     """
 
     revision: str
@@ -47,11 +47,7 @@ class FoundRevision:
 
 
 def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
-    """The revision of a schema, wherever it is kept; None if the schema does not have our tables.
-
-    Raises:
-        psycopg.Error: The server's errors.
-    """
+    """The revision of a schema, wherever it is kept; None if the schema does not have our tables."""
     sql = statements("penstock.database", schema)
     tables = connection.execute(sql["version_tables"], {"schema": schema}).fetchall()
     for table, is_own in tables:
@@ -68,10 +64,6 @@ def check_revision(connection: Executor, scope: Scope) -> None:
     Args:
         connection: In autocommit mode.
         scope: Names the schema.
-
-    Raises:
-        SchemaMissing: It does not, and what to do.
-        ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("reading the revision of the schema"):
         try:
@@ -100,11 +92,11 @@ def _select_version(table: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class UnusableSchema:
-    """Why this release does not work with a schema.
+    """The reason why this release does not work with a schema.
 
     Attributes:
-        reason: What was found, and what it needs.
-        fix: What to do.
+        reason: The revision, and the one that is needed.
+        fix: The remedy.
     """
 
     reason: str
@@ -115,7 +107,7 @@ class UnusableSchema:
 
 
 def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | None:
-    """Why this release does not work with a schema; None if it does."""
+    """The reason why this release does not work with a schema; None if it does."""
     if found is None:
         return UnusableSchema(f"schema {schema} has no Penstock tables", init_command(schema))
     if not found.revision:
@@ -132,12 +124,12 @@ def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | N
 
 
 def is_newer(revision: str) -> bool:
-    """Whether a revision is newer than all that this release ships."""
+    """True if a revision is newer than all that this release ships."""
     return _number(revision) > _number(newest_shipped())
 
 
 def how_to_upgrade(found: FoundRevision, schema: str) -> str:
-    """What upgrades a schema: our command, or the Alembic that keeps its revision."""
+    """The command that upgrades a schema: ours, or that of the Alembic that keeps its revision."""
     return init_command(schema) if found.is_own else f"alembic upgrade heads, with the Alembic that keeps {found.table}"
 
 

@@ -30,11 +30,11 @@ _WRITES = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """What makes the roles in a database.
+    """The statements that make the roles in a database.
 
     Attributes:
         statements: In their order; none if all is as it should be.
-        notes: What this connection cannot do, and who can.
+        notes: Steps that this connection cannot take, and who can.
     """
 
     statements: tuple[str, ...]
@@ -43,16 +43,16 @@ class RolePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """What there is of the roles.
+    """The roles as they are.
 
     Attributes:
         roles: Those that exist, by their names in Postgres.
         foreign: Kind and name of what another role owns in the schema.
         held: The rights of each role, of ours and of others.
-        acts_as_owner: Whether this connection's role inherits the owner's.
-        reads_new_tables: Whether the viewer may read tables that the owner creates.
-        sees_activity: Whether the viewer sees what others do in ``pg_stat_activity``.
-        may_show_activity: Whether this connection's role can let it.
+        acts_as_owner: True if this connection's role inherits the owner's.
+        reads_new_tables: True if the viewer may read tables that the owner creates.
+        sees_activity: True if the viewer sees what others do in ``pg_stat_activity``.
+        may_show_activity: True if this connection's role can let it.
     """
 
     roles: set[str]
@@ -65,17 +65,12 @@ class _Present:
 
 
 def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
-    """What makes the roles of a schema: those that are missing, tables of another owner, privileges too few or too many.
+    """The statements that make the roles of a schema: those that are missing, tables of another owner, privileges too few or too many.
 
     Args:
         connection: As a superuser, or as the owner of schema and tables with CREATEROLE.
         schema: The Penstock schema.
         prefix: First part of the roles' names.
-
-    Raises:
-        InvalidName: The prefix is not valid.
-        SchemaMissing: There is no such schema.
-        ServerUnavailable: Postgres does not answer.
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):
@@ -97,12 +92,7 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
 
 
 def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
-    """Carries out the plan, in one transaction; returns what it was.
-
-    Raises:
-        As ``plan_roles``.
-        PrivilegeMissing: This connection's role may not; nothing was changed.
-    """
+    """Carries out the plan, in one transaction; returns what it was."""
     with postgres_errors("making the roles"), connection.transaction():
         connection.execute(statements("penstock.database", schema)["lock_migrations"])
         plan = plan_roles(connection, schema, prefix)
@@ -118,11 +108,7 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
 
 
 def roles_sql(schema: str, prefix: str) -> str:
-    """The script that makes the roles in any state of a database, for an administrator to run with psql.
-
-    Raises:
-        InvalidName: The schema's name or the prefix is not valid.
-    """
+    """The script that makes the roles in any state of a database, for an administrator to run with psql."""
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)

@@ -26,10 +26,10 @@ ROLE_NAMES: tuple[RoleName, ...] = get_args(RoleName)
 Kind = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
 
 STAGED_COLUMNS = ("channel", "shard", "key", "action", "object", "data", "headers")
-"""What a producer may set.  Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a
+"""Columns that a producer may set.  Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a
 record from the sequencer, or put it before others."""
 
-_LONGEST_PREFIX = 63 - len("_producer")
+_MAX_PREFIX = 63 - len("_producer")
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
@@ -71,21 +71,21 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         **_CHECK_CHANNEL,
     },
 }
-"""What the work itself takes, by object: a worker without one of these does not start."""
+"""Privileges for the work itself, by object: a worker without one of these does not start."""
 
 _SEE_IDS = {"SEQUENCE staged_records_id_seq": "SELECT"}
-"""What shows which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
+"""Privilege to see which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
 and goes on.  It cannot draw one."""
 
 _DOING_JOBS = {"waiting_records": "SELECT", "FUNCTION finish_records": "EXECUTE"}
-"""What the worker of a queue takes beside that of a consumer."""
+"""Privileges of the worker of a queue beside those of a consumer."""
 
 _REPAIRING = {
     "barriers": "INSERT, UPDATE, DELETE",
     "reconciliations": "SELECT, INSERT, UPDATE",
     "repairs": "SELECT, INSERT",
 }
-"""What reconciling takes beside that of streamer and consumer."""
+"""Privileges for reconciling beside those of streamer and consumer."""
 
 
 _KINDS = get_args(Kind)
@@ -97,7 +97,7 @@ class Right:
     """One privilege on one object of the Penstock schema.
 
     Attributes:
-        kind: What the object is.
+        kind: The kind of object.
         name: Its name; empty for the schema.
         privilege: ``SELECT``, ``INSERT`` ….
         column: The column, if it is limited to one; else empty.
@@ -110,7 +110,7 @@ class Right:
 
     @property
     def place(self) -> tuple[int, str, int, int, str]:
-        """Where it stands among others in a statement: by object, in the order in which SQL is written."""
+        """Its place among others in a statement: by object, in the order in which SQL is written."""
         column = STAGED_COLUMNS.index(self.column) if self.column in STAGED_COLUMNS else -1
         known = self.privilege in _PRIVILEGES
         privilege = _PRIVILEGES.index(self.privilege) if known else len(_PRIVILEGES)
@@ -118,15 +118,11 @@ class Right:
 
 
 def checked_prefix(prefix: str) -> str:
-    """Returns a prefix of role names, if it is valid.
-
-    Raises:
-        InvalidName: Not an unquoted lower-case identifier, or longer than ``_LONGEST_PREFIX`` characters.
-    """
+    """Returns a prefix of role names, if it is valid."""
     checked_schema(prefix, "role prefix")
-    if len(prefix) > _LONGEST_PREFIX:
+    if len(prefix) > _MAX_PREFIX:
         raise InvalidName(
-            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_LONGEST_PREFIX}"
+            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_MAX_PREFIX}"
         )
     return prefix
 
@@ -138,7 +134,7 @@ def full_name(prefix: str, role: RoleName) -> str:
 
 @cache
 def working_rights(role: RoleName) -> frozenset[Right]:
-    """What the work of a producer, streamer or consumer takes."""
+    """Rights for the work of a producer, streamer or consumer."""
     return frozenset({Right("SCHEMA", "", "USAGE"), *_parse(WORKING[role])})
 
 
@@ -173,7 +169,7 @@ def grant_sql(wanted: Iterable[Right], schema: str, to: str) -> list[str]:
     """``GRANT`` statements, one for each object.
 
     Args:
-        wanted: What to grant.
+        wanted: The rights.
         schema: The Penstock schema.
         to: Name of the role, as Postgres has it.
     """
@@ -225,9 +221,6 @@ def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role:
         scope: Gives the schema.
         wanted: The rights.
         role: Name of the role; None is the connection's own.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
     """
     listed = sorted(wanted, key=lambda right: right.place)
     with postgres_errors("reading privileges"):
@@ -252,11 +245,7 @@ def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, do
         connection: The connection.
         scope: The pipeline's schema.
         role: The work.
-        does_jobs: Whether the consumer is the worker of a queue.
-
-    Raises:
-        PrivilegeMissing: It may not; the text has the statements that grant what it lacks.
-        ServerUnavailable: Postgres does not answer.
+        does_jobs: True if the consumer is the worker of a queue.
     """
     wanted = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
     missing = lacking(connection, scope, wanted)

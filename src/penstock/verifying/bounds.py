@@ -27,11 +27,11 @@ from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
 from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange
 
 Start = Offset | Place | str | None
-"""Where to begin: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With
+"""The first record to verify: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With
 a place, only its shard is compared."""
 
 CATCH_UP_TIMEOUT_S = 10.0
-"""How long a log may be behind a checkpoint before that is a finding, in seconds.  A consumer that began with the tables
+"""Seconds that a log may be behind a checkpoint before that is a finding.  A consumer that began with the tables
 stands at the end of the journal, and the publisher may not have reached it yet, or may be refilling a deleted Ick."""
 
 BEYOND = 1000
@@ -42,12 +42,12 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Bounds:
-    """What to verify, and what is wrong already.
+    """The ranges to verify, and the findings so far.
 
     Attributes:
         ranges: The whole range to verify, for each shard.
         unpublished: Number of records that the journal has and the log does not have yet.
-        findings: What the ends show.
+        findings: Those that the ends show.
         unexpected: Entries beyond the end of the journal.
     """
 
@@ -80,13 +80,7 @@ def read_bounds(
     start: Start,
     declared: Collection[ShardName] = (),
 ) -> Bounds:
-    """Reads checkpoints, ends of the log and ends of the journal, in this order.
-
-    Raises:
-        InvalidSetting: Postgres cannot parse the start time.
-        Unknown: There is no shard of the place given.
-        ServerUnavailable: Postgres or Redis does not answer.
-    """
+    """Reads checkpoints, ends of the log and ends of the journal, in this order."""
     first = _read_starts(connection, scope, shards, start)
     state = _read_postgres(connection, scope, shards)
     ends, findings = _read_log_ends(client, scope, shards, state)

@@ -17,7 +17,7 @@ from penstock.records import ShardName
 
 
 class FindingKind(StrEnum):
-    """What is wrong.
+    """The kind of a finding.
 
     Attributes:
         MISSING: An entry of the log, an offset of the journal or a staged record is not there and should be.
@@ -45,14 +45,14 @@ class Finding:
     """Something that is wrong, and where.
 
     Attributes:
-        kind: What is wrong.
+        kind: The kind of a finding.
         where: ``log``, ``journal``, ``staged``, ``consumers``, or ``consumer …``.
         channel: Name of the channel.
         shard: Number of the shard.
         offset: The first offset concerned.
         count: Number of consecutive offsets concerned.
         record: Id of the record; None if there is none, or several.
-        text: What was found and what was expected, without payloads.
+        text: The difference, without payloads.
     """
 
     kind: FindingKind
@@ -178,7 +178,7 @@ class VerificationRange:
         until: The last offset.
         published: The end of the log, read before anything else.  Records beyond it may still be on their way and are
             not expected in the log.  ``QUEUED`` in a queue, whose records are gone once they are done.
-        evicts: Whether the oldest entries of the log leave Redis when the memory of its channel is used up.
+        evicts: True if the oldest entries of the log leave Redis when the memory of its channel is used up.
     """
 
     shard: ShardName
@@ -190,14 +190,14 @@ class VerificationRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRecord:
-    """What the log should hold at an offset, according to Postgres.
+    """The entry that the log should hold at an offset, according to Postgres.
 
     Attributes:
         offset: The offset.
         record: Id of the record that the journal names.
         entry: First offset of the journal row that names it.
         values: The expected fields of the log entry; None if the staged record is gone.
-        at_home: Whether the staged record names the same channel and shard as the journal.
+        at_home: True if the staged record names the same channel and shard as the journal.
     """
 
     offset: int
@@ -218,8 +218,8 @@ def compare(
 
     Args:
         verified: The range.
-        expected: What Postgres named, in offset order, read after ``entries``.
-        entries: What the log held, in its order.
+        expected: Records that Postgres names, in offset order, read after ``entries``.
+        entries: Entries of the log, in its order.
         begins: First offset of the journal, read last: retention has removed everything before it.
         log_begins: As ``read_log_beginning``, read after ``entries``: what comes before has been evicted.
     """
@@ -251,7 +251,7 @@ def compare(
 
 
 def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iterator[DamagedEntry]:
-    """What is wrong with the batches that could not be divided into records."""
+    """The errors of batches that could not be divided into records."""
     for entry_id, fields in entries:
         if is_batch(fields):
             try:

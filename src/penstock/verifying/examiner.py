@@ -49,12 +49,7 @@ class InlineExaminer:
         self._sql = statements("penstock.verifying", scope.schema)
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
-        """Compares every offset of the ranges.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            ForeignLog: The key of a shard holds another type.
-        """
+        """Compares every offset of the ranges."""
         found = _Found()
         with connect_unparsed(self._redis_url) as client:
             for each in ranges:
@@ -113,7 +108,7 @@ class InlineExaminer:
 
 @dataclass
 class _Found:
-    """What was found, up to ``FINDINGS_KEPT``; the rest is only counted."""
+    """Findings, up to ``FINDINGS_KEPT``; the rest is only counted."""
 
     records: int = 0
     counts: Counter[FindingKind] = field(default_factory=Counter)
@@ -143,7 +138,7 @@ def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | li
 
 
 def _is_equal(wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
-    """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+    """True if both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
     count = wanted.until - wanted.after
     published = max(0, min(count, wanted.published - wanted.after))
     if len(expected) != count or len(entries) != published:

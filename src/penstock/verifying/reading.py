@@ -1,4 +1,4 @@
-"""What every engine reads of a range, apart from the expected records themselves."""
+"""Reads a range, for every engine, apart from the expected records themselves."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,10 +55,6 @@ def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -
         client: Made by ``connect_unparsed``.
         scope: Names the log's keys.
         wanted: The range.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The key of the shard holds another type.
     """
     key = log_keys(scope.namespace, wanted.shard).stream
     until = min(wanted.until, wanted.published)
@@ -95,12 +91,7 @@ def read_beginning(connection: Connection, scope: Scope, wanted: VerificationRan
 
 
 def read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
-    """The first offset that the log has now, if older ones may have been evicted; otherwise 0.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The key of the shard holds another type.
-    """
+    """The first offset that the log has now, if older ones may have been evicted; otherwise 0."""
     if not wanted.evicts:
         return 0
     [found] = extents(client, scope.namespace, [wanted.shard]).values()

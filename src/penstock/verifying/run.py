@@ -29,7 +29,7 @@ FINDINGS_KEPT = 10_000
 
 @dataclass(frozen=True)
 class Examination:
-    """What an engine found in the ranges.
+    """The findings of an engine in the ranges.
 
     Attributes:
         records: Number of records compared.
@@ -49,7 +49,7 @@ class Examination:
 
 
 class Examiner(Protocol):
-    """What an engine provides for a verification."""
+    """The part of a verification that an engine provides."""
 
     def examine(self, ranges: Sequence[VerificationRange], /) -> Examination:
         """Compares every offset of the ranges."""
@@ -57,7 +57,7 @@ class Examiner(Protocol):
 
 @dataclass(frozen=True)
 class Verified:
-    """What was verified, and what was found.
+    """The result of a verification.
 
     Attributes:
         records: Number of records compared.
@@ -99,15 +99,9 @@ def verify(
         connection: To the primary, in autocommit mode.
         client: The Redis that holds the log.
         examiner: The engine that reads and compares.
-        start: Where to begin.  Checkpoints, ends and overlooked records are checked in any case.
+        start: The first record.  Checkpoints, ends and overlooked records are checked in any case.
         scope: Schema and namespace.
         declared: Shards to verify even if Postgres does not know them.
-
-    Raises:
-        InvalidSetting: Postgres cannot parse the start time.
-        Unknown: There is no shard of the place given.
-        ServerUnavailable: Postgres or Redis does not answer.
-        SchemaMissing: The tables are not there.
     """
     began = monotonic()
     declared = frozenset(declared)
@@ -147,7 +141,7 @@ def _collect(
 
 
 def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dict[int, list[JournalPlace]]:
-    """Where the journal has these records."""
+    """The places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
         with postgres_errors("reading the journal"):
