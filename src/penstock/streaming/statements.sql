@@ -299,10 +299,69 @@ LIMIT 1
 RETURNING tick;
 
 -- :name prepare_reading
--- Rows are read by their ids.  A plan for any number of them, made while the table was small, would read all of it.
-SELECT set_config('enable_seqscan', 'off', true);
+-- Rows are read by their ids, and joined with their places by a hash.  A plan for any number of them, made while the table was
+-- small, would read all of it, or compare each row with each place, which took 30 times as long.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 'off', true);
 
 -- :name unpublished
+-- The records of a shard after its tail, as columns of lines (see `penstock.batches`), as nearly always: without a gap, all of them
+-- there, and their payloads below the byte limit.  No row otherwise: `unpublished_checked` then says what is there.
+-- The result is that of `unpublished_checked`, which takes a third longer.
+WITH places AS MATERIALIZED (
+    SELECT e.first_offset + n.position - 1 AS "offset", n.id
+    FROM (
+        SELECT first_offset, record_ids
+        FROM {schema}.journal,
+             LATERAL (
+                 SELECT coalesce(
+                            (SELECT max(first_offset)
+                             FROM {schema}.journal
+                             WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
+                            (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
+                        ) AS at
+             ) start
+        WHERE channel = %(channel)s AND shard = %(shard)s
+          AND first_offset >= start.at
+          AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
+    ) e,
+    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    WHERE e.first_offset + n.position - 1 > %(tail)s
+    ORDER BY 1
+    LIMIT %(records)s
+),
+-- An inner join: of a queue, or of a damaged journal, fewer records come than places.
+batch AS MATERIALIZED (
+    SELECT place."offset", r.id, r.key, r.action, r.object, r.data, r.headers,
+           (extract(epoch FROM r.created_at) * 1000000)::bigint AS us
+    FROM places place
+    JOIN (
+        SELECT r.*
+        FROM (SELECT array_agg(id) AS ids FROM places) wanted,
+             LATERAL (SELECT * FROM {schema}.staged_records WHERE id = ANY (wanted.ids) OFFSET 0) r
+    ) r ON r.id = place.id
+    ORDER BY "offset"
+),
+head AS MATERIALIZED (
+    SELECT id, us, id - "offset" AS beyond
+    FROM batch
+    LIMIT 1
+)
+SELECT min("offset"), max("offset"), count(*), NULL::bigint, 0::bigint, NULL::bigint,
+       (SELECT id FROM head), (SELECT us FROM head),
+       string_agg((id - "offset" - (SELECT beyond FROM head))::text, E'\n'),
+       string_agg(to_json(key)::text, E'\n'),
+       string_agg(to_json(action)::text, E'\n'),
+       string_agg(to_json(object)::text, E'\n'),
+       string_agg(data::text, E'\n'),
+       string_agg(coalesce(headers::text, ''), E'\n'),
+       string_agg((us - (SELECT us FROM head))::text, E'\n')
+FROM batch
+WHERE (SELECT count(*) = (SELECT count(*) FROM places) AND count(*) = max("offset") - min("offset") + 1
+              AND sum(pg_column_size(data)) < %(bytes)s
+       FROM batch)
+HAVING count(*) > 0;
+
+-- :name unpublished_checked
 -- The records of a shard after its tail, as columns of lines (see `penstock.batches`).  The first is tail + 1, or the
 -- journal's oldest.  A batch ends early once its payloads exceed the byte limit, which bounds a worker's memory;
 -- pg_column_size does not read the payload itself.

@@ -64,11 +64,6 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         most: Most records per batch.
         queues: Names of the channels whose records are gone once they are done.  Such a one has an id, and no key.
         on_unusable: Called with a shard whose journal is damaged; None raises.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        DamagedJournal: The journal names records that Postgres no longer has, or has a hole, and there is no ``on_unusable``.
-        psycopg.Error: Postgres cannot write a record as text.
     """
     sql = statements("penstock.streaming", scope.schema)
 
@@ -77,14 +72,15 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         limits = {"records": min(most, target[shard] - after), "bytes": BATCH_BYTES}
         cursor = connection.cursor()
         cursor.adapters.register_loader("text", _BytesLoader)  # they are passed on as they come
-        return shard, after, cursor.execute(sql["unpublished"], {**arguments, **limits})
+        statement = sql["unpublished_checked" if shard in checked else "unpublished"]
+        return shard, after, cursor.execute(statement, {**arguments, **limits})
 
     lacking = deque(
         (shard, tails.get(shard, BEGINNING)) for shard, tail in target.items() if tail > tails.get(shard, BEGINNING)
     )
     if not lacking:
         return
-    first_requests_left = len(lacking)
+    first_requests_left, checked = len(lacking), set[ShardName]()
     requested: deque[tuple[ShardName, Offset, Cursor]] = deque()
 
     def request_ahead() -> None:
@@ -98,7 +94,9 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         request_ahead()
         while requested:
             shard, after, cursor = requested.popleft()
-            row = cursor.fetchone()
+            if (row := cursor.fetchone()) is None and shard not in checked:
+                checked.add(shard)  # its next batches probably are not as usual either
+                row = request(shard, after)[2].fetchone()
             found: list[Batch] = []
             with isolated(shard, on_unusable):
                 read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
@@ -118,11 +116,7 @@ class _BytesLoader(Loader):
 def _check(
     shard: ShardName, after: Offset, row: tuple[Any, ...] | None, target: Offset, *, may_be_gone: bool
 ) -> tuple[Any, ...]:
-    """The row of a batch, if the journal has all of it.
-
-    Raises:
-        DamagedJournal: It has not.
-    """
+    """The row of a batch, if the journal has all of it."""
     if row is None:
         raise DamagedJournal(
             f"{shard} offset {after + 1}…{target}: these rows of the journal are gone. They were deleted by something other "
