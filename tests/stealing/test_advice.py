@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Log, Pipeline
-from penstock.engines.stealing import Chores, Gauges, Lag, Load, Outcome, Recruiter, advise
+from penstock.engines.stealing import Chores, ConsumerLag, Gauges, Load, Outcome, Recruiter, advise
 from penstock.engines.stealing import advice as advice_module
 
 QUIET = Gauges(0, 0.0, 0, sequenced=1000, ticked_s=0.0, consumers={}, queued={}, measured_at=100.0)
@@ -87,7 +87,7 @@ def world(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch) -> Calla
     def make(**options: Any) -> World:
         made.append(World(flow, **options))
         monkeypatch.setattr(advice_module, "monotonic", lambda: made[0].now)
-        monkeypatch.setattr("penstock.engines.stealing.gauges.monotonic", lambda: made[0].now)
+        monkeypatch.setattr("penstock.engines.stealing.advice.monotonic", lambda: made[0].now)
         return made[0]
 
     return make
@@ -96,12 +96,12 @@ def world(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch) -> Calla
 def test_the_advice_comes_from_two_measurements_and_the_requests_between(world: Callable[..., World]) -> None:
     made = world(rate=0.1)
     assert made.advisor.advise() == {}
-    made.measure(replace(QUIET, consumers={"reader": Lag(0, 0.0, 1000)}))
+    made.measure(replace(QUIET, consumers={"reader": ConsumerLag(0, 0.0, 1000)}))
     assert made.advisor.advise() == {}
     made.request(2000)
     made.now = 110.0
     later = replace(QUIET, sequenced=1800, unsequenced=200, measured_at=110.0)
-    made.measure(replace(later, consumers={"reader": Lag(400, 3.0, 1800)}))
+    made.measure(replace(later, consumers={"reader": ConsumerLag(400, 3.0, 1800)}))
 
     advised = made.advisor.advise()
 

@@ -25,7 +25,7 @@ from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.database.connections import Connection
 from penstock.database.transactions import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter
-from penstock.engines.stealing.budget import Terms, terms
+from penstock.engines.stealing.job_run import JobContext, context
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -61,11 +61,11 @@ def drain(*chores: Callable[[], Outcome]) -> list[Outcome]:
 
 def with_time_left(seconds: float, chore: Callable[[], Outcome]) -> Outcome:
     """Runs a chore as a recruiter with so large a budget does."""
-    token = terms.set(Terms(monotonic() + seconds, lambda _: None))
+    token = context.set(JobContext(monotonic() + seconds, lambda _: None))
     try:
         return chore()
     finally:
-        terms.reset(token)
+        context.reset(token)
 
 
 def test_a_slice_publishes_at_most_so_many_records(

@@ -44,7 +44,7 @@ def chores(
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools_module, "FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr(tools_module, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(tools_module, "MAX_PAUSE_S", 0.2)
 
 
 def stage(connection: Connection) -> None:
@@ -79,7 +79,7 @@ def check(connection: Connection, client: redis.Redis, things: Log, chores: Chor
 def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
     flow: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hours = {"FIRST_PAUSE_S": 1.0, "LONGEST_PAUSE_S": 30.0, "monotonic": count(0, 3600).__next__}
+    hours = {"FIRST_PAUSE_S": 1.0, "MAX_PAUSE_S": 30.0, "monotonic": count(0, 3600).__next__}
     for name, value in hours.items():
         monkeypatch.setattr(tools_module, name, value)
     tools = tools_module.Tools(flow, "postgresql://127.0.0.1:1/d", "redis://127.0.0.1:1", records=1, timeout_s=1.0)

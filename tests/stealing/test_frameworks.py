@@ -217,7 +217,7 @@ def request_until_both_worked(client: httpx.Client, directory: Path) -> None:
         return count >= 60 and len(served) == 2 and served <= worked.keys()
 
     eventually(both_worked, "both processes served requests and did jobs", timeout_s=90, interval_s=0)
-    assert {name for names in recruits(directory).values() for name in names} == {"penstock-recruit"}
+    assert {name for names in recruits(directory).values() for name in names} == {"penstock-job"}
 
 
 @pytest.mark.parametrize("app", ["fastapi_served:app", pytest.param("django_asgi:application", marks=pytest.mark.slow)])
@@ -254,7 +254,7 @@ def test_the_forked_workers_of_celery_do_jobs(redis_url: str, directory: Path, s
         return len(recruits(directory)) == 2
 
     eventually(both_worked, "both processes did jobs", timeout_s=180)
-    assert set.union(*recruits(directory).values()) == {"penstock-recruit"}
+    assert set.union(*recruits(directory).values()) == {"penstock-job"}
 
 
 SHOP = {

@@ -235,7 +235,7 @@ def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(make_recruiter
     wait_for(1, hanging.threads)
 
     recruiter.close()
-    eventually(recruiter._crew._in_charge.hanging, "it hangs")
+    eventually(recruiter._supervisor._in_charge.hanging, "it hangs")
 
     assert [recruiter.enlist() for _ in range(3)] == [False] * 3
     assert len(hanging.threads) == 1
@@ -263,7 +263,7 @@ def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(make_recruiter:
 
     recruiter.close()
 
-    assert closed == ["penstock-recruit"] * 2
+    assert closed == ["penstock-job"] * 2
 
 
 def test_a_job_that_forks_ends_its_child(recruiter: Recruiter, tmp_path: object) -> None:

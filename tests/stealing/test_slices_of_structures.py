@@ -33,7 +33,7 @@ def test_recruits_delete_what_is_over_and_keep_a_tracker_true(
 
     eventually(is_done, "all is deleted, and the tracker true", interval_s=0.002)
     recruiter.close()
-    eventually(lambda: not recruiter._crew._in_charge.is_alive(), "the last job has ended")
+    eventually(lambda: not recruiter._supervisor._in_charge.is_alive(), "the last job has ended")
     counters = recruiter.counters()
     assert all(each.failed == each.aborted == 0 for each in counters.values())
     assert all(each.finished >= 1 for each in counters.values())

@@ -9,14 +9,64 @@ Twice the arrivals, because requests are drawn at random, and slices are seldom 
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from penstock.engines.stealing.counting import Outcome
-from penstock.engines.stealing.gauges import Gauges
+from penstock.engines.stealing.counters import Outcome
 from penstock.engines.stealing.recruiter import Recruiter
 from penstock.errors import InvalidChore, Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerLag:
+    """How far a consumer is behind.
+
+    Attributes:
+        records: Sequenced records beyond its checkpoints; of a queue, its messages that wait or are worked on.
+        seconds: Age of the oldest of them, in seconds.
+        ever: Sequenced records of its channel, ever.
+    """
+
+    records: int
+    seconds: float
+    ever: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a process has measured last; other processes have their own.
+
+    Attributes:
+        unsequenced: Committed records without an offset; at most 100,000 are counted.
+        oldest_s: Age of the oldest of them, in seconds.
+        unpublished: Records that the journal has and Redis lacks.
+        sequenced: Records that have ever had an offset.
+        ticked_s: How long ago the last tick with records was, in seconds.
+        consumers: The lag of each consumer.
+        queued: For each queue its messages that are not done.
+        measured_at: When this was, by ``time.monotonic``.
+    """
+
+    unsequenced: int
+    oldest_s: float
+    unpublished: int
+    sequenced: int
+    ticked_s: float
+    consumers: Mapping[str, ConsumerLag]
+    queued: Mapping[str, int]
+    measured_at: float = field(default_factory=monotonic)
+
+    @property
+    def age_s(self) -> float:
+        """How long ago this was measured, in seconds."""
+        return monotonic() - self.measured_at
+
+    @property
+    def staged(self) -> int:
+        """Records that have ever been committed, as far as they are counted."""
+        return self.sequenced + self.unsequenced
+
 
 HEADROOM = 2.0
 """Capacity over arrivals."""

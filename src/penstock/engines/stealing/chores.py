@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.declaring.kinds import refuse_sources
-from penstock.engines.stealing.advice import Advisor
-from penstock.engines.stealing.budget import when_idle
-from penstock.engines.stealing.counting import Outcome
-from penstock.engines.stealing.gauges import Gauges
-from penstock.engines.stealing.lottery import TOLERANCE
+from penstock.engines.stealing.advice import Advisor, Gauges
+from penstock.engines.stealing.counters import Outcome
+from penstock.engines.stealing.job_run import when_idle
 from penstock.engines.stealing.recruiter import Recruiter
+from penstock.engines.stealing.sampler import TOLERANCE
 from penstock.errors import DeclarationError, InvalidChore
 from penstock.pipeline import Pipeline
 

@@ -10,11 +10,10 @@ from threading import Lock
 from typing import Any
 from weakref import WeakMethod, WeakSet, finalize
 
-from penstock.engines.stealing.counting import Counter, JobCounters
-from penstock.engines.stealing.crew import Crew
-from penstock.engines.stealing.lottery import Assignment, Lottery
-from penstock.engines.stealing.recruit import Limits
-from penstock.engines.stealing.running import FailureLog, Job
+from penstock.engines.stealing.counters import AtomicCounter, JobCounters
+from penstock.engines.stealing.job_run import Job, JobFailureLog
+from penstock.engines.stealing.job_threads import Limits, ThreadSupervisor
+from penstock.engines.stealing.sampler import Assignment, Sampler
 from penstock.errors import DeclarationError
 
 MAX_END_S = 1.0
@@ -32,7 +31,7 @@ class Recruiter:
     refers to any more ends.
     """
 
-    _lottery: Lottery
+    _sampler: Sampler
     _ending: "finalize[..., Any] | None" = None
 
     def __init__(
@@ -72,7 +71,7 @@ class Recruiter:
         """
         with self._installing:
             added = Assignment(name, job, rate, self._calls.read())
-            self._lottery = Lottery([*self._lottery.assignments, added])
+            self._sampler = Sampler([*self._sampler.assignments, added])
 
     def uninstall(self, name: str) -> None:
         """Removes a job and its counters; a run that has begun goes on.
@@ -91,11 +90,11 @@ class Recruiter:
             InvalidChore: The rate is out of range, or all rates together exceed 1.
         """
         with self._installing:
-            self._exchange(name, [replace(self._lottery.find(name), rate=rate)])
+            self._exchange(name, [replace(self._sampler.find(name), rate=rate)])
 
     def rates(self) -> Mapping[str, float]:
         """The rate of each job, in the order of installation."""
-        return {each.name: each.rate for each in self._lottery.assignments}
+        return {each.name: each.rate for each in self._sampler.assignments}
 
     def enlist(self) -> bool:
         """Draws a job, or none, and hands it to the recruiter's thread; never waits and never raises.
@@ -104,47 +103,47 @@ class Recruiter:
             Whether a job was drawn and handed over.
         """
         self._calls.add()
-        drawn = self._lottery.draw(self._random())
+        drawn = self._sampler.draw(self._random())
         if drawn is None:
             return False
-        drawn.tally.recruited.add()
-        handed_over = self._crew.hand_over(drawn)
+        drawn.counters.recruited.add()
+        handed_over = self._supervisor.hand_over(drawn)
         if not handed_over:
-            drawn.tally.dismiss()
+            drawn.counters.dismiss()
         return handed_over
 
     def counters(self) -> Mapping[str, JobCounters]:
         """The counters of each job in this process, in the order of installation."""
-        return {each.name: self._counters(each) for each in self._lottery.assignments}
+        return {each.name: self._counters(each) for each in self._sampler.assignments}
 
     def close(self) -> None:
         """Ends the thread: a running job has no time left, and is waited for, 1 s at most.  The process does it at its end."""
-        self._crew.stop(min(self._limits.budget_s, MAX_END_S))
+        self._supervisor.stop(min(self._limits.budget_s, MAX_END_S))
 
     def _begin(self, assignments: Sequence[Assignment]) -> None:
         """Sets up what belongs to one process."""
         self._installing = Lock()
         self._random = Random().random  # noqa: S311  chances, no secrets
-        self._calls = Counter()
-        self._failures = FailureLog()
-        self._lottery = Lottery(assignments)
-        self._crew = Crew(self._limits, self._failures, _refer_weakly(self._call_report))
+        self._calls = AtomicCounter()
+        self._failures = JobFailureLog()
+        self._sampler = Sampler(assignments)
+        self._supervisor = ThreadSupervisor(self._limits, self._failures, _refer_weakly(self._call_report))
         if self._ending is not None:  # the parent's
             self._ending.detach()
-        self._ending = finalize(self, self._crew.stop, 0.0)
+        self._ending = finalize(self, self._supervisor.stop, 0.0)
         self._ending.atexit = False  # `_close_all` waits a moment
 
     def _begin_in_child(self) -> None:
         """After a fork: the child has no thread of its parent, and counts from 0."""
-        self._begin([Assignment(e.name, e.job, e.rate, 0) for e in self._lottery.assignments])
+        self._begin([Assignment(e.name, e.job, e.rate, 0) for e in self._sampler.assignments])
 
     def _exchange(self, name: str, others: Sequence[Assignment]) -> None:
-        out = self._lottery.find(name)
-        kept = ([each] if each is not out else others for each in self._lottery.assignments)
-        self._lottery = Lottery([each for some in kept for each in some])
+        out = self._sampler.find(name)
+        kept = ([each] if each is not out else others for each in self._sampler.assignments)
+        self._sampler = Sampler([each for some in kept for each in some])
 
     def _counters(self, assignment: Assignment) -> JobCounters:
-        return assignment.tally.read(self._calls.read() - assignment.installed_at)
+        return assignment.counters.read(self._calls.read() - assignment.installed_at)
 
     def _call_report(self, assignment: Assignment) -> None:
         if self._report is None:
@@ -181,7 +180,7 @@ def _close_all() -> None:
     """
     recruiters = list(_recruiters)
     for recruiter in recruiters:
-        recruiter._crew.stop(0.0)  # noqa: SLF001
+        recruiter._supervisor.stop(0.0)  # noqa: SLF001
     for recruiter in recruiters:
         recruiter.close()
 

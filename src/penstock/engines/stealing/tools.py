@@ -20,20 +20,60 @@ from penstock.database.connections import Database, connect_postgres, get_databa
 from penstock.database.errors import CONFLICTS, describe, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.engines.stealing.budget import time_left_s
-from penstock.engines.stealing.counting import Outcome
-from penstock.engines.stealing.gauges import Gauges
-from penstock.engines.stealing.measuring import summarise
+from penstock.engines.stealing.advice import ConsumerLag, Gauges
+from penstock.engines.stealing.counters import Outcome
+from penstock.engines.stealing.job_run import time_left_s
 from penstock.errors import ServerUnavailable
 from penstock.logs import follow_application
-from penstock.operating.status import status
+from penstock.operating.status import ChannelStatus, ConsumerStatus, Status, status
+from penstock.parallel import Backoff
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
 
+
+def summarise(found: Status) -> Gauges:
+    """How far the pipeline is behind, in a few numbers."""
+    shards = [shard for channel in found.channels for shard in channel.shards]
+    behind = (shard.sequenced - shard.published for shard in shards if shard.published is not None)
+    queues = {channel.channel: channel for channel in found.channels if channel.kind == "queue"}
+    return Gauges(
+        unsequenced=sum(shard.staged for shard in shards),
+        oldest_s=max((shard.staged_s for shard in shards if shard.staged), default=0.0),
+        unpublished=sum(max(0, records) for records in behind),
+        sequenced=sum(shard.sequenced for shard in shards),
+        ticked_s=found.tick_s,
+        consumers={each.consumer: _lag(each, queues.get(each.channel)) for each in found.consumers},
+        queued={name: _queued(channel) for name, channel in queues.items()},
+    )
+
+
+def _lag(consumer: ConsumerStatus, queue: ChannelStatus | None) -> ConsumerLag:
+    """How far a consumer is behind.
+
+    Args:
+        consumer: The consumer.
+        queue: What it reads, if that is a queue: then its checkpoints only follow, and stay before a job that is put off.
+    """
+    shards = consumer.shards
+    ever = sum(shard.checkpoint + shard.lag for shard in shards)
+    if queue is None:
+        seconds = max((shard.lag_s for shard in shards), default=0.0)
+        return ConsumerLag(sum(shard.lag for shard in shards), seconds, ever)
+    held = [shard.queue for shard in queue.shards if shard.queue is not None]
+    waiting = sum(each.waiting + each.leased for each in held)
+    return ConsumerLag(waiting, max((each.oldest_s or 0.0 for each in held), default=0.0), ever)
+
+
+def _queued(channel: ChannelStatus) -> int:
+    held = [shard.queue for shard in channel.shards if shard.queue is not None]
+    in_redis = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
+    return in_redis + sum(shard.in_postgres for shard in channel.shards)
+
+
 log = structlog.get_logger("penstock.chores")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""How long chores leave servers alone after one of them has failed, in seconds: doubled after each failure in a row."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+"""Seconds that chores leave servers alone after one of them has failed: doubled after each failure in a row."""
 
 NOT_AWAY = {"55P03", "57014"}
 """SQLSTATE of a lock that could not be had in time, and of a statement that took too long: the server is there."""
@@ -61,7 +101,7 @@ class Tools:
         self._timeouts = Timeouts(reply_s=timeout_s, statement_s=timeout_s, handler_s=5 * timeout_s)
         self._streamer: Streamer | None = None
         self._workers: dict[str, Worker[Any]] = {}
-        self._resume_at = self._pause_s = 0.0
+        self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
         """Does a slice, unless a server has failed a moment ago.
@@ -84,7 +124,7 @@ class Tools:
         except BaseException as error:
             self._leave_servers(error)
             raise
-        self._pause_s = 0.0
+        self._backoff.reset()
         return Outcome.FINISHED if has_worked else Outcome.NOTHING_TO_DO
 
     def stream(self) -> bool:
@@ -97,7 +137,7 @@ class Tools:
 
     def reclaim(self) -> bool:
         """See ``Chores.reclaim``."""
-        return self._refreshed_streamer().care() > 0
+        return self._refreshed_streamer().maintain() > 0
 
     def sweep(self) -> bool:
         """See ``Chores.sweep``."""
@@ -163,9 +203,9 @@ class Tools:
 
     def _leave_servers(self, error: BaseException) -> None:
         """Closes the connections, and leaves the servers alone for a while."""
-        self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-        self._resume_at = monotonic() + self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
-        log.warning("chores wait", reason=describe(error), seconds=self._pause_s)
+        pause_s = self._backoff.next_s()
+        self._resume_at = monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
+        log.warning("chores wait", reason=describe(error), seconds=pause_s)
         self.close()
 
 

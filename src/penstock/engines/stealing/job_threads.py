@@ -1,7 +1,7 @@
-"""One thread that does the jobs handed to it, one after the other.
+"""Threads that do jobs: one in charge, those that hang in a job, and their supervisor.
 
-The thread is a daemon, starts with its first job, and waits for the next one.  ``offer`` waits for no lock and no job.
-It may be called by any thread, by an event loop, and by a signal handler.
+A thread is a daemon, starts with its first job, does the jobs handed to it one after the other, and waits for the next one.
+``offer`` waits for no lock and no job.  It may be called by any thread, by an event loop, and by a signal handler.
 
 What the thread waits for is made with it, and looked up then: gevent replaces ``queue.SimpleQueue`` in each process of a
 server, which may have loaded the application before.  A greenlet that waits in the original stops all others, for ever.
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread, current_thread
 from time import monotonic
 
-from penstock.engines.stealing.budget import Terms, terms
-from penstock.engines.stealing.counting import Outcome
-from penstock.engines.stealing.lottery import Assignment
-from penstock.engines.stealing.running import FailureLog, run
+from penstock.engines.stealing.counters import Outcome
+from penstock.engines.stealing.job_run import JobContext, JobFailureLog, context, log, run
+from penstock.engines.stealing.sampler import Assignment
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +25,7 @@ class Run:
     """A job that runs now; ``settle`` is true for the first caller only, who counts it."""
 
     assignment: Assignment
-    terms: Terms
+    context: JobContext
     began: float = field(default_factory=monotonic)
     _unsettled: Lock = field(default_factory=Lock)
 
@@ -55,10 +54,10 @@ class Limits:
     idle_s: float
 
 
-class Recruit:
+class JobThread:
     """A thread for jobs, and what it does now."""
 
-    def __init__(self, limits: Limits, failures: FailureLog, report: Callable[[Assignment], None]) -> None:
+    def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
         """Sets up; the thread starts with the first job.
 
         Args:
@@ -106,7 +105,7 @@ class Recruit:
         self.abandon()
         running, thread = self.running, self._thread
         if running is not None:
-            running.terms.ends_at = 0.0
+            running.context.ends_at = 0.0
         if thread is not None and thread is not current_thread():
             thread.join(wait_s)
 
@@ -121,7 +120,7 @@ class Recruit:
         try:
             if self._thread is None:
                 self._inbox = queue.SimpleQueue()
-                thread = Thread(target=self._loop, name="penstock-recruit", daemon=True)
+                thread = Thread(target=self._loop, name="penstock-job", daemon=True)
                 thread.start()
                 self._thread = thread
         finally:
@@ -157,20 +156,20 @@ class Recruit:
     def _dismiss_rest(self) -> None:
         """What other callers handed over at the same moment."""
         while (assignment := self._next(wait_s=0)) is not None:
-            assignment.tally.dismiss()
+            assignment.counters.dismiss()
 
     def _do(self, assignment: Assignment) -> None:
         ends_at = monotonic() + self._limits.budget_s
-        self.running = running = Run(assignment, Terms(ends_at, self._keep))
+        self.running = running = Run(assignment, JobContext(ends_at, self._keep))
         outcome = Context().run(self._attempt, running)
         if running.settle():
-            assignment.tally.settle(outcome, running.seconds)
+            assignment.counters.settle(outcome, running.seconds)
             self._report(assignment)
         self.running = None
 
     def _attempt(self, running: Run) -> Outcome:
         """In a context of its own, so that no job sees what another, or a request, has set."""
-        terms.set(running.terms)
+        context.set(running.context)
         try:
             outcome = run(running.assignment.job, self._limits.hangs_s)
         except BaseException as error:  # noqa: BLE001  also SystemExit: it would end this thread, silently
@@ -196,3 +195,66 @@ class Recruit:
                 close()
             except BaseException as error:  # noqa: BLE001  the next ones are called as well
                 self._failures.show("closing", error)
+
+
+MAX_HUNG = 3
+"""So many threads may hang in their jobs while another one goes on; if that hangs too, no job is done until one returns."""
+
+
+class ThreadSupervisor:
+    """Hands jobs to the thread in charge, and replaces it when it hangs."""
+
+    def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
+        """As ``JobThread``."""
+        self._limits, self._failures, self._report = limits, failures, report
+        self._hung: list[JobThread] = []
+        self._is_stuck = self._is_stopped = False
+        self._in_charge = self._make_thread()
+
+    def hand_over(self, assignment: Assignment) -> bool:
+        """Hands a job to the thread in charge; false if that has one, or cannot be started."""
+        recruit = self._in_charge
+        hanging = recruit.hanging()
+        if hanging is not None and not self._is_stopped:
+            recruit = self._replace(recruit, hanging)
+        try:
+            return recruit.offer(assignment)
+        except RuntimeError as error:  # the system has no thread for us, or the process is about to end
+            self._failures.show("start of a thread", error)
+            return False
+
+    def stop(self, wait_s: float) -> None:
+        """Ends the thread in charge: see ``JobThread.stop``."""
+        self._is_stopped = True
+        self._in_charge.stop(wait_s)
+
+    def _make_thread(self) -> JobThread:
+        return JobThread(self._limits, self._failures, self._report)
+
+    def _replace(self, recruit: JobThread, run: Run) -> JobThread:
+        """Puts another thread in the place of one that hangs, unless too many do; returns the thread in charge."""
+        if run.settle():
+            run.assignment.counters.settle(Outcome.FAILED, run.seconds)
+            _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)
+        hung = [*(each for each in self._hung if each.is_alive()), recruit]
+        if len(hung) > MAX_HUNG:
+            self._log_stuck(len(hung))
+            return recruit
+        self._is_stuck = False
+        self._hung = hung
+        self._in_charge = self._make_thread()
+        recruit.abandon()
+        return self._in_charge
+
+    def _log_stuck(self, count: int) -> None:
+        if not self._is_stuck:
+            self._is_stuck = True
+            _log_aside("%d threads hang in their jobs: no job is done until one returns", count)
+
+
+def _log_aside(message: str, *values: object) -> None:
+    """Logs an error in another thread: the caller is a request, and a job may hang in the log."""
+    try:
+        Thread(target=log.error, args=(message, *values), daemon=True).start()
+    except RuntimeError:
+        return

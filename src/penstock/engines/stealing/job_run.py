@@ -1,15 +1,55 @@
-"""Runs one job: a function, or an ``async def``; logs what it raises."""
+"""One run of a job: called or awaited, its failure logged; and what it may ask: its time left, and a call when its thread is idle."""
 
 import asyncio
 import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 
-from penstock.engines.stealing.counting import Outcome
+from penstock.engines.stealing.counters import Outcome
+
+
+@dataclass(slots=True)
+class JobContext:
+    """What one run of a job was given.
+
+    Attributes:
+        ends_at: When its budget is spent, by ``time.monotonic``.
+        when_idle: Collects what it wants to be called when the thread is idle.
+    """
+
+    ends_at: float
+    when_idle: Callable[[Callable[[], object]], None] = field(repr=False)
+
+
+context: ContextVar[JobContext] = ContextVar("penstock.engines.stealing.terms")
+
+
+def time_left_s() -> float:
+    """Seconds left of the budget of the job that is running; 0 when it is spent, or when the process is about to end.
+
+    A job looks at it between its steps.  Outside of a job, the time is unlimited: ``math.inf``.
+    """
+    given = context.get(None)
+    return inf if given is None else max(given.ends_at - monotonic(), 0.0)
+
+
+def when_idle(close: Callable[[], object]) -> None:
+    """Has ``close`` called once, in the thread of the running job, when that has had no job for a while, or ends.
+
+    For what a job keeps open for the next one, such as a connection.  The same function given twice is called once.
+    Outside of a job, nothing calls it.
+    """
+    given = context.get(None)
+    if given is not None:
+        given.when_idle(close)
+
 
 log = logging.getLogger("penstock.engines.stealing")
 
@@ -22,7 +62,7 @@ Job = Callable[[], object]
 """A callable without arguments: a function, an ``async def``, or an object."""
 
 
-class FailureLog:
+class JobFailureLog:
     """Logs failures of jobs, each kind once a minute; never their texts, which may hold a payload."""
 
     def __init__(self) -> None:

@@ -17,7 +17,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from penstock.engines.stealing.counters import Outcome
 from penstock.engines.stealing.recruiter import Recruiter
+from penstock.errors import ServerUnavailable
 from penstock.staging.rules import Target, resolve_target
 
 P = ParamSpec("P")
@@ -145,3 +147,25 @@ def enlist_on_hit(
         return cast(Callable[P, R], asynchronous if inspect.iscoroutinefunction(look_up) else plain)
 
     return decorate
+
+
+def make_slice(work: Callable[[], object]) -> Callable[[], Outcome]:
+    """A job that does a slice of a structure: ``make_slice(sessions.gc)``.
+
+    It gives up if Redis does not answer or another process was faster, and counts a slice that found nothing as such.
+
+    Args:
+        work: ``VolatileHash.gc``, ``PinnedKeys.reap``, ``QueueTracker.sync``, or any function that returns something true if
+            there was work.
+    """
+
+    def slice_() -> Outcome:
+        try:
+            done = work()
+        except ServerUnavailable:
+            return Outcome.GAVE_UP
+        if getattr(done, "gave_up", False):
+            return Outcome.GAVE_UP
+        return Outcome.FINISHED if done else Outcome.NOTHING_TO_DO
+
+    return slice_

@@ -40,7 +40,7 @@ class JobCounters:
     seconds: float
 
 
-class Counter:
+class AtomicCounter:
     """A number that any thread may add one to without waiting, also in a signal handler."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Counter:
             return value
 
 
-class Tally:
+class JobTally:
     """Collects the counters of one job."""
 
     def __init__(self) -> None:
-        self.recruited = Counter()
-        self._outcomes = {outcome: Counter() for outcome in Outcome}
+        self.recruited = AtomicCounter()
+        self._outcomes = {outcome: AtomicCounter() for outcome in Outcome}
         self._seconds = 0.0
         self._lock = Lock()
 

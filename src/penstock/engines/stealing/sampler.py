@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import fsum
 
-from penstock.engines.stealing.counting import Tally
-from penstock.engines.stealing.running import Job
+from penstock.engines.stealing.counters import JobTally
+from penstock.engines.stealing.job_run import Job
 from penstock.errors import InvalidChore, Unknown
 
 TOLERANCE = 1e-9
@@ -23,17 +23,17 @@ class Assignment:
         job: What is called.
         rate: The share of the calls of ``enlist`` that draw it.
         installed_at: Number of calls of ``enlist`` before it was installed.
-        tally: Collects its counters.
+        counters: Collects its counters.
     """
 
     name: str
     job: Job
     rate: float
     installed_at: int
-    tally: Tally = field(default_factory=Tally)
+    counters: JobTally = field(default_factory=JobTally)
 
 
-class Lottery:
+class Sampler:
     """The jobs in the order of installation; never changed, so that it can be drawn from while another is made."""
 
     def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
