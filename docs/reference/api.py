@@ -26,7 +26,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.reconciling": (),
     "penstock.engines.stealing": (),
     "penstock.clients": (),
-    "penstock.journal.older": (),
+    "penstock.journal.journal_records": (),
     "penstock.schema.migrations": (),
     "penstock.testing": (),
     "penstock.spark": (),

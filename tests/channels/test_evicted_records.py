@@ -18,8 +18,7 @@ from penstock.channels.log import evict, extents
 from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable
-from penstock.journal import older
-from penstock.journal.older import AsyncJournalRecords, JournalRecords, fill
+from penstock.journal.journal_records import AsyncJournalRecords, JournalRecords, fill
 from penstock.operating.channels.listing import reshard
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
@@ -175,7 +174,7 @@ def test_the_log_is_compared_again_after_the_server_was_started(
     connection.execute("DELETE FROM penstock.journal WHERE first_offset > 90")
     connection.execute("DELETE FROM penstock.staged_records WHERE id = ANY(%s)", [lost])
     assert offsets(reader.read(0, 1, 3)) == [1, 2, 3]
-    monkeypatch.setattr(older, "server_start_us", lambda *_: 1)
+    monkeypatch.setattr("penstock.journal.journal_records.server_start_us", lambda *_: 1)
 
     with pytest.raises(HistoryDiverged):
         reader.read(0, 1, 3)

@@ -41,7 +41,7 @@ from penstock.errors import (
     ServerUnavailable,
     Unknown,
 )
-from penstock.journal.reading import JournaledRecord
+from penstock.journal.journal_reader import JournaledRecord
 from penstock.operating.channels.listing import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.doctor import diagnose

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.flow import running
-from fixtures.intervals import care_now
+from fixtures.intervals import maintain_now
 from fixtures.jobs import ADD_EFFECT, EFFECTS
 from penstock import Job, Pipeline, Queue
 from penstock.channels.routing import queue_keys
@@ -207,7 +207,7 @@ def test_the_streamer_feeds_all_other_shards_and_queues(what: str, world: World)
 
     def all_others_are_fed() -> bool:
         """After another round, which ends in 50 ms whether all is done or not."""
-        care_now(world.streamer)
+        maintain_now(world.streamer)
         world.streamer.round()
         left = world.connection.execute(
             "SELECT DISTINCT channel, shard FROM penstock.waiting_records WHERE NOT is_given"

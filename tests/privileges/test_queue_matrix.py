@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.clients import RedisClient, connect_redis
-from fixtures.intervals import care_now
+from fixtures.intervals import maintain_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Job, Pipeline, Queue, stage
@@ -69,7 +69,7 @@ def publish(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
         streamer._upkeep.retain_at = 0.0
-        care_now(streamer)
+        maintain_now(streamer)
         streamer.round()
 
 

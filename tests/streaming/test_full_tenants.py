@@ -9,7 +9,7 @@ from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
 from penstock.streaming import Streamer
-from penstock.streaming.queues import FEED_A_TENANT, FEED_TENANTS
+from penstock.streaming.queues import REFILL_A_TENANT, REFILL_TENANTS
 from penstock.testing import eventually
 
 TENANTS = 1000
@@ -51,13 +51,13 @@ def waiting(connection: Connection, tenant: str = "%") -> int:
 
 def care(streamer: Streamer) -> int:
     assert streamer._publisher is not None
-    return streamer._publisher.care_for_queues()
+    return streamer._publisher.maintain_queues()
 
 
 @pytest.fixture
 def shortest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round does as little as it may: as on a machine that is so slow that its time is over after the first step."""
-    monkeypatch.setattr("penstock.streaming.queues.CARE_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.queues.MAINTAIN_S", 0.0)
 
 
 @pytest.mark.usefixtures("shortest_rounds")
@@ -71,7 +71,7 @@ def test_a_tenant_that_has_room_again_is_fed_though_1000_others_are_full(
         while waiting(connection, name(number)) and rounds < TENANTS:
             rounds += 1
             care(streamer)
-        assert rounds <= 2 + TENANTS // FEED_TENANTS
+        assert rounds <= 2 + TENANTS // REFILL_TENANTS
 
 
 @pytest.mark.usefixtures("shortest_rounds")
@@ -99,10 +99,10 @@ def test_when_all_have_room_again_all_is_fed(queue: FairQueue, streamer: Streame
 def test_a_tenant_with_room_for_all_is_fed_more_than_one_record_a_round(
     queue: FairQueue, streamer: Streamer, connection: Connection
 ) -> None:
-    connection.execute(STAGE, (1, 2 * FEED_A_TENANT))
+    connection.execute(STAGE, (1, 2 * REFILL_A_TENANT))
     streamer.drain()
     queue.limit(name(0), TenantLimits())
     before = waiting(connection, name(0))
     while waiting(connection, name(0)) == before:
         care(streamer)
-    assert before - waiting(connection, name(0)) >= FEED_A_TENANT
+    assert before - waiting(connection, name(0)) >= REFILL_A_TENANT

@@ -373,7 +373,7 @@ def test_a_row_with_an_old_xid_that_the_next_tick_finds_is_not_isolated(
 def test_rows_are_examined_for_old_xids_a_part_at_a_time(
     streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.faults.MOST_EXAMINED", 10)
+    monkeypatch.setattr("penstock.streaming.faults.MAX_EXAMINED", 10)
     [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
     stage_rows(connection, things, 1)
     streamer.drain()  # a tick sees that it has ended

@@ -583,7 +583,7 @@ def test_a_streamer_of_an_older_epoch_writes_nothing(
     redis_client.set("penstock:{jobs/0}:epoch", 2)
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
     with pytest.raises(Fenced):
-        streamer._publisher.care_for_queues()  # type: ignore[union-attr]  # it has started
+        streamer._publisher.maintain_queues()  # type: ignore[union-attr]  # it has started
     put(2)
     with pytest.raises((Fenced, HistoryDiverged)):
         streamer.drain()

@@ -101,7 +101,7 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
 ) -> None:
     """Producers wait for one short transaction at most, and no shard waits for all of another's records."""
     monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
-    monkeypatch.setattr("penstock.streaming.upkeep.RETAIN_EVERY_S", inf)
+    monkeypatch.setattr("penstock.streaming.retention.RETAIN_EVERY_S", inf)
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.drain()
@@ -150,7 +150,7 @@ def test_retention_pauses_once_it_has_gone_through_all_shards_however_slow_it_is
     streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise every round of a streamer with many shards would retain."""
-    monkeypatch.setattr("penstock.streaming.upkeep.RETAIN_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.retention.RETAIN_S", 0.0)
     streamer.open()
     rounds = 0
     while streamer._upkeep.retain_at == 0.0:

@@ -62,8 +62,8 @@ def start(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[Start]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stalled work is taken over within a tenth of a second."""
-    monkeypatch.setattr("penstock.streaming.takeover.TAKEOVER_S", 0.1)
-    monkeypatch.setattr("penstock.streaming.takeover.STEP_S", 0.1)
+    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 0.1)
+    monkeypatch.setattr("penstock.streaming.share.STEP_S", 0.1)
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.02)
 
 
@@ -249,7 +249,7 @@ def test_without_the_streamer_that_sequences_another_ticks_until_it_is_back(
 def test_a_streamer_that_moves_its_shards_is_left_alone_however_large_its_backlog(
     start: Start, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.takeover.TAKEOVER_S", 0.05)
+    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 0.05)
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
     monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 0.0)
     first, second = start("1/2"), start("2/2")
@@ -274,11 +274,11 @@ def test_jobs_of_a_missing_streamer_are_fed_now_and_then(start: Start, connectio
         "INSERT INTO penstock.waiting_records (channel, shard, record_id, due) "
         "SELECT channel, shard, id, now() FROM penstock.staged_records"
     )
-    first.care()
+    first.maintain()
     assert connection.execute(waiting).fetchone() == (2,)
 
     def has_fed_all() -> bool:
-        first.care()  # for a while, which may be too short for all shards
+        first.maintain()  # for a while, which may be too short for all shards
         return connection.execute(waiting).fetchone() == (0,)
 
     eventually(has_fed_all, "the other share's jobs are fed, too")

@@ -204,7 +204,7 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     harm: Harm,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.unusable.RETRY_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.tails.RETRY_EVERY_S", 0.0)
     stage(connection)
     streamer.drain()
     harm(connection, redis_client)

@@ -34,7 +34,7 @@ def flow(things: Log) -> Pipeline:
 
 @pytest.fixture
 def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.streaming.unusable.RETRY_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.tails.RETRY_EVERY_S", 0.0)
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
 
 
@@ -186,7 +186,7 @@ def test_an_unusable_shard_is_logged_once_and_then_at_intervals(
     log_every_s: float,
     lines: int,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.unusable.LOG_EVERY_S", log_every_s)
+    monkeypatch.setattr("penstock.streaming.tails.LOG_EVERY_S", log_every_s)
     damage_ick(redis_client)
     stage(connection, things)
 

@@ -18,7 +18,7 @@ from penstock.clients import DirtyList
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.streaming import Streamer, tick, upkeep
+from penstock.streaming import Streamer, tick
 from penstock.testing import eventually
 from penstock.verifying import Examiner, FindingKind, bounds, verify
 from penstock.verifying.examiner import InlineExaminer
@@ -133,7 +133,7 @@ def at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[], int]]:
     """Runs producers, a streamer, three consumers and continuous retention; its value returns the number of records removed."""
-    monkeypatch.setattr(upkeep, "RETAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streaming.retention.RETAIN_EVERY_S", 0.0)
     for name in ("one", "two"):
 
         @flow.consumer(reads=things, name=name, batch=50)

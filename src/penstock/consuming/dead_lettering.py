@@ -10,7 +10,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.journal.older import make_records
+from penstock.journal.journal_records import make_records
 from penstock.records import Offset, Place, Record, Scope, ShardName
 
 

@@ -180,10 +180,6 @@ class Deliverer(Generic[Item]):
             shard: Where they come from.
             items: Records in the order of their offsets, the first may lie anywhere; or members.
             pause: Waits before another attempt.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer; what was under way may be committed, which the next delivery sees.
-            HandlerExited: The handler wants the process to end.
         """
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
         while delivery.parts and delivery.total.halted is None:

@@ -17,11 +17,7 @@ Decode = Callable[[str], Any]
 
 
 def make_decoder(consumer: ConsumerSpec) -> Decode | None:
-    """The decoder of a consumer's payloads; None if it takes them as they are.
-
-    Raises:
-        DeclarationError: The model cannot be made a decoder of.
-    """
+    """The decoder of a consumer's payloads; None if it takes them as they are."""
     if consumer.payload is None:
         return None
     return make_model_decoder(consumer.payload, f"consumer {consumer.name}")
@@ -33,9 +29,6 @@ def make_model_decoder(model: Any, whose: str) -> Decode:
     Args:
         model: A dataclass, TypedDict, msgspec Struct or Pydantic model.
         whose: What has it, for the error.
-
-    Raises:
-        DeclarationError: The model cannot be made a decoder of.
     """
     try:
         return _msgspec_decoder(model) if hasattr(model, "__struct_fields__") else _pydantic_decoder(model)
@@ -44,11 +37,7 @@ def make_model_decoder(model: Any, whose: str) -> Decode:
 
 
 def decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
-    """Gives each record its ``payload``.
-
-    Raises:
-        Culprit: A payload does not fit; raised from ``InvalidPayload``.
-    """
+    """Gives each record its ``payload``."""
     for index, record in enumerate(records):
         if "payload" not in record.__dict__:  # a batch that is retried was validated before
             try:

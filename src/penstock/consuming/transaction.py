@@ -98,14 +98,7 @@ class HandlerTransaction:
         self._reached: dict[ShardName, Offset] = {}
 
     def apply(self, shards: Collection[ShardName], plan: Planner[Result], *, name: str = "consumer") -> Result:
-        """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points.
-
-        Raises:
-            NotApplied: It was rolled back, or its connection was cut at COMMIT.
-            ServerUnavailable: Postgres cannot be reached, cannot lock the checkpoints now, or was started again.
-            SchemaMissing: The tables are not there.
-            HandlerExited: The handler wants the process to end; nothing was committed.
-        """
+        """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points."""
         return self._caller.enter(lambda: self._apply(shards, plan, name))
 
     def read(self, function: Callable[[Executor], Result]) -> Result:

@@ -3,14 +3,12 @@
 Only the sequencer writes the journal.  Where it ends is the truth about a shard: a log that continues beyond it, or that
 holds another record at its end, shows that Postgres has lost commits.
 
-    reading    which shards there are, where they end, which record is at an offset, where a time begins, which records were missed
-    written    in which epoch Redis was written, and shards that Postgres has forgotten
-    older      the records of a range, as a reader of a log takes them from the journal
-    lineage    the comparison with Redis: before a streamer's first tick, before a consumer's first record
+    journal_reader    shards, their ends, the record at an offset, the offset of a time, missed records; epochs in Redis
+    journal_records   the records of a range, as a reader of a log takes them from the journal
+    lineage           the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
 
-from penstock.journal.lineage import check_lineage, check_same_server, check_tails, examine_lineage, server_start_us
-from penstock.journal.reading import (
+from penstock.journal.journal_reader import (
     Since,
     journal_bounds,
     journal_tails,
@@ -19,6 +17,7 @@ from penstock.journal.reading import (
     offsets_since,
     registered_tails,
 )
+from penstock.journal.lineage import check_lineage, check_same_server, check_tails, examine_lineage, server_start_us
 
 __all__ = [
     "Since",

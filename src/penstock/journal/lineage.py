@@ -21,8 +21,14 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
-from penstock.journal.reading import JournaledRecord, has_record, journal_bounds, records_at
-from penstock.journal.written import log_epochs, shards_to_compare
+from penstock.journal.journal_reader import (
+    JournaledRecord,
+    has_record,
+    journal_bounds,
+    log_epochs,
+    records_at,
+    shards_to_compare,
+)
 from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
 
@@ -88,13 +94,6 @@ def check_lineage(
         scope: Schema and namespace.
         declared: Shards to compare even if Postgres no longer knows them.
         on_unusable: Called with a shard whose keys cannot be compared; None raises.
-
-    Raises:
-        ReadOnlyPostgres: A standby, or a server that takes no writes.
-        HistoryDiverged: Postgres lost what was published, or is another database.
-        ForeignLog: A key of ours holds something else, and there is no ``on_unusable``.
-        SchemaMissing: The tables are not there.
-        ServerUnavailable: Postgres or Redis does not answer.
     """
     lineage = examine_lineage(connection, client, scope, declared=declared, on_unusable=on_unusable)
     return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
@@ -108,11 +107,7 @@ def examine_lineage(
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Lineage:
-    """Makes the same comparison, without opening an epoch.
-
-    Raises:
-        As ``check_lineage``.
-    """
+    """Makes the same comparison, without opening an epoch."""
     sql = statements("penstock.journal", scope.schema)
     current = server_identity(connection, scope)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
@@ -142,12 +137,7 @@ def examine_lineage(
 
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
-    """The identity of the server.
-
-    Raises:
-        ReadOnlyPostgres: A standby, or a server that takes no writes.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """The identity of the server."""
     statement = statements("penstock.journal", scope.schema)["server_state"]
     with (
         postgres_errors("reading the identity of Postgres"),
@@ -167,9 +157,6 @@ def server_start_us(connection: Connection, scope: Scope) -> int:
     """When the server was started: microseconds since 1970.
 
     Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
     """
     with postgres_errors("reading the start of Postgres"):
         row = connection.execute(statements("penstock.journal", scope.schema)["server_start"]).fetchone()
@@ -183,9 +170,6 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
     Args:
         started_us: When the server that answers was started.
         compared_us: When the one that was compared was started; None if none was.
-
-    Raises:
-        ServerReplaced: It has been restarted, restored or replaced: compare it, then go on.
     """
     if compared_us is not None and started_us != compared_us:
         raise ServerReplaced(
@@ -194,13 +178,7 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
 
 
 def check_epoch(connection: Connection, scope: Scope, written: Epoch) -> None:
-    """Checks that Postgres knows the epoch in which a log was written.
-
-    Raises:
-        HistoryDiverged: It does not.
-        SchemaMissing: Postgres knows no epoch.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Checks that Postgres knows the epoch in which a log was written."""
     with postgres_errors("comparing epochs"):
         sql = statements("penstock.journal", scope.schema)
         newest = connection.execute(sql["newest_epoch"]).fetchone()
@@ -216,14 +194,7 @@ def check_tails(
     shards: Sequence[ShardName],
     on_unusable: OnUnusable | None = None,
 ) -> None:
-    """Checks that the log of each shard ends where its journal ends, or before, and with the same record.
-
-    Raises:
-        HistoryDiverged: The log holds records that Postgres does not know.
-        ServerUnavailable: Postgres or Redis does not answer.
-        ForeignLog: A key of ours holds something else, and there is no ``on_unusable``.
-        DamagedJournal: The journal lacks records that Postgres and the log have, and there is no ``on_unusable``.
-    """
+    """Checks that the log of each shard ends where its journal ends, or before, and with the same record."""
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
     found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     _compare_tails(connection, client, scope, found, on_unusable)

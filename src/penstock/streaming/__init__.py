@@ -10,8 +10,7 @@ processes at once:
 ``Streamer`` runs the three in a loop.
 """
 
-from penstock.streaming.publisher import Publisher
-from penstock.streaming.replies import Published
+from penstock.streaming.publisher import Published, Publisher
 from penstock.streaming.retention import Retained, retain
 from penstock.streaming.sequencer import Tick, tick
 from penstock.streaming.share import RoundResult, Share

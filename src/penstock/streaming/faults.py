@@ -19,13 +19,13 @@ from penstock.records import RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.streamer")
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Most records and shards that are named, each, in the log and in reports."""
 
-MOST_EXAMINED = 5000
+MAX_EXAMINED = 5000
 """Most new rows per second whose transaction id is examined: about a millisecond.  The others are examined later."""
 
-MOST_UNREACHABLE = 1000
+MAX_UNREACHABLE = 1000
 """Most rows with an impossible transaction id that are noted, of either kind."""
 
 
@@ -95,7 +95,7 @@ class Faults:
 
     Attributes:
         isolated: Records without an offset.
-        unknown: Shards of no registered channel, at most ``MOST_NAMED``.
+        unknown: Shards of no registered channel, at most ``MAX_NAMED``.
         stopped: Shards that are left out.
     """
 
@@ -105,12 +105,7 @@ class Faults:
 
 
 def read_faults(connection: Connection, scope: Scope) -> Faults:
-    """What streamers have noted.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """What streamers have noted."""
     with postgres_errors("reading what is isolated and stopped"):
         return Faults(
             _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
@@ -119,7 +114,7 @@ def read_faults(connection: Connection, scope: Scope) -> Faults:
 
 def _read_isolated(connection: Connection, scope: Scope, after: int) -> IsolatedRecords:
     rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["isolated_records"], {"number": after, "most": MOST_NAMED}
+        statements("penstock.streaming", scope.schema)["isolated_records"], {"number": after, "most": MAX_NAMED}
     ).fetchall()
     if not rows:
         return IsolatedRecords(last_number=after)
@@ -133,7 +128,7 @@ def _read_isolated(connection: Connection, scope: Scope, after: int) -> Isolated
 
 def _read_unknown(connection: Connection, scope: Scope) -> tuple[UnknownShard, ...]:
     rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["unknown_shards"], {"most": MOST_NAMED}
+        statements("penstock.streaming", scope.schema)["unknown_shards"], {"most": MAX_NAMED}
     ).fetchall()
     return tuple(
         UnknownShard(ShardName(channel, Shard(shard)), records, first) for channel, shard, records, first in rows
@@ -148,12 +143,7 @@ def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, .
 
 
 def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None:
-    """Checks that no record of a shard has lost its offset.
-
-    Raises:
-        DamagedJournal: Some have.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Checks that no record of a shard has lost its offset."""
     sql = statements("penstock.streaming", scope.schema)["missed_in_shard"]
     with postgres_errors("looking for missed records"):
         [(count, first)] = connection.execute(sql, {"channel": shard.channel, "shard": shard.shard}).fetchall()
@@ -179,14 +169,10 @@ class FaultLog:
         self._noted = self._examined = None
 
     def update(self, connection: Connection) -> None:
-        """Notes which records can get no offset, and what belongs to no channel.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Notes which records can get no offset, and what belongs to no channel."""
         sql = statements("penstock.streaming", self._scope.schema)
         with postgres_errors("noting what is isolated"):
-            connection.execute(sql["isolate_unreachable"], {"most": MOST_UNREACHABLE})
+            connection.execute(sql["isolate_unreachable"], {"most": MAX_UNREACHABLE})
             self._isolate_overtaken(connection)
             self._log_isolated(_read_isolated(connection, self._scope, self._last_number))
             self._log_unknown(_read_unknown(connection, self._scope))
@@ -203,16 +189,12 @@ class FaultLog:
             return
         shown, last = self._examined
         [(now, last, rows)] = connection.execute(
-            sql["isolate_overtaken"], {"shown": shown, "last": last, "most": MOST_EXAMINED}
+            sql["isolate_overtaken"], {"shown": shown, "last": last, "most": MAX_EXAMINED}
         ).fetchall()
-        self._examined = (shown if rows == MOST_EXAMINED else now), last
+        self._examined = (shown if rows == MAX_EXAMINED else now), last
 
     def forget(self, connection: Connection) -> None:
-        """Removes the notes of records that are no longer isolated.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Removes the notes of records that are no longer isolated."""
         with postgres_errors("removing old notes"):
             connection.execute(statements("penstock.streaming", self._scope.schema)["forget_isolated"])
 
@@ -244,9 +226,6 @@ class FaultLog:
             connection: In autocommit mode.
             stopped: The shards, and why.
             others: Shards of other streamers, whose notes are left as they are.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
         """
         reasons = {shard: str(error) for shard, error in stopped.items()}
         kept = sorted(str(shard) for shard in {*stopped, *others})

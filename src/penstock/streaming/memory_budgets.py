@@ -70,13 +70,7 @@ class MemoryBudgets:
         self._smaller |= {s for s, part in self._parts.items() if part < former.get(s, inf)}
 
     def make_room(self, batch: Batch) -> None:
-        """Makes room for a batch that is about to be sent, if its channel has a budget.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-            AppendRefused: Redis does not take writes, or its user may not measure.
-            ForeignLog: The key holds something that Penstock did not write.
-        """
+        """Makes room for a batch that is about to be sent, if its channel has a budget."""
         part = self._parts.get(batch.shard)
         if part is None:
             return
@@ -90,11 +84,7 @@ class MemoryBudgets:
         known.underway.append((batch.last, size))
 
     def keep(self, shards: Iterable[ShardName], on_unusable: OnUnusable) -> int:
-        """Evicts what is beyond budgets that are new or have become smaller; returns the number of entries.
-
-        Raises:
-            As ``make_room``.
-        """
+        """Evicts what is beyond budgets that are new or have become smaller; returns the number of entries."""
         rooms = {
             shard: Room(self._parts[shard], self._parts[shard])
             for shard in shards

@@ -20,14 +20,14 @@ log = structlog.get_logger("penstock.streamer")
 WINDOW_S = 1.0
 """Interval in which nudges are counted, in seconds."""
 
-MOST_NUDGES = 1000
+MAX_NUDGES = 1000
 """More nudges than this in a window are a flood: a round that follows another within a millisecond needs none."""
 
-MOST_BYTES = 4096
+MAX_PAYLOAD_BYTES = 4096
 """So are more bytes of payload than this: a nudge has none."""
 
 DEAF_S = 10.0
-"""How long the streamer polls without nudges after a flood, or if it cannot listen, in seconds."""
+"""Seconds that the streamer polls without nudges after a flood, or if it cannot listen."""
 
 
 class Nudges:
@@ -91,7 +91,7 @@ class Nudges:
             self._nudges += 1
             self._bytes += len(nudge.extra)
         log.debug("nudged", times=self._nudges)
-        if self._nudges > MOST_NUDGES or self._bytes > MOST_BYTES:
+        if self._nudges > MAX_NUDGES or self._bytes > MAX_PAYLOAD_BYTES:
             self._stop_listening(f"{self._nudges} nudges with {self._bytes} bytes")
             return False
         return self._nudges > before

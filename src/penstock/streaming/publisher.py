@@ -17,10 +17,11 @@ record at fault is found.  A changed lineage or a newer epoch stops the publishe
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
 from random import randrange
 from time import monotonic
-from typing import Any
+from typing import Any, assert_never
 
 import psycopg
 from typing_extensions import override
@@ -28,23 +29,111 @@ from typing_extensions import override
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
-from penstock.channels.log import Batch, Reply, append_ahead, append_together
+from penstock.channels.log import (
+    Appended,
+    Batch,
+    Behind,
+    FencedOff,
+    Foreign,
+    Reply,
+    Unusable,
+    append_ahead,
+    append_together,
+)
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
-from penstock.errors import DamagedJournal, ServerUnavailable
+from penstock.errors import DamagedJournal, Fenced, HistoryDiverged, ServerUnavailable, UnpublishableRecord
 from penstock.journal import check_tails
-from penstock.journal.written import log_epochs
+from penstock.journal.journal_reader import log_epochs
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
-from penstock.streaming.replies import NOTHING, Published, Replies
 from penstock.streaming.shard_sender import ShardSender
 from penstock.streaming.share import WHOLE, Share
-from penstock.streaming.tails import Tails
+from penstock.streaming.tails import Tails, UnusableShards
 from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, group_batches, read_ahead, unpublished
-from penstock.streaming.unusable import UnusableShards
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Result of one round of the publisher.
+
+    Attributes:
+        added: Records that were new to the log.
+        known: Records that the log already had: sent again, or sent before by another publisher.
+        healed: Shards whose log had less than expected, and are being replayed.
+    """
+
+    added: int = 0
+    known: int = 0
+    healed: tuple[ShardName, ...] = ()
+
+
+NOTHING = Published()
+
+
+def refusal(batch: Batch | MarkBatch, reply: Foreign) -> HistoryDiverged:
+    """The error of a log, or of a position, that holds another record than the journal."""
+    return HistoryDiverged(
+        f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
+        "Postgres has lost commits that were published, or two databases write to one namespace. "
+        "See docs: errors#historydiverged; then: penstock reset epoch"
+    )
+
+
+class Replies:
+    """The replies of a round, as far as they have to be acted upon after it."""
+
+    def __init__(self, ends: Tails) -> None:
+        self._ends = ends
+        self._foreign: dict[ShardName, HistoryDiverged] = {}
+        self._refused: set[ShardName] = set()
+
+    def may_send(self, shard: ShardName) -> bool:
+        """Whether nothing of the shard has failed."""
+        return not (shard in self._ends.unusable or shard in self._foreign or shard in self._refused)
+
+    def take_foreign(self) -> Mapping[ShardName, HistoryDiverged]:
+        """The shards whose log holds other records than the journal; forgets them."""
+        foreign, self._foreign = self._foreign, {}
+        return foreign
+
+    def take_refused(self) -> set[ShardName]:
+        """The shards with a record that Redis does not take; forgets them."""
+        refused, self._refused = self._refused, set()
+        return refused
+
+    def add(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
+        """Notes a reply; returns what has been done, with it."""
+        match reply:
+            case Appended(tail, added):
+                self._ends.move(batch.shard, tail, by_another=added < batch.count)
+                known = done.known + batch.count - added
+                return replace(done, added=done.added + added, known=known)
+            case Behind(tail):
+                # An Ick that is ahead was marked by another publisher, in batches that began elsewhere.
+                is_ahead = tail >= batch.first
+                self._ends.move(batch.shard, tail, by_another=is_ahead)
+                if is_ahead or batch.shard in done.healed:
+                    return done
+                return replace(done, healed=(*done.healed, batch.shard))
+            case Unusable(UnpublishableRecord()):
+                self._refused.add(batch.shard)
+            case Unusable(error):
+                self._ends.unusable.add(batch.shard, error)
+            case Foreign():
+                self._foreign.setdefault(batch.shard, refusal(batch, reply))
+            case FencedOff(epoch):
+                raise Fenced(
+                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, which Postgres has left. "
+                    "Start it again"
+                )
+            case _:
+                assert_never(reply)
+        return done
+
 
 ROUND_S = 0.25
 """Time budget of one publish round, in seconds.  Short enough that the streamer still ticks, retains and notices a stop
@@ -89,12 +178,7 @@ class Publisher:
         return self.ends.log
 
     def refresh(self) -> None:
-        """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            HistoryDiverged: A shard holds records that Postgres does not know.
-        """
+        """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt."""
         channels = registered_channels(self._connection, self._scope)
         self.ends.update(channels)
         self._queues.update(channels)
@@ -125,12 +209,6 @@ class Publisher:
 
         Args:
             prefetched: Batches that need not be read from the journal: the inline records of the last tick.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer; whatever was sent may be sent again.
-            AppendRefused: Redis does not accept writes now.
-            HistoryDiverged: The journal names records that Postgres no longer has, or the log holds other ones.
-            Fenced: A newer epoch has taken over.
         """
         try:
             return self._send(self.tails, prefetched)
@@ -178,13 +256,7 @@ class Publisher:
     def _send(
         self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch] = (), *, may_begin: bool = True
     ) -> Published:
-        """Sends what comes after ``tails``.
-
-        Args:
-            tails: Where to continue.
-            prefetched: Batches that need not be read.
-            may_begin: Whether a log that has less than the journal may begin where the journal does.
-        """
+        """Sends what comes after ``tails``."""
         done = Published()
         for replies in (
             self._append(tails, prefetched, may_begin=may_begin),
@@ -202,11 +274,7 @@ class Publisher:
         return done
 
     def _check_foreign(self) -> None:
-        """Leaves out the shards whose log holds other records than the journal, unless Postgres has lost commits.
-
-        Raises:
-            HistoryDiverged: It has, or two databases write to one namespace.
-        """
+        """Leaves out the shards whose log holds other records than the journal, unless Postgres has lost commits."""
         foreign = self._replies.take_foreign()
         self.ends.check([*foreign])
         for shard, error in foreign.items():
@@ -261,31 +329,20 @@ class Publisher:
                 yield batch, self._queues.send(batch)
 
     def keep_budgets(self) -> int:
-        """Evicts what its own logs have beyond the memory of their channels; returns the number of entries.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-            AppendRefused: Redis does not take writes.
-        """
+        """Evicts what its own logs have beyond the memory of their channels; returns the number of entries."""
         shards = [shard for shard in self.ends.own if shard not in self.unusable]
         return self._budgets.keep(shards, self.unusable.add)
 
-    def care_for_queues(self, *, everywhere: bool = False) -> int:
-        """Gives Redis what waits or what it lacks, for a while.
+    def maintain_queues(self, *, everywhere: bool = False) -> int:
+        """Gives Redis waiting records, and those that it lacks, for a while.
 
         Args:
             everywhere: In the queues of other shares, too.
-
-        Returns:
-            The number of records.
-
-        Raises:
-            As ``publish``.
         """
         shards = self.ends.known if everywhere else self.ends.own
         filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
         tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
-        return self._queues.care(tails, self.unusable.add)
+        return self._queues.maintain(tails, self.unusable.add)
 
     def _batches(
         self,

@@ -3,17 +3,20 @@
 A record counts as outstanding as long as its staged row is there: the worker that has its effect deletes the row in the transaction
 of the effect.  What Redis has is never the truth about it:
 
-    replay    from the position in Redis, as for every kind of channel; done records are passed over
-    feed      of waiting records: due within the hour, refused before because their tenant had no room, or missing
-    audit     page by page, of what Redis should have: what it does not know is fed again
+    replay      from the position in Redis, as for every kind of channel; done records are passed over
+    refill      waiting records: due within the hour, refused before because their tenant had no room, or missing
+    reconcile   page by page: records that Redis should have and does not know become waiting ones
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
 from time import monotonic
 from typing import Any
+
+import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
@@ -25,24 +28,131 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.declaring.outcomes import RESERVED
-from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged
+from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_within
 from penstock.errors import Fenced
-from penstock.parsing import find_number
+from penstock.parsing import find_number, parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
-from penstock.streaming.queued_records import NEAR, Due, apart, make_queue_batch
 from penstock.streaming.unpublished import BATCH_BYTES
 
-FEED_RECORDS = 200
-"""Most records that are fed in one step of a shard."""
+log = structlog.get_logger("penstock.streamer")
 
-FEED_TENANTS, FEED_A_TENANT = 100, 50
-"""Of so many tenants without room one record each is tried in one step of a shard; most records of one that has room again."""
+NEAR = timedelta(hours=1)
+"""Time before it is due from which a record may be in Redis."""
 
-AUDIT_RECORDS = 1000
-"""About so many records of the journal, and at most so many waiting ones, are in one step of the audit of a shard."""
+_NEAR_MS = NEAR // timedelta(milliseconds=1)
+_MAX_MS = 1 << 52
+"""Times beyond it are no times that Lua counts exactly."""
 
-CARE_S = 0.05
-"""Time budget of one round for feeding and auditing, in seconds."""
+Due = tuple[RecordId, int]
+"""A record, and when it is due, in milliseconds since 1970."""
+
+
+def make_queue_batch(batch: Batch) -> tuple[QueueBatch, list[Due]]:
+    """The messages of a batch, and the records of it that wait in Postgres until they are due."""
+    near: list[QueuedRecord] = []
+    far: list[Due] = []
+    places: list[tuple[RecordId, int]] = []
+    for offset, values in enumerate(batch.columns.rows(), batch.first):
+        is_done = values[1] is None
+        places.append((values[0], 0 if is_done else values[6]))
+        if is_done:
+            continue
+        record = make_queued(Offset(offset), values)
+        if record.due_ms is not None and record.due_ms - values[6] // 1000 > _NEAR_MS:
+            far.append((record.id, record.due_ms))
+        else:
+            near.append(record)
+    made = QueueBatch(batch.shard, batch.epoch, batch.first, batch.last, batch.begins, places, near)
+    return made, far
+
+
+def apart(shard: ShardName, epoch: Epoch, rows: Iterable[Sequence[Any]]) -> QueueBatch:
+    """A batch outside the order: the position does not move."""
+    messages = [make_queued(BEGINNING, row) for row in rows]
+    return QueueBatch(shard, epoch, BEGINNING, BEGINNING, False, (), messages)
+
+
+def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
+    """A record as a message.
+
+    What names the record's action, object and time goes into the reserved header, whose last mention counts.
+
+    Args:
+        offset: Its offset.
+        values: id, tenant, action, object, data, headers, and when it was staged in microseconds since 1970.
+    """
+    id_, tenant, action, object_, data, headers, staged_us = values
+    own = _read_own(headers, id_)
+    own.pop("staged_us", None)  # it comes last: see ``read_identity``
+    key, unique = own.get("key"), own.get("unique")
+    due = _time(own.get("due"))
+    if due is None and (delay := _time(own.get("delay_ms"))):
+        due = staged_us // 1000 + delay
+    return QueuedRecord(
+        id_,
+        offset,
+        tenant,
+        key if isinstance(key, str) else "",
+        due,
+        _time(own.get("deadline")),
+        _unique(unique, tenant),
+        data,
+        _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us}),
+        staged_us,
+    )
+
+
+def _read_own(headers: str, record: RecordId) -> dict[str, Any]:
+    """The reserved header, which a producer that writes SQL may have filled with anything."""
+    if RESERVED not in headers:
+        return {}
+    try:
+        parsed = parse_json(headers)
+        own = parsed.get(RESERVED, {}) if isinstance(parsed, dict) else {}
+    except ValueError:  # of whatever header: nested too deep, or a number with too many digits
+        own = None
+    if not isinstance(own, dict):
+        log.warning("reserved header is no object, and ignored", record=record, header=RESERVED)
+        return {}
+    return own
+
+
+def _add_own(headers: str, own: dict[str, Any]) -> str:
+    """The headers with the reserved one at their end.  The others are not parsed, so that numbers stay as they are."""
+    text = json.dumps({RESERVED: own}, ensure_ascii=False)
+    if not headers.startswith("{") or headers == "{}":
+        return text
+    return f"{headers[:-1]}, {text[1:]}"
+
+
+def _time(value: object) -> int | None:
+    """A time in milliseconds; None if it is none, or out of range."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MAX_MS:
+        return int(value)
+    return None
+
+
+def _unique(value: object, tenant: str) -> tuple[str, str, str]:
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
+        return "", "", ""
+    name = name_within(tenant, name) if value.get("within") == "tenant" else name
+    until, for_s = value.get("until"), value.get("for_s")
+    if until == "window" and isinstance(for_s, (int, float)) and 0 < for_s < _MAX_MS / 1000:
+        return name, "window", f"{for_s * 1000:.0f}"
+    return name, "queued" if until == "queued" else "running", ""
+
+
+REFILL_RECORDS = 200
+"""Limit of the records that are refilled in one step of a shard."""
+
+REFILL_TENANTS, REFILL_A_TENANT = 100, 50
+"""Per step of a shard: at most 100 full tenants get one trial record each; a tenant with room again gets up to 50."""
+
+RECONCILE_RECORDS = 1000
+"""Page of a reconciliation: approximate number of records of the journal, and limit of the waiting ones."""
+
+MAINTAIN_S = 0.05
+"""Time budget of one round of maintenance, in seconds."""
 
 RETRY_PAUSE = timedelta(seconds=1)
 """Pause until a record is tried again whose unique name is still taken by one that is done."""
@@ -97,14 +207,7 @@ class Queues:
             self._writer(shard).declare(limits)
 
     def send(self, batch: Batch) -> Reply:
-        """Writes a batch of the journal; what Redis does not get now waits in Postgres.
-
-        Raises:
-            ServerUnavailable: A server does not answer; any of the messages may have been written.
-            AppendRefused: Redis does not take writes.
-            ForeignQueue: A key holds something else.
-            QueueDamaged: No stream of the queue can be written.
-        """
+        """Writes a batch of the journal; what Redis does not get now waits in Postgres."""
         made, far = make_queue_batch(batch)
         self._put_in_waiting(batch.shard, far)
         crashpoint("queues.after_waiting")
@@ -117,7 +220,7 @@ class Queues:
         return written.reply
 
     def _write(self, batch: QueueBatch) -> BatchWritten:
-        """Writes those of a batch of which no other record has the unique name."""
+        """Writes the records of a batch whose unique names no other record has."""
         refused = self._claim_names(batch) if self._channels[batch.shard.channel].shards > 1 else []
         ids = {each.record.id for each in refused}
         left = [each for each in batch.messages if each.id not in ids]
@@ -165,33 +268,23 @@ class Queues:
 
     def _forget_names(self, shard: ShardName) -> None:
         """Of a page of the queue's unique names, those that nobody has any more."""
-        limits = {"after": self._named.get(shard.channel, ""), "records": AUDIT_RECORDS}
+        limits = {"after": self._named.get(shard.channel, ""), "records": RECONCILE_RECORDS}
         [(last,)] = self._execute("forget_names", shard, limits)
         self._named[shard.channel] = last or ""
 
     def check(self, shard: ShardName) -> None:
-        """Checks that the keys of a shard can be used.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-            ForeignQueue: A key holds something else.
-        """
+        """Checks that the keys of a shard can be used."""
         self._writer(shard).find_missing([])
         self._writer(shard).sweep()
 
-    def care(self, tails: Mapping[ShardName, Offset], on_unusable: OnUnusable) -> int:
-        """Feeds, audits and sweeps those shards that can be used, for about ``CARE_S``; returns how many records were fed.
+    def maintain(self, tails: Mapping[ShardName, Offset], on_unusable: OnUnusable) -> int:
+        """Refills, reconciles and sweeps usable shards for about ``MAINTAIN_S``; returns the number of records given to Redis.
 
         Args:
             tails: The position of each shard that can be used.
             on_unusable: Called with a shard whose keys cannot be used.
-
-        Raises:
-            ServerUnavailable: A server does not answer.
-            AppendRefused: Redis does not take writes.
-            Fenced: A newer epoch has taken over.
         """
-        end, fed = monotonic() + CARE_S, 0
+        end, fed = monotonic() + MAINTAIN_S, 0
         shards = [shard for shard in sorted(tails) if shard.channel in self._channels]
         for _ in shards:
             shard = shards[self._next % len(shards)]
@@ -199,27 +292,27 @@ class Queues:
             with isolated(shard, on_unusable):
                 self._writer(shard).sweep()
                 self._restore_limits(shard)
-                self._audit(shard, tails[shard])
-                fed += self._feed(shard, end)
+                self._reconcile(shard, tails[shard])
+                fed += self._refill(shard, end)
             if monotonic() >= end:
                 break
         return fed
 
-    def _feed(self, shard: ShardName, end: float) -> int:
+    def _refill(self, shard: ShardName, end: float) -> int:
         fed = 0
         while True:
-            limits = {"records": FEED_RECORDS, "bytes": BATCH_BYTES}
+            limits = {"records": REFILL_RECORDS, "bytes": BATCH_BYTES}
             rows = self._execute("due_records", shard, limits)
-            fed += len(self._feed_rows(shard, rows))
+            fed += len(self._refill_rows(shard, rows))
             if not rows or monotonic() >= end:
-                return fed + self._feed_refused(shard, end)
+                return fed + self._refill_refused(shard, end)
 
-    def _feed_refused(self, shard: ShardName, end: float) -> int:
-        """Feeds tenants that had no room, in turn, until a whole lap has fed none; at least some of them, whatever the time."""
+    def _refill_refused(self, shard: ShardName, end: float) -> int:
+        """Refills full tenants, in turn, until a whole lap has given none; at least some of them, whatever the time."""
         fed, fed_before, is_whole_lap = 0, 0, not self._tenants.get(shard)
         while True:
             if tenants := self._next_refused(shard):
-                fed += self._feed_tenants(shard, tenants)
+                fed += self._refill_tenants(shard, tenants)
             elif is_whole_lap and fed == fed_before:
                 return fed
             else:
@@ -229,26 +322,26 @@ class Queues:
 
     def _next_refused(self, shard: ShardName) -> list[str]:
         """The next tenants without room; none after the last one, then the first ones again."""
-        limits = {"after": self._tenants.get(shard, ""), "tenants": FEED_TENANTS}
+        limits = {"after": self._tenants.get(shard, ""), "tenants": REFILL_TENANTS}
         found = [tenant for (tenant,) in self._execute("refused_tenants", shard, limits)]
         self._tenants[shard] = found[-1] if found else ""
         return found
 
-    def _feed_tenants(self, shard: ShardName, tenants: Sequence[str]) -> int:
-        """Tries the first record of each of some tenants, and feeds more of those that have room for it."""
+    def _refill_tenants(self, shard: ShardName, tenants: Sequence[str]) -> int:
+        """Tries the first record of each of some tenants, and refills those that have room for it."""
         first = self._read_refused(shard, tenants, 1)
         if first:
             self._tenants[shard] = first[-1][2]  # as far as their bytes went
-        given = self._feed_rows(shard, first, was_refused=True)
+        given = self._refill_rows(shard, first, was_refused=True)
         able = [row[2] for row in first if row[0] in given or row[1] is None]
-        more = self._read_refused(shard, able, FEED_A_TENANT) if able else []
-        return len(given) + len(self._feed_rows(shard, more, was_refused=True))
+        more = self._read_refused(shard, able, REFILL_A_TENANT) if able else []
+        return len(given) + len(self._refill_rows(shard, more, was_refused=True))
 
     def _read_refused(self, shard: ShardName, tenants: Sequence[str], records: int) -> list[Any]:
         limits = {"tenants": list(tenants), "records": records, "bytes": BATCH_BYTES}
         return self._execute("refused_records", shard, limits)
 
-    def _feed_rows(
+    def _refill_rows(
         self, shard: ShardName, rows: Sequence[Sequence[Any]], *, was_refused: bool = False
     ) -> set[RecordId]:
         """Gives Redis waiting records; returns which it has taken.  Of one that was refused before, that is known."""
@@ -309,16 +402,16 @@ class Queues:
             values = {"ids": list(ids), "dues": list(dues), "near": NEAR}
             self._execute("put_in_waiting", shard, values)
 
-    def _audit(self, shard: ShardName, tail: Offset) -> None:
+    def _reconcile(self, shard: ShardName, tail: Offset) -> None:
         """One page of the journal, one of the waiting records, and one of the unique names."""
         if self._channels[shard.channel].shards > 1:
             self._forget_names(shard)
-        limits = {"after": self._journaled.get(shard, BEGINNING), "tail": tail, "records": AUDIT_RECORDS}
+        limits = {"after": self._journaled.get(shard, BEGINNING), "tail": tail, "records": RECONCILE_RECORDS}
         [(last, ids)] = self._execute("outstanding_journaled", shard, limits)
         self._journaled[shard] = Offset(last) if last is not None else BEGINNING
-        limits = {"after": self._given.get(shard, 0), "records": AUDIT_RECORDS}
+        limits = {"after": self._given.get(shard, 0), "records": RECONCILE_RECORDS}
         rows = self._execute("given_records", shard, limits)
-        self._given[shard] = rows[-1][0] if len(rows) == AUDIT_RECORDS else RecordId(0)
+        self._given[shard] = rows[-1][0] if len(rows) == RECONCILE_RECORDS else RecordId(0)
         outstanding = [*ids, *(record for record, is_outstanding in rows if is_outstanding)]
         missing = self._writer(shard).find_missing(outstanding)
         if missing:

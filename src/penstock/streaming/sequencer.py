@@ -132,13 +132,7 @@ class Sequencer:
         return ticked
 
     def newest_tick(self) -> tuple[Tick, bool]:
-        """The newest tick, and whether records were committed since.
-
-        Raises:
-            ServerUnavailable: The connection failed.
-            SchemaMissing: The tables are not there.
-            UnsafeSetting: The place where sequencing stopped is lost.
-        """
+        """The newest tick, and whether records were committed since."""
         with postgres_errors("looking for records"):
             rows = self._execute_alone(self._sql["newest_tick"])
         if not rows:
@@ -242,10 +236,6 @@ def tick_within(connection: Connection, scope: Scope) -> Tick:
     """Runs a tick in a REPEATABLE READ transaction that the caller has opened and will commit.
 
     It makes a tick even if there is nothing to sequence; its snapshot then shows the same state.
-
-    Raises:
-        UnsafeSetting: The place where sequencing stopped is lost.
-        psycopg.Error: Another sequencer came first, or the connection failed.
     """
     sql = statements("penstock.streaming", scope.schema)
     connection.execute(sql["prepare_tick"])
@@ -280,13 +270,7 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
 
 
 def check_identity_cache(connection: Connection, scope: Scope) -> None:
-    """Checks that ids are drawn one at a time: the order of records depends on it.
-
-    Raises:
-        UnsafeSetting: The sequence hands out ids in advance.
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Checks that ids are drawn one at a time: the order of records depends on it."""
     sql = statements("penstock.streaming", scope.schema)
     with postgres_errors("reading the id sequence of staged_records"):
         row = connection.execute(sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}).fetchone()

@@ -13,7 +13,7 @@ from penstock.channels.log import Appended, Batch, Behind, Reply, Unusable, appe
 from penstock.database.connections import Connection
 from penstock.database.errors import ErrorKind, classify
 from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord
-from penstock.journal.reading import records_at
+from penstock.journal.journal_reader import records_at
 from penstock.records import Epoch, Offset, Scope, ShardName
 from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
@@ -53,11 +53,6 @@ class ShardSender:
             kind: Kind of the channel.
             entries: Of a log: see ``Batch.stored_as``.
             narrow: Whether to find the record at fault.
-
-        Raises:
-            UnpublishableRecord: A single record fails.
-            Refused: Another of ``isolation.UNUSABLE``.
-            ServerUnavailable: A server does not answer.
         """
         end = min(target, after + BATCH_RECORDS)
         most = end - after

@@ -1,12 +1,17 @@
-"""The share of a streamer: which shards it publishes beside other streamers of the same pipeline.
+"""The share of a streamer: the shards that it publishes beside other streamers of the same pipeline, and its takeovers.
 
-A share divides work; it excludes nobody.  Compare and append makes any number of publishers of one shard harmless, and each
-streamer watches the other shares and takes over what nobody does: see ``takeover``.
+A share divides work; it excludes nobody.  Compare and append makes any number of publishers of one shard harmless.  No streamer
+asks whether another one is alive; it watches that one's work.  It takes over a stalled shard, whose log lacks records and does
+not move, and ticks if records wait and no tick comes, each after a few seconds.  It gives them back as soon as another process
+works on them.  A wrong guess costs work that is done twice, and nothing else.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from time import monotonic
+
+import structlog
 
 from penstock.errors import InvalidSetting
 from penstock.records import ShardName
@@ -50,7 +55,7 @@ def pause_after(done: RoundResult, pause_s: float, idle_s: float) -> float:
     return min(idle_s, max(BUSY_PAUSE_S, pause_s * 1.5) if done.idle else BUSY_PAUSE_S)
 
 
-MOST_SHARES = 1000
+MAX_SHARES = 1000
 _SHARE = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 
 
@@ -91,15 +96,110 @@ WHOLE = Share()
 
 
 def parse_share(text: str) -> Share:
-    """The share that a text such as ``1/2`` names.
-
-    Raises:
-        InvalidSetting: It names none.
-    """
+    """The share that a text such as ``1/2`` names."""
     found = _SHARE.fullmatch(text.strip())
     number, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= number <= of <= MOST_SHARES:
+    if not 1 <= number <= of <= MAX_SHARES:
         raise InvalidSetting(
-            f"share {text!r}: give a number and how many shares there are, such as 1/2 and 2/2; at most {MOST_SHARES} shares"
+            f"share {text!r}: give a number and how many shares there are, such as 1/2 and 2/2; at most {MAX_SHARES} shares"
         )
     return Share(number, of)
+
+
+log = structlog.get_logger("penstock.streamer")
+
+TAKEOVER_S = 3.0
+"""Seconds of stalled work of a share before the next share takes it over."""
+
+STEP_S = 1.0
+"""Additional seconds of each further share: otherwise all of them would take over at once."""
+
+
+class ShardTakeover:
+    """Shards of other shares that this streamer publishes.
+
+    Attributes:
+        taken: These shards.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._since: dict[ShardName, float] = {}
+        self.taken: set[ShardName] = set()
+
+    def update(
+        self, distances: Mapping[ShardName, int], lacking: Collection[ShardName], moved: Collection[ShardName]
+    ) -> None:
+        """Takes over the shards that have stalled.
+
+        Args:
+            distances: How far the share of each shard is from this one.
+            lacking: Shards whose log lacks records.
+            moved: Shards to whose log another process has appended since the last call.
+        """
+        now = monotonic()
+        for shard in moved:
+            self.give_back(shard)
+        stalled = {s for s in lacking if distances.get(s) and s not in moved} - self.taken
+        self._since = {shard: self._since.get(shard, now) for shard in stalled}
+        self.take([s for s, since in self._since.items() if now - since >= _patience(distances[s])])
+
+    def take(self, shards: Collection[ShardName]) -> None:
+        """Takes shards over."""
+        if shards:
+            self.taken.update(shards)
+            log.warning(
+                "taking over shards that nobody publishes",
+                share=str(self._share),
+                shards=[str(shard) for shard in sorted(shards)],
+            )
+
+    def give_back(self, shard: ShardName) -> None:
+        """Leaves a shard to its own share, because another process has published it."""
+        if shard in self.taken:
+            self.taken.remove(shard)
+            log.info("leaving a shard to its share", share=str(self._share), shard=str(shard))
+
+
+class TickTakeover:
+    """Whether this streamer ticks in place of the one that sequences.
+
+    Attributes:
+        is_ticking: Whether it does.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._since = monotonic()
+        self._tick = -1
+        self.is_ticking = False
+
+    def is_due(self, tick: int, *, has_new: bool) -> bool:
+        """Whether to tick now.
+
+        Args:
+            tick: The newest one.
+            has_new: Whether records were committed since.
+        """
+        if tick != self._tick:
+            self._tick, self._since = tick, monotonic()
+            if self.is_ticking:
+                self.is_ticking = False
+                log.info("leaving the ticks to their share", share=str(self._share))
+        elif not has_new:
+            self._since = monotonic()
+        if has_new and not self.is_ticking and self._has_waited():
+            self.is_ticking = True
+            log.warning("taking over the ticks, which nobody makes", share=str(self._share))
+        return self.is_ticking and has_new
+
+    def ticked(self, tick: int) -> None:
+        """Notes a tick of this streamer."""
+        self._tick = tick
+
+    def _has_waited(self) -> bool:
+        return monotonic() - self._since >= _patience(self._share.number - 1)
+
+
+def _patience(distance: int) -> float:
+    return TAKEOVER_S + (distance - 1) * STEP_S

@@ -40,10 +40,10 @@ from penstock.database.errors import ErrorKind, classify, first_line, sqlstate
 
 log = structlog.get_logger("penstock.streamer")
 
-MOST = 1 << 19
+MAX_RECORDS = 1 << 19
 """Records per slice after the first failure of a tick; halved at each further one, doubled after each success."""
 
-FEWEST = 1000
+MIN_RECORDS = 1000
 """The number is not halved below this: a tick of so many takes some milliseconds."""
 
 _NOT_ABOUT_SIZE = {"25006", "25P03", "55006", "55P03"}
@@ -54,7 +54,7 @@ Execute = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TickSlice:
     """One step of the chain.
 
     Attributes:
@@ -75,11 +75,11 @@ class Slices:
 
     def __init__(self) -> None:
         self.most: int | None = None
-        self._planned: deque[Slice] = deque()
+        self._planned: deque[TickSlice] = deque()
         self._is_whole = False
         self._after = -1
 
-    def next(self, execute: Execute) -> tuple[int, Slice] | None:
+    def next(self, execute: Execute) -> tuple[int, TickSlice] | None:
         """The tick that the next slice must follow, and the slice; None if there is nothing to sequence."""
         assert self.most is not None
         if not self._planned:
@@ -98,19 +98,15 @@ class Slices:
         self.most = None if self._is_whole else max(self.most, min(2 * self.most, 2 * done.records))
 
     def failed(self, error: psycopg.Error) -> None:
-        """Makes slices smaller.
-
-        Raises:
-            psycopg.Error: The error, if smaller slices would not help.
-        """
+        """Makes slices smaller."""
         if not _is_about_size(error) or (self.most is not None and self._is_least(self.most)):
             raise error
         self.drop_plan()
-        self.most = MOST if self.most is None else max(FEWEST, self.most // 2)
+        self.most = MAX_RECORDS if self.most is None else max(MIN_RECORDS, self.most // 2)
         log.warning("tick failed, trying slices", reason=first_line(error), records=self.most)
 
     def _is_least(self, most: int) -> bool:
-        return most <= FEWEST or (bool(self._planned) and self._planned[0].records > 2 * most)
+        return most <= MIN_RECORDS or (bool(self._planned) and self._planned[0].records > 2 * most)
 
     @property
     def doing(self) -> str:
@@ -146,12 +142,8 @@ class _Step:
     waiting: list[tuple[int, int, int]]
 
 
-def plan(execute: Execute, most: int) -> tuple[int, list[Slice]]:
-    """Plans slices of about ``most`` records, from the last tick to now.
-
-    Returns:
-        The last tick, and the slices that follow it.
-    """
+def plan(execute: Execute, most: int) -> tuple[int, list[TickSlice]]:
+    """Plans slices of about ``most`` records, from the last tick to now."""
     [(tick, baseline, target, begin, open_then, end, open_now)] = execute("plan_slices", {})
     where = {"baseline": baseline, "target": target, "begin": str(begin), "most": most}
     steps = [*_steps_backwards(execute, where, end)][::-1]
@@ -169,16 +161,10 @@ def _steps_backwards(execute: Execute, where: dict[str, Any], end: int) -> Itera
         before = first
 
 
-def _slices(steps: list[_Step], begin: int, open_then: set[int], open_now: set[int], target: str) -> Iterator[Slice]:
-    """Makes the snapshots of the steps, oldest first.
-
-    Args:
-        steps: The steps, oldest first.
-        begin: The first transaction that the last tick's snapshot does not cover.
-        open_then: Transactions that were in progress in it.
-        open_now: Those that are in the target.
-        target: The snapshot of the last slice.
-    """
+def _slices(
+    steps: list[_Step], begin: int, open_then: set[int], open_now: set[int], target: str
+) -> Iterator[TickSlice]:
+    """Makes the snapshots of the steps, oldest first."""
     bounds = [step.bound for step in steps[:-1] if step.bound is not None]
     taken_later: dict[int, list[tuple[int, int]]] = {}
     waiting: set[int] = set()
@@ -197,7 +183,7 @@ def _slices(steps: list[_Step], begin: int, open_then: set[int], open_now: set[i
             later = {xid for xid in open_then if xid >= step.end}
             snapshot = _snapshot(end, open_now | waiting | later)
         if records:
-            yield Slice(snapshot, records)
+            yield TickSlice(snapshot, records)
             records = 0
 
 

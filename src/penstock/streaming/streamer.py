@@ -29,29 +29,28 @@ from penstock.schema.revisions import check_revision
 from penstock.schema.roles import check_privileges
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher, SlicePublisher
+from penstock.streaming.retention import StreamerUpkeep
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
-from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, pause_after
+from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
 from penstock.streaming.slices import Slices
-from penstock.streaming.takeover import TickTakeover
-from penstock.streaming.unusable import UnusableShards
-from penstock.streaming.upkeep import Upkeep
+from penstock.streaming.tails import UnusableShards
 
 log = structlog.get_logger("penstock.streamer")
 
 REFRESH_EVERY_S = 1.0
-CARE_EVERY_S = 1.0
-"""Interval of feeding and auditing queues, in seconds."""
+MAINTAIN_EVERY_S = 1.0
+"""Interval, in seconds, at which queues are maintained."""
 
-CARE_EVERYWHERE_EVERY = 8
-"""It does that for the queues of other shares, too, once in so many times: one of their streamers may be missing."""
+MAINTAIN_EVERYWHERE_EVERY = 8
+"""Every 8th round also maintains queues of other shares, in case their streamer is down."""
 
 TAILS_PAUSE = 9
 """A streamer that does not sequence spends a tenth of its time, at most, on reading tails: of 500 shards that takes 7 ms, and
 under steady traffic most ticks leave it nothing to publish."""
 
 READ_ONLY_S = 120.0
-"""How long a streamer that has worked waits for a primary that has become read-only, in seconds: a switch-over takes less.  At
-its start it does not wait: the URL is wrong."""
+"""Seconds that a running streamer waits for a primary that has become read-only: a switch-over takes less.  At its start it
+does not wait: the URL is wrong."""
 
 
 class Streamer(Runner[RoundResult]):
@@ -98,11 +97,11 @@ class Streamer(Runner[RoundResult]):
         self._publisher: Publisher | None = None
         self._slices = Slices()
         self._unusable = UnusableShards()
-        self._upkeep = Upkeep(pipeline)
+        self._upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
-        self._refresh_at = self._care_at = 0.0
-        self._newest_tick, self._read_tails_at, self._cares = -1, 0.0, 0
+        self._refresh_at = self._maintain_at = 0.0
+        self._newest_tick, self._read_tails_at, self._maintained = -1, 0.0, 0
         self._has_started = False
         self._worked_at: float | None = None
         self._server_start_us = 0
@@ -177,18 +176,18 @@ class Streamer(Runner[RoundResult]):
         self._connection = self._client = self._sequencer = self._publisher = None
 
     def round(self, *, expects_records: bool = False) -> RoundResult:
-        """Runs one round: streams, and at intervals feeds queues and retains.
+        """Runs one round: streams, and at intervals maintains queues and retains.
 
         Args:
             expects_records: As ``Sequencer.tick``.
 
         Raises:
-            As ``refresh``, ``stream``, ``care`` and ``retain``.
+            As ``refresh``, ``stream``, ``maintain`` and ``retain``.
         """
         now = monotonic()
         self.refresh()
         done = self.stream(expects_records=expects_records)
-        fed = self.care() if now >= self._care_at else 0
+        fed = self.maintain() if now >= self._maintain_at else 0
         removed = self.retain() if now >= self._upkeep.retain_at else 0
         return replace(done, added=done.added + fed, removed=removed)
 
@@ -247,16 +246,16 @@ class Streamer(Runner[RoundResult]):
             self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - began)
         return newest
 
-    def care(self) -> int:
-        """Feeds, audits and sweeps queues for a while; returns how many records Redis was given.
+    def maintain(self) -> int:
+        """Maintains queues for a while; returns the number of records given to Redis.
 
         Raises:
-            As ``Publisher.care_for_queues``.
+            As ``Publisher.maintain_queues``.
         """
         _, _, publisher = self._opened()
-        self._cares += 1
-        fed = publisher.care_for_queues(everywhere=self._cares % CARE_EVERYWHERE_EVERY == 0)
-        self._care_at = monotonic() + CARE_EVERY_S
+        self._maintained += 1
+        fed = publisher.maintain_queues(everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0)
+        self._maintain_at = monotonic() + MAINTAIN_EVERY_S
         return fed
 
     def sweep(self) -> None:
@@ -343,7 +342,7 @@ class Streamer(Runner[RoundResult]):
         """
         published = 0
         self._unusable.check_now()
-        self._refresh_at = self._care_at = 0.0
+        self._refresh_at = self._maintain_at = 0.0
         while True:
             done = self.round()
             published += done.added

@@ -1,19 +1,86 @@
-"""Where the journal and the log of each shard end, as a publisher last heard, and which shards it publishes."""
+"""Ends of the journal and of the log of each shard, as a publisher last heard; the shards that it publishes or skips."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from time import monotonic
+
+import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import ask_each
+from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import extents
 from penstock.database.connections import Connection
+from penstock.database.errors import describe
 from penstock.database.registry import RegisteredChannel
+from penstock.errors import DamagedJournal, UnpublishableRecord
 from penstock.journal import check_tails, registered_tails
 from penstock.records import BEGINNING, Offset, Scope, ShardName
-from penstock.streaming.share import Share
-from penstock.streaming.takeover import ShardTakeover
+from penstock.streaming.share import ShardTakeover, Share
 from penstock.streaming.unpublished import count_missing
-from penstock.streaming.unusable import UnusableShards
+
+log = structlog.get_logger("penstock.streamer")
+
+RETRY_EVERY_S = 5.0
+"""Interval, in seconds, at which an unusable shard is checked again."""
+
+MAX_RETRY_S = 60.0
+"""The interval doubles up to this if the journal is damaged or a record cannot be published: a check then reads the tables,
+or sends the record again."""
+
+LOG_EVERY_S = 60.0
+"""Shortest interval between two log lines about the same unusable shard, in seconds."""
+
+
+class UnusableShards:
+    """Unusable shards, the reason for each, and when to check and to log them again."""
+
+    def __init__(self) -> None:
+        self._errors: dict[ShardName, ShardError] = {}
+        self._retry_at: dict[ShardName, float] = {}
+        self._retry_s: dict[ShardName, float] = {}
+        self._log_at: dict[ShardName, float] = {}
+
+    def __contains__(self, shard: ShardName) -> bool:
+        return shard in self._errors
+
+    def __getitem__(self, shard: ShardName) -> ShardError:
+        return self._errors[shard]
+
+    @property
+    def errors(self) -> dict[ShardName, ShardError]:
+        """Why each of them is unusable."""
+        return dict(self._errors)
+
+    @property
+    def first_error(self) -> ShardError | None:
+        """Why the first of them is unusable; None if there is none."""
+        return next(iter(self._errors.values()), None)
+
+    def add(self, shard: ShardName, error: ShardError) -> None:
+        """Leaves a shard out until its next check."""
+        now = monotonic()
+        retry_s = RETRY_EVERY_S
+        if shard in self._errors and isinstance(error, (DamagedJournal, UnpublishableRecord)):
+            retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard])
+        self._errors[shard], self._retry_s[shard] = error, retry_s
+        self._retry_at[shard] = now + retry_s
+        if now >= self._log_at.get(shard, 0.0):
+            self._log_at[shard] = now + LOG_EVERY_S
+            log.error("shard unusable", shard=str(shard), reason=describe(error), retry_s=retry_s)
+
+    def remove(self, shard: ShardName) -> None:
+        """Takes a shard back: its keys are all right again."""
+        del self._errors[shard], self._retry_s[shard]
+        log.info("shard usable again", shard=str(shard))
+
+    def due(self) -> list[ShardName]:
+        """The shards to check now."""
+        now = monotonic()
+        return [shard for shard in self._errors if now >= self._retry_at[shard]]
+
+    def check_now(self) -> None:
+        """Makes all of them due."""
+        self._retry_at = dict.fromkeys(self._errors, 0.0)
 
 
 class Tails:
@@ -107,9 +174,6 @@ class Tails:
         Args:
             tails: The last new offset of each shard.
             firsts: The first one.  If the log has it already, rows of the journal were deleted.
-
-        Raises:
-            As ``check``.
         """
         for shard in tails.keys() & self._distances.keys():
             self.journal[shard] = max(tails[shard], self.journal.get(shard, BEGINNING))
@@ -121,9 +185,6 @@ class Tails:
 
         The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
         never be published.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
         """
         self.journal = registered_tails(self._connection, self._scope)
         found = self.read_logs([shard for shard in shards if shard not in self.unusable])
@@ -144,9 +205,6 @@ class Tails:
         """Checks the logs that moved without this publisher, and takes over stalled shards.
 
         Another publisher has written, or something else: a log that is ahead would never get what the journal has.
-
-        Raises:
-            As ``check``.
         """
         moved, self._moved = self._moved, set()
         self.check([shard for shard in moved if shard not in self.unusable])
@@ -158,12 +216,7 @@ class Tails:
         self._takeover.take([s for s, each in self._distances.items() if each == distance])
 
     def check(self, shards: Sequence[ShardName]) -> None:
-        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            HistoryDiverged: A shard holds records that Postgres does not know.
-        """
+        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record."""
         if shards:
             check_tails(self._connection, self._client, self._scope, shards, self.unusable.add)
 

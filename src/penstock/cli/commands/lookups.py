@@ -25,8 +25,8 @@ from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_bounds, known_shards, offsets_since
-from penstock.journal.older import fill
-from penstock.journal.written import shards_to_compare
+from penstock.journal.journal_reader import shards_to_compare
+from penstock.journal.journal_records import fill
 from penstock.operating.channels import unknown_channel
 from penstock.operating.tracing import MAX_OF_KEY, Diagnosis, OpenWriter, ReaderProgress, Story
 from penstock.operating.tracing import explain as find_cause

@@ -84,7 +84,7 @@ class _LogReader(Operations[C], Generic[C, O]):
             log: A channel of a pipeline, or the name of a log; that of a source is ``orders@eu``.
             shards: Number of its shards, all that it ever had; by default that of the channel, or 1.
             namespace: First part of each key.
-            older: Fetches records that have been evicted from Redis, such as ``penstock.journal.older.JournalRecords``; without it
+            older: Fetches records that have been evicted from Redis, such as ``penstock.journal.journal_records.JournalRecords``; without it
                 they are None.
 
         Raises:

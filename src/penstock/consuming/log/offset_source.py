@@ -20,7 +20,7 @@ from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap
-from penstock.journal.older import read_records
+from penstock.journal.journal_records import read_records
 from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
 
 

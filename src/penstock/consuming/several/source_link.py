@@ -20,7 +20,7 @@ from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
 from penstock.journal import check_tails, journal_bounds
-from penstock.journal.reading import JournaledRecord, records_at
+from penstock.journal.journal_reader import JournaledRecord, records_at
 from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
 from penstock.schema.revisions import check_revision
 from penstock.schema.roles import check_privileges

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.journal.reading import JournaledRecord
+from penstock.journal.journal_reader import JournaledRecord
 from penstock.records import Epoch, Offset, Record, RecordId, Scope, Shard, ShardName
 
 

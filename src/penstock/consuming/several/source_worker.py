@@ -28,7 +28,7 @@ from penstock.database.errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
-from penstock.journal.written import log_epochs
+from penstock.journal.journal_reader import log_epochs
 from penstock.records import Epoch, Offset, Record, ShardName
 
 Confirm = Callable[[Mapping[ShardName, Sequence[Record]]], Mapping[ShardName, Sequence[Record]]]

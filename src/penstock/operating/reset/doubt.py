@@ -16,7 +16,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
-from penstock.journal.reading import records_at
+from penstock.journal.journal_reader import records_at
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.records import Epoch, Offset, OffsetRange, Record, Scope, Shard, ShardName
 

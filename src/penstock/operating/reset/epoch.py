@@ -37,9 +37,8 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
+from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
-from penstock.journal.reading import journal_bounds, missed_records, records_at
-from penstock.journal.written import log_epochs, shards_to_compare
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import OffsetsInDoubt, count_each, find_doubt
 from penstock.pipeline import Pipeline

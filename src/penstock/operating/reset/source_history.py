@@ -19,7 +19,7 @@ from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
-from penstock.journal.reading import JournaledRecord, journal_bounds, records_at
+from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.operating.reset.doubt import count_still_there, kept_key
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Place, Scope, Shard, ShardName

@@ -1,14 +1,21 @@
-"""Reads the journal: its shards, where each of them ends, and which record is at an offset."""
+"""Reads the journal: its shards, where each of them ends, and the record at an offset; and what Redis says of these shards."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
+from penstock.channels.commands import RedisClient
+from penstock.channels.isolation import OnUnusable, ask_each
+from penstock.channels.routing import log_keys, next_shards
+from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
 from penstock.database.errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
-from penstock.records import LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.errors import ForeignLog
+from penstock.records import Epoch, LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
 
 CLOCK_MARGIN = timedelta(minutes=10)
 """How far a server's clock may be set back, while a record waits for its tick, without its being missed by a search by time."""
@@ -72,10 +79,6 @@ def offsets_since(
     """Where the records that were staged at a time or later begin, of each shard.
 
     Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        PrivilegeMissing: The connection's role may not read the journal or staged records.
     """
     chosen = list(shards)
     is_ago = isinstance(moment, timedelta)
@@ -98,11 +101,7 @@ def offsets_since(
 
 
 def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
-    """The records that the last tick saw and that have no offset.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """The records that the last tick saw and that have no offset."""
     with postgres_errors("looking for missed records"):
         rows = connection.execute(statements("penstock.journal", scope.schema)["missed_records"]).fetchall()
     return [
@@ -120,9 +119,6 @@ def journal_bounds(
         connection: Two index probes for each of ``shards``.
         scope: Of the pipeline.
         shards: None takes all that the journal has: one more probe for each.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
     """
     sql, values = statements("penstock.journal", scope.schema)["every_bounds"], None
     if shards is not None:
@@ -135,32 +131,19 @@ def journal_bounds(
 
 
 def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
-    """The last offset of every shard in the journal.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """The last offset of every shard in the journal."""
     return {shard: last for shard, (_, last) in journal_bounds(connection, scope).items()}
 
 
 def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
-    """The last offset in the journal of every shard of a registered channel.  Others are not published.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """The last offset in the journal of every shard of a registered channel.  Others are not published."""
     with postgres_errors("reading the journal's tails"):
         rows = connection.execute(statements("penstock.journal", scope.schema)["registered_tails"]).fetchall()
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
 def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
-    """Whether Postgres has this record, by its id and the time of its staging.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Whether Postgres has this record, by its id and the time of its staging."""
     with postgres_errors("looking for a record"):
         [(exists,)] = connection.execute(
             statements("penstock.journal", scope.schema)["staged_at"], {"id": record.id, "staged_us": record.staged_us}
@@ -169,12 +152,7 @@ def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool
 
 
 def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()) -> list[ShardName]:
-    """Every shard that is registered or ``declared``.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-        SchemaMissing: The tables are not there.
-    """
+    """Every shard that is registered or ``declared``."""
     channels = registered_channels(connection, scope).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
     return sorted({*registered, *declared})
@@ -183,11 +161,7 @@ def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardN
 def records_at(
     connection: Connection, scope: Scope, offsets: Mapping[ShardName, Offset]
 ) -> dict[ShardName, JournaledRecord]:
-    """The journal's record at one offset of each shard, without the shards where it has none.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """The journal's record at one offset of each shard, without the shards where it has none."""
     with postgres_errors("reading the journal"):
         rows = connection.execute(
             statements("penstock.journal", scope.schema)["records_at"],
@@ -202,3 +176,49 @@ def records_at(
         for channel, shard, record_id, staged_us in rows
         if record_id
     }
+
+
+_EPOCH = re.compile(r"[0-9]{1,10}")
+"""What ``append.lua`` accepts."""
+
+
+def shards_to_compare(
+    connection: Connection,
+    client: RedisClient,
+    scope: Scope,
+    declared: Iterable[ShardName] = (),
+    on_unusable: OnUnusable | None = None,
+) -> list[ShardName]:
+    """Every shard that is registered or ``declared``, and those that were written and that Postgres does not know.
+
+    It has forgotten them if it was restored to before the number of shards was changed.
+    """
+    channels = registered_channels(connection, scope).values()
+    beyond = [
+        shard
+        for channel in channels
+        if channel.kind == "log"
+        for shard in next_shards(channel.name, channel.total_shards)
+    ]
+    written = ask_each(partial(log_epochs, client, scope), beyond, on_unusable)
+    registered = (shard for channel in channels for shard in channel.shard_names)
+    return sorted({*registered, *declared, *written})
+
+
+def log_epochs(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
+    """The epoch in which each shard was last written, without shards that never were."""
+    pipeline = client.pipeline(transaction=False)
+    for shard in shards:
+        pipeline.get(log_keys(scope.namespace, shard).epoch)
+    with redis_errors("reading the log's epochs"):
+        replies = pipeline.execute()
+    return {
+        shard: _parse_epoch(shard, reply) for shard, reply in zip(shards, replies, strict=True) if reply is not None
+    }
+
+
+def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
+    if not _EPOCH.fullmatch(text):
+        raise ForeignLog(f"{shard}: the key of its epoch holds no number; something else uses Penstock's names")
+    return Epoch(int(text))
