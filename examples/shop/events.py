@@ -10,7 +10,7 @@ from shop.models import IndexedRide, Receipt, ReportLine, Ride, RideCopy, RideTo
 
 rides = Log("rides", shards=4)
 rides_trial = Log("rides-trial", shards=4)  # for replays
-ride_index = Ick("ride-index", shards=2)
+ride_index = Ick("ride_index", shards=2)
 receipts = Queue("receipts")
 
 pipeline = Pipeline(channels=[rides, rides_trial, ride_index, receipts])

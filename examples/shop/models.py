@@ -19,7 +19,7 @@ class Ride(Base):
 
 
 class RideTotal(Base):
-    """The fare of each ride, as ``ride-totals`` keeps it."""
+    """The fare of each ride, as ``ride_totals`` keeps it."""
 
     __tablename__ = "ride_totals"
 
@@ -28,7 +28,7 @@ class RideTotal(Base):
 
 
 class RideCopy(Base):
-    """The same, as ``ride-copies`` keeps it, and a reconciliation compares it."""
+    """The same, as ``ride_copies`` keeps it, and a reconciliation compares it."""
 
     __tablename__ = "ride_copies"
 
@@ -37,7 +37,7 @@ class RideCopy(Base):
 
 
 class ReportLine(Base):
-    """What has happened, a line for each record: the effect of ``ride-report``."""
+    """What has happened, a line for each record: the effect of ``ride_report``."""
 
     __tablename__ = "ride_report"
 
@@ -46,7 +46,7 @@ class ReportLine(Base):
 
 
 class IndexedRide(Base):
-    """What one can search for: the copy of ``index-rides``."""
+    """What one can search for: the copy of ``index_rides``."""
 
     __tablename__ = "indexed_rides"
 
@@ -55,7 +55,7 @@ class IndexedRide(Base):
 
 
 class Receipt(Base):
-    """A receipt that was sent: the effect of ``send-receipt``."""
+    """A receipt that was sent: the effect of ``send_receipt``."""
 
     __tablename__ = "receipts"
 

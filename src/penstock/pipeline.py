@@ -70,8 +70,8 @@ class DeclaresWorkers:
             def send_receipt(session, job): ...
 
         The session's transaction begins with the handler's first statement, and is committed together with the fact that
-        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is called as its
-        function is, with ``-`` for ``_``, unless ``name`` says otherwise.
+        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
+        as its function, unless ``name`` says otherwise.
 
         Raises:
             DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
@@ -300,7 +300,7 @@ class Pipeline(DeclaresWorkers):
     ) -> Callable[[Any], Any]:
         """Declares the decorated function a consumer: see ``ConsumerSpec`` for the parts.
 
-        The consumer is called as its function is, with ``-`` for ``_``, unless ``name`` says otherwise.  ``batch`` is
+        The consumer is named as its function, unless ``name`` says otherwise.  ``batch`` is
         1000 records by default, or 500 members of an Ick.
 
         Raises:

@@ -71,7 +71,7 @@ def in_python(session, frame):
     frame.select(F.sum(parse(F.expr(NAME)))).collect()
     insert(session, "in_python", frame)
 """
-FAILING = ("casting", "in-python", "raising", "unique")
+FAILING = ("casting", "in_python", "raising", "unique")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
         "unique": "UniqueViolation",
         "raising": "ValueError",
         "casting": "NumberFormatException",
-        "in-python": "PythonException",
+        "in_python": "PythonException",
     }
     assert all(any("shop.py" in each for each in one["traceback"]) for one in failures.values())
     applied = [each for each in lines(said, "progress") if each["task"] == "raising"]
@@ -154,7 +154,7 @@ def test_a_poison_record_is_isolated_and_named_and_its_payload_is_never_logged(
     assert lags == dict.fromkeys((*FAILING, "healthy"), 0)
     found = json.loads(penstock("dead-letters", "list", "--json").stdout)
     assert sorted((each["consumer"], each["key"]) for each in found) == [(name, "k3") for name in FAILING]
-    [in_udf] = [each["reason"] for each in found if each["consumer"] == "in-python"]
+    [in_udf] = [each["reason"] for each in found if each["consumer"] == "in_python"]
     assert in_udf.startswith("PythonException: ValueError: invalid literal for int()")
     connection.execute("""UPDATE penstock.dead_letters SET data = '{"name": "3"}'""")
     again = penstock("dead-letters", "retry", "casting", "--all")

@@ -59,24 +59,24 @@ def declare() -> Pipeline:
     """A consumer or worker of each kind; each item takes some milliseconds, so that a backlog keeps it busy."""
     made = Pipeline(CHANNELS)
 
-    @made.consumer(reads=THINGS, name="of-log", batch=5)
+    @made.consumer(reads=THINGS, name="of_log", batch=5)
     def of_log(session: Session, records: Any) -> None:
         for record in records:
             time.sleep(0.002)
             session.execute(EFFECT, {"consumer": "things", "key": record.key})
 
-    @made.consumer(reads=INDEX, name="of-ick", batch=5)
+    @made.consumer(reads=INDEX, name="of_ick", batch=5)
     def of_ick(session: Session, members: Any) -> None:
         for member in members:
             time.sleep(0.002)
             session.execute(EFFECT, {"consumer": "index", "key": member})
 
-    @made.worker(reads=JOBS, name="of-queue", concurrency=2)
+    @made.worker(reads=JOBS, name="of_queue", concurrency=2)
     def of_queue(session: Session, job: Job) -> None:
         time.sleep(0.005)
         session.execute(EFFECT, {"consumer": "jobs", "key": job.tenant})
 
-    @made.worker(reads=CALLS, name="of-calls", concurrency=4)
+    @made.worker(reads=CALLS, name="of_calls", concurrency=4)
     async def of_calls(session: AsyncSession, job: Job) -> None:
         await asyncio.sleep(0.01)
         await session.execute(EFFECT, {"consumer": "calls", "key": job.tenant})
@@ -198,7 +198,7 @@ def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other
         stage(server.url, 60, "new", ["jobs"])
         stage(server.url, 60, "new", ["calls"])
         # The Ick has lost nothing.
-        eventually(lambda: running.is_only("of-ick"), "the others have noticed", timeout_s=60)
+        eventually(lambda: running.is_only("of_ick"), "the others have noticed", timeout_s=60)
         noticed = {type(error) for error in running.ended.values()}
     assert noticed == {HistoryDiverged}
     for chore in chores.all():
@@ -235,7 +235,7 @@ def of_frames(session, frame):
 @pytest.mark.spark
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("names", [("of-queue", "of-calls"), ("of-log", "of-frames")])
+@pytest.mark.parametrize("names", [("of_queue", "of_calls"), ("of_log", "of-frames")])
 def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
     names: tuple[str, ...], pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
 ) -> None:
@@ -243,7 +243,7 @@ def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
 
     A start of Spark.  The streamer is elsewhere, or its end would be theirs.
     """
-    does_jobs = "of-queue" in names
+    does_jobs = "of_queue" in names
     channels = QUEUES if does_jobs else ("things",)
     with at_work(pipeline, server.url, redis_url):
         stage(server.url, 10, "kept")

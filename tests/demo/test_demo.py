@@ -88,10 +88,10 @@ def test_every_change_is_staged_and_the_check_finds_losses_and_doubles(
         now = audit(connection, client)
         assert (now.equal, now.staged, now.canonical_cents) == (True, 4, 140)
 
-        connection.execute("DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride-copies'")
+        connection.execute("DELETE FROM rocket_rides.effects WHERE record_id = 1 AND consumer = 'ride_copies'")
         assert (audit(connection, client).lost, audit(connection, client).equal) == (1, False)
 
-        connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride-totals', 1, 0, 1, 1)")
+        connection.execute("INSERT INTO rocket_rides.effects VALUES ('ride_totals', 1, 0, 1, 1)")
         assert audit(connection, client).doubled == 1
 
 
@@ -104,7 +104,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
     streamer = Streamer(pipeline, database_url, redis_url)
     streamer.drain()
     streamer.close()
-    worker = make_worker(pipeline, pipeline.get_consumer("ride-index"), database_url, redis_url)
+    worker = make_worker(pipeline, pipeline.get_consumer("ride_index"), database_url, redis_url)
     worker.drain()
     worker.close()
 

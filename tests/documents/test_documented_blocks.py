@@ -155,7 +155,7 @@ def test_a_reconciliation() -> None:
     rides = Log("rides")
     names = run_page("docs/how-to/reconcile-every-night.md", {"rides": rides, "pipeline": Pipeline([rides])})
 
-    assert names["pipeline"].get_reconciliation("ride-copies").table == "ride_copies"
+    assert names["pipeline"].get_reconciliation("ride_copies").table == "ride_copies"
 
 
 def test_another_member_and_the_trigger_of_a_retired_channel(

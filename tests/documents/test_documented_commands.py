@@ -62,7 +62,7 @@ def test_find_a_record(shop: Shop) -> None:
     changed: Any = {"action": "update", "object": "rides", "data": {"id": 17, "fare": 1}}
     with shop.sessions.begin() as session:
         stage(session, to=shop.events.rides, key="ride-17", **changed)
-    shop.drain("ride-totals")
+    shop.drain("ride_totals")
     shop.execute("CREATE ROLE app SUPERUSER LOGIN")
     url = shop.engine.url.set(username="app")
     application = create_engine(url, connect_args={"application_name": "shop"})
@@ -88,12 +88,12 @@ def test_reconcile_every_night(shop: Shop) -> None:
         shop.execute("DELETE FROM ride_copies WHERE ride_id = 11")
 
     def begin_anew() -> None:
-        shop.penstock("consumers", "retire", "ride-copies", "--apply")
+        shop.penstock("consumers", "retire", "ride_copies", "--apply")
         shop.execute("TRUNCATE ride_copies")
 
     shop.follow(
         "docs/how-to/reconcile-every-night.md",
-        before={"penstock reconcile": drift, "penstock consume ride-copies": begin_anew},
+        before={"penstock reconcile": drift, "penstock consume ride_copies": begin_anew},
         exits={
             "penstock reconcile --app shop.events:pipeline": 4,
             "penstock reconcile --app shop.events:pipeline --apply": 0,
@@ -238,7 +238,7 @@ def test_errors(shop: Shop) -> None:
     shop.follow(
         "docs/reference/errors.md",
         replaced={
-            "NAME": "ride-totals",
+            "NAME": "ride_totals",
             "OFFSET": "1",
             "--shard N": "--shard 1",
             "orders/2 offset 4118": "rides/1 offset 1",
@@ -272,7 +272,7 @@ def test_commands_that_a_text_names_exist(shop: Shop) -> None:
     ]
     assert wrong == []
     assert find_wrong("penstock consume rides_totals --drain", declared) == "rides_totals"
-    assert find_wrong("penstock consume ride-totals --drains", declared) == "--drains"
+    assert find_wrong("penstock consume ride_totals --drains", declared) == "--drains"
     assert find_wrong("penstock channels remove rides", declared) == "remove"
 
 

@@ -90,7 +90,7 @@ def test_the_readmes_copy_follows_its_table(declare: Declare) -> None:
 
     change(shop, Ride, lambda n: Ride(id=n, fare=100 * n), "fare")
 
-    check_copy(shop, "ride-totals", "SELECT id, fare FROM ride_totals ORDER BY 1")
+    check_copy(shop, "ride_totals", "SELECT id, fare FROM ride_totals ORDER BY 1")
 
 
 def test_the_readmes_job_waits_until_the_ride_is_paid(declare: Declare) -> None:
@@ -136,7 +136,7 @@ def test_the_example_follows_its_tables(shop: Shop) -> None:
 
     check()
     declared.read_again()
-    assert declared.go_back("ride-totals", "ride-copies", "ride-report") == 24
+    assert declared.go_back("ride_totals", "ride_copies", "ride_report") == 24
     check()
 
 
@@ -242,7 +242,7 @@ def test_the_handlers_of_the_how_to_take_every_action(declare: Declare) -> None:
     names: dict[str, Any] = {"carrier": Carrier()}
     run_blocks(blocks(HOW_TO, "python"), names, {"after=30": "after=0.01"})
     order = names["Order"]
-    shop = declare(names, left_out=frozenset({"orders-by-customer"}))
+    shop = declare(names, left_out=frozenset({"orders_by_customer"}))
     with shop.sessions.begin() as session:
         for customer in ("ann", "bob"):
             session.add(names["CustomerTotal"](customer=customer, cents=0))
@@ -260,5 +260,5 @@ def test_the_handlers_of_the_how_to_take_every_action(declare: Declare) -> None:
     shop.read_again()
     check(EXPECTED | SUMS)
     # Those that add would add once more, as the page says.
-    assert shop.go_back(*shop.consumers - {"customer-totals", "customer-sums", "order-index"}) > 0
+    assert shop.go_back(*shop.consumers - {"customer_totals", "customer_sums", "order_index"}) > 0
     check(EXPECTED)

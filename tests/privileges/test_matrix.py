@@ -134,13 +134,13 @@ def stream(actor: Actor) -> None:
         streamer.round()
 
 
-def consume(actor: Actor, name: str = "sync-reader") -> None:
+def consume(actor: Actor, name: str = "sync_reader") -> None:
     with LogWorker(WorkerSetup(pipeline, pipeline.get_consumer(name), actor.database_url, actor.redis_url)) as worker:
         worker.drain()
 
 
 def consume_in_async_handlers(actor: Actor) -> None:
-    consume(actor, "async-reader")
+    consume(actor, "async_reader")
 
 
 def consume_an_ick(actor: Actor) -> None:
@@ -165,14 +165,14 @@ def list_dead_letters(actor: Actor) -> None:
 
 def retry_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        letters = dead_letters.of_consumer(connection, "sync-reader")
+        letters = dead_letters.of_consumer(connection, "sync_reader")
     [done] = dead_letters.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "applied"
 
 
 def drop_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        letters = dead_letters.of_consumer(connection, "sync-reader")
+        letters = dead_letters.of_consumer(connection, "sync_reader")
         assert dead_letters.drop(connection, letters) == 1
 
 
@@ -207,7 +207,7 @@ def read_for_verify(actor: Actor) -> None:
 
 def reconcile(actor: Actor) -> None:
     """What a reconciliation does in Penstock's tables; it also reads the application's, and repairs the consumer's."""
-    barrier = Barrier(pipeline.get_consumer("sync-reader"), DEFAULT_SCOPE)
+    barrier = Barrier(pipeline.get_consumer("sync_reader"), DEFAULT_SCOPE)
 
     def connect() -> Connection:
         return connect_postgres(actor.database_url, application="test")
@@ -216,7 +216,7 @@ def reconcile(actor: Actor) -> None:
     with cut(connect, DEFAULT_SCOPE, within=barrier.place), connect() as connection:
         barrier.extend(connection)
         barrier.lift(connection)
-        run = {"name": "n", "consumer": "sync-reader", "intent": "repair", "engine": "inline"}
+        run = {"name": "n", "consumer": "sync_reader", "intent": "repair", "engine": "inline"}
         [(number,)] = connection.execute(sql["begin_run"], run).fetchall()
         connection.execute(
             "INSERT INTO penstock.repairs (reconciliation, key, kind) VALUES (%s, '1', 'missing')", [number]
@@ -231,7 +231,7 @@ def reconcile(actor: Actor) -> None:
 
 def reset_a_checkpoint(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        reset_checkpoint(connection, "sync-reader", "earliest", apply=True)
+        reset_checkpoint(connection, "sync_reader", "earliest", apply=True)
 
 
 def replay_records(actor: Actor) -> None:
@@ -251,7 +251,7 @@ def repair_an_ick(actor: Actor) -> None:
 
 def retire_a_consumer(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        consumers.retire(connection, "sync-reader", apply=True)
+        consumers.retire(connection, "sync_reader", apply=True)
 
 
 MAY: list[tuple[Verb, set[str]]] = [
@@ -293,7 +293,7 @@ GRANT SELECT, INSERT ON public.things, public.effects TO PUBLIC;
 LETTER = """
 INSERT INTO penstock.dead_letters
     (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts, later_offset)
-VALUES ('sync-reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', clock_timestamp(), 'ValueError', 1, 0)
+VALUES ('sync_reader', 'things', 0, 1, 1, 'k', 'a', 'o', '{}', clock_timestamp(), 'ValueError', 1, 0)
 ON CONFLICT DO NOTHING
 """
 

@@ -345,9 +345,9 @@ def test_a_batch_read_reserves_nothing(spark: SparkSession, where: dict[str, str
 
 def test_an_ick_outside_a_pipeline_is_read_by_its_key(redis_url: str, redis_client: redis.Redis) -> None:
     """Such an Ick is marked by a Ruby process, for example."""
-    ruby = RedisIck(redis_client, "ride-index")
+    ruby = RedisIck(redis_client, "ride_index")
     ruby.add({"a": 1, "b": 2})
-    reader = make_reader({"key": "ride-index", "redisUrl": redis_url})
+    reader = make_reader({"key": "ride_index", "redisUrl": redis_url})
     start = reader.initialOffset()
 
     end = reader.latestOffset(start, ALL)

@@ -63,7 +63,7 @@ def test_the_frame_of_the_how_to_counts_what_was_placed(
     )
     order = names["Order"]
 
-    check_sum(spark, shop, "orders-by-customer", order, lambda n: order(id=n, customer="ann", cents=n))
+    check_sum(spark, shop, "orders_by_customer", order, lambda n: order(id=n, customer="ann", cents=n))
 
     assert shop.rows("SELECT customer, orders FROM order_counts") == [("ann", 2)]
 
@@ -77,10 +77,10 @@ def test_the_frame_of_the_reference_adds_what_was_booked(
     [block] = [b for b in blocks(DOCS / "reference" / "spark.md", "python") if "fares_by_day" in b]
     run_blocks([block], {"pipeline": pipeline, "rides": rides})
     shop = Declared(
-        *(pipeline, Base.metadata.create_all, engine, database_url, redis_url), left_out=frozenset({"fares-by-day"})
+        *(pipeline, Base.metadata.create_all, engine, database_url, redis_url), left_out=frozenset({"fares_by_day"})
     )
 
-    check_sum(spark, shop, "fares-by-day", Ride, lambda n: Ride(id=n, fare=100 * n))
+    check_sum(spark, shop, "fares_by_day", Ride, lambda n: Ride(id=n, fare=100 * n))
 
     assert shop.rows("SELECT sum(fare) FROM fares_of_days") == [(300,)]
 
@@ -119,7 +119,7 @@ PAGE = "docs/reference/spark.md"
 @pytest.fixture
 def shop(engine: Engine, database_url: str, redis_url: str) -> Declared:
     """What the reference supposes: ten rides in a log and an Ick, and the tables that its functions write to."""
-    rides, totals, index = Log("rides", shards=2), Log("totals"), Ick("ride-index", shards=2)
+    rides, totals, index = Log("rides", shards=2), Log("totals"), Ick("ride_index", shards=2)
     pipeline = Pipeline([rides, totals, index])
     pipeline.stages(Ride, to=rides, key="id", data=lambda r: {"fare": r.fare, "city": "Ulm"})
     pipeline.marks_dirty(Ride, to=index, key="id")
@@ -183,5 +183,5 @@ def test_the_reference_runs(spark: SparkSession, shop: Declared, tmp_path: Path,
     ]
     with LogReader.connect(mirror, "rides", shards=2) as reader:
         assert sum(info.last for info in map(reader.info, (0, 1))) == 10
-    marked = spark.read.format("penstock.ick").options(**where, channel="ride-index").load()
+    marked = spark.read.format("penstock.ick").options(**where, channel="ride_index").load()
     assert {row.member for row in marked.collect()} == {"6", "7", "8", "9", "10"}

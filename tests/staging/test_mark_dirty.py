@@ -14,7 +14,7 @@ Sessions = sessionmaker[Session]
 
 @pytest.fixture
 def index(pipeline: Pipeline) -> Ick:
-    ick = Ick("ride-index", shards=4)
+    ick = Ick("ride_index", shards=4)
     pipeline.add_channel(ick)
     return ick
 
@@ -41,7 +41,7 @@ def test_each_change_marks_the_member_without_a_payload(
         session.rollback()
 
     assert members(staged) == [("insert", "7"), ("update", "7"), ("delete", "7")]
-    assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {("ride-index", index.shard_for("7"), "{}")}
+    assert {(r.channel, r.shard, str(r.data)) for r in staged()} == {("ride_index", index.shard_for("7"), "{}")}
 
 
 @pytest.mark.parametrize("object_is", ["loaded", "expired"])

@@ -246,17 +246,17 @@ def a_poison_record_is_set_apart_and_comes_back(shop: Shop) -> None:
     eventually(lambda: shop.rows(letters) == ["500"], "it is a dead letter", timeout_s=READY_S)
 
     shop.penstock.write(SHOP.replace('["fare"] < 0', '["fare"] < -1'))
-    retried = shop.penstock.run("dead-letters", "retry", "ride-copies", "--all")
+    retried = shop.penstock.run("dead-letters", "retry", "ride_copies", "--all")
     assert retried.returncode == 0, retried.stderr
     assert shop.rows("SELECT id FROM ride_copies WHERE fare < 0") == [500]
 
 
 def what_somebody_changed_by_hand_is_found_and_repaired(shop: Shop) -> None:
     shop.rows("UPDATE ride_copies SET fare = 1000 WHERE id IN (1, 100) RETURNING id")
-    compared = shop.penstock.run("reconcile", "ride-copies")
+    compared = shop.penstock.run("reconcile", "ride_copies")
     assert (compared.returncode, "3 differ" in compared.stderr + compared.stdout) == (4, True)
 
-    repaired = shop.penstock.run("reconcile", "ride-copies", "--apply")
+    repaired = shop.penstock.run("reconcile", "ride_copies", "--apply")
     assert repaired.returncode == 0, repaired.stderr
     assert shop.rows("SELECT count(*) FROM ride_copies NATURAL JOIN rides") == [
         shop.rows("SELECT count(*) FROM rides WHERE fare >= 0")[0]

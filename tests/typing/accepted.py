@@ -158,11 +158,11 @@ def members(session: Session, members: Sequence[str]) -> None: ...
 def member(session: Session, member: str) -> None: ...
 
 
-@pipeline.consumer(reads=new_ick("async-members"))
+@pipeline.consumer(reads=new_ick("async_members"))
 async def async_members(session: AsyncSession, members: Sequence[str]) -> None: ...
 
 
-@pipeline.consumer(reads=new_ick("async-member"), each=True)
+@pipeline.consumer(reads=new_ick("async_member"), each=True)
 async def async_member(session: AsyncSession, member: str) -> None: ...
 
 

@@ -137,7 +137,7 @@ def is_async(handler: Handler) -> bool:
 
 
 def default_name(handler: object) -> str:
-    """The name of a consumer that is given none: its handler's, with ``-`` for ``_``.
+    """The name of a consumer that is given none: its handler's.
 
     Raises:
         DeclarationError: The handler has no name of its own.
@@ -147,7 +147,7 @@ def default_name(handler: object) -> str:
         raise DeclarationError(
             f"a handler of type {type(handler).__name__} has no name of its own: pipeline.consumer(name=…)"
         )
-    return name.replace("_", "-")
+    return name
 
 
 def check_handler(consumer: str, handler: object) -> None:

@@ -9,7 +9,7 @@ from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, FLOODING, LATE_CONSUMER, pipeline, rides
 
 CONSUMERS = tuple(sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides))
-INDEX = "ride-index"
+INDEX = "ride_index"
 """Name of both the Ick and its consumer."""
 
 _COUNTS = """
@@ -49,12 +49,12 @@ WHERE consumer = %(consumer)s
 """
 
 _TOTALS = {
-    "ride-totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride-totals'",
-    "ride-copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
+    "ride_totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride_totals'",
+    "ride_copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
 }
 
 _INDEX = """
-SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ride-index'),
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'ride_index'),
        (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.ride_index),
        (SELECT count(*)
         FROM (TABLE rocket_rides.indexable EXCEPT TABLE rocket_rides.ride_index

@@ -21,7 +21,7 @@ from penstock.crashpoints import install_crashpoint, install_repeats
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
-ride_index = Ick("ride-index", shards=2, keep=timedelta(days=1))
+ride_index = Ick("ride_index", shards=2, keep=timedelta(days=1))
 receipts = Queue("ride-receipts", streams=8, hand=2)
 pipeline = Pipeline([rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides")
 
@@ -81,7 +81,7 @@ pipeline.stages(Booking, to=receipts, on="insert", tenant="driver", data=["ride_
 
 CONSUMER_TABLES = """
 CREATE TABLE rocket_rides.totals (consumer text PRIMARY KEY, total_cents bigint NOT NULL);
-INSERT INTO rocket_rides.totals VALUES ('ride-totals', 0);
+INSERT INTO rocket_rides.totals VALUES ('ride_totals', 0);
 CREATE TABLE rocket_rides.copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
 CREATE TABLE rocket_rides.late_copies (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL);
 CREATE TABLE rocket_rides.ride_index (ride_id bigint PRIMARY KEY, amount_cents bigint NOT NULL, words tsvector NOT NULL);
@@ -161,9 +161,9 @@ def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None
 @pipeline.consumer(reads=rides)
 def ride_totals(session: Session, records: Sequence[Record]) -> None:
     """A running total: shows any record that is lost, doubled or invented."""
-    _note_effects(session, "ride-totals", records)
+    _note_effects(session, "ride_totals", records)
     session.execute(
-        text("UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride-totals'"),
+        text("UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride_totals'"),
         {"delta": sum(record.data["delta_cents"] for record in records)},
     )
 
@@ -171,11 +171,11 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
 @pipeline.consumer(reads=rides)
 def ride_copies(session: Session, records: Sequence[Record]) -> None:
     """A copy of the table: shows any record that is out of order."""
-    _note_effects(session, "ride-copies", records)
+    _note_effects(session, "ride_copies", records)
     keep_copies(session, "copies", records)
 
 
-@pipeline.consumer(reads=ride_index, name="ride-index")
+@pipeline.consumer(reads=ride_index, name="ride_index")
 def index_rides(session: Session, members: Sequence[str]) -> None:
     """A search index: shows any mark that is lost.  It receives the ids of dirty rides and reads their rows."""
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
@@ -193,7 +193,7 @@ def send_receipts(session: Session, job: Job) -> None:
 @pipeline.reconciliation(of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"])
 def canonical_total(_: object) -> str:
     """The correct total."""
-    return "SELECT 'ride-totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
+    return "SELECT 'ride_totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
 
 
 @pipeline.reconciliation(of=ride_copies, state="rocket_rides.copies", key="ride_id")

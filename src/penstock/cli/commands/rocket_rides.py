@@ -115,8 +115,8 @@ class _Screen:
 def _format_line(progress: "DemoProgress") -> str:
     now = progress.audit
     counts = {name: consumer["applied"] for name, consumer in now.consumers.items()}
-    counts["ride-index"] = now.index.applied
-    counts["send-receipts"] = now.receipts.sent
+    counts["ride_index"] = now.index.applied
+    counts["send_receipts"] = now.receipts.sent
     if now.late_consumer.position:
         counts["ride-late"] = now.late_consumer.applied
     drift = f", drift repaired {progress.drift.repaired}" if progress.drift else ""
@@ -139,9 +139,9 @@ def _format_table(progress: "DemoProgress") -> str:
         )
         for name, c in now.consumers.items()
     ]
-    rows.append(_copy_row("ride-index", now.index))
+    rows.append(_copy_row("ride_index", now.index))
     waiting = f"{now.receipts.booked - now.receipts.sent:,}"
-    rows.append(("send-receipts", f"{now.receipts.sent:,}", "", waiting, ""))
+    rows.append(("send_receipts", f"{now.receipts.sent:,}", "", waiting, ""))
     if now.late_consumer.position:
         rows.append(_copy_row("ride-late", now.late_consumer))
     rows.append(("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents)))
