@@ -82,8 +82,10 @@ def _core(session: Session, objects: int) -> None:
     _insert_rows(session, objects)
     stage_many(
         session,
-        get_pipeline(4).channels["movements"],
-        [{"key": v["account"], "action": "insert", "object": "movement", "data": v} for v in _make_values(objects)],
+        to=get_pipeline(4).channels["movements"],
+        records=[
+            {"key": v["account"], "action": "insert", "object": "movement", "data": v} for v in _make_values(objects)
+        ],
     )
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -29,7 +28,6 @@ from penstock.declaring.handlers import (
     ConsumerOptions,
     DataFrameDecorator,
     Handler,
-    JobDecorator,
     MemberDecorator,
     MembersDecorator,
     RecordDecorator,
@@ -40,60 +38,12 @@ from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.errors import DeclarationError
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import checks, hooks
-
-
-class DeclaresWorkers:
-    """What a pipeline has for queues."""
-
-    @abstractmethod
-    def _own(self, channel: Channel, who: str) -> None:
-        """Refuses a channel that the pipeline does not have."""
-
-    @abstractmethod
-    def _add_consumer(self, spec: ConsumerSpec) -> None:
-        """Adds a consumer."""
-
-    @overload
-    def worker(
-        self, *, reads: Queue, payload: type[Payload], **options: Unpack[WorkerDeclaration]
-    ) -> JobDecorator[Payload]: ...
-
-    @overload
-    def worker(self, *, reads: Queue, **options: Unpack[WorkerDeclaration]) -> JobDecorator: ...
-
-    def worker(
-        self, *, reads: Queue, payload: type[Any] | None = None, **options: Unpack[WorkerDeclaration]
-    ) -> Callable[[Any], Any]:
-        """Declares the decorated function the worker of a queue: see ``WorkerSpec`` for the parts.
-
-            @pipeline.worker(reads=receipts, concurrency=8)
-            def send_receipt(session, job): ...
-
-        The session's transaction begins with the handler's first statement, and is committed together with the fact that
-        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
-        as its function, unless ``name`` says otherwise.
-
-        Raises:
-            DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
-                or the handler cannot be called as it would have to be.
-        """
-
-        def declare(handler: Handler) -> Handler:
-            named: WorkerDeclaration = {**options}
-            if "name" not in options:
-                named["name"] = default_name(handler)
-            spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
-            self._own(reads, f"worker {spec.name}")
-            self._add_consumer(spec)
-            return handler
-
-        return declare
-
+from penstock.staging.job_calls import DeclaredWorker, JobDecorator
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
 
-class Pipeline(DeclaresWorkers):
+class Pipeline:
     """Declares what an application stages, for which channels, and who consumes it.
 
         rides = Log("rides", shards=4)
@@ -195,7 +145,7 @@ class Pipeline(DeclaresWorkers):
 
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
         self,
-        type: type[Any],  # noqa: A002  the word of the rule
+        model: type[Any],
         *,
         to: Channel,
         on: Change | Collection[Change] = CHANGES,
@@ -215,9 +165,9 @@ class Pipeline(DeclaresWorkers):
             DeclarationError: The channel is not of this pipeline, the class is not mapped, it lacks an attribute of
                 the rule, or a part of the rule does not go with another.
         """
-        self._own(to, f"staging rule of {type.__name__}")
+        self._own(to, f"staging rule of {model.__name__}")
         changes = checked_changes(on)
-        rule = StagingRule(type, to, changes, key, data, when, object, capture, headers, tenant=tenant)
+        rule = StagingRule(model, to, changes, key, data, when, object, capture, headers, tenant=tenant)
         checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
@@ -225,7 +175,7 @@ class Pipeline(DeclaresWorkers):
 
     def marks_dirty(
         self,
-        type: type[Any],  # noqa: A002  the word of the rule
+        model: type[Any],
         *,
         to: Ick,
         key: Named,
@@ -238,7 +188,7 @@ class Pipeline(DeclaresWorkers):
         Ick decides what belongs in the copy.
 
         Args:
-            type: The mapped class.
+            model: The mapped class.
             to: The Ick.
             key: Attribute name, several names, or function of the object, that give the member: often ``id``.  If they
                 name columns and a value changes, the old member is marked too.  None marks nothing.
@@ -251,10 +201,10 @@ class Pipeline(DeclaresWorkers):
         """
         if not isinstance(to, Ick):
             raise DeclarationError(
-                f"marks_dirty of {type.__name__}: channel {getattr(to, 'name', to)!r} is not an Ick; "
+                f"marks_dirty of {model.__name__}: channel {getattr(to, 'name', to)!r} is not an Ick; "
                 "declare it as Ick(…), or stage records with pipeline.stages(…)"
             )
-        return self.stages(type, to=to, on=on, key=key, data=(), capture=capture)
+        return self.stages(model, to=to, on=on, key=key, data=(), capture=capture)
 
     @overload
     def consumer(
@@ -273,13 +223,13 @@ class Pipeline(DeclaresWorkers):
 
     @overload
     def consumer(
-        self, *, reads: Log, each: Literal[True], **options: Unpack[ConsumerOptions]
-    ) -> RecordDecorator[Any]: ...
+        self, *, reads: Log[Payload], each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> RecordDecorator[Payload]: ...
 
     @overload
     def consumer(
-        self, *, reads: Log, each: Literal[False] = False, **options: Unpack[ConsumerOptions]
-    ) -> BatchDecorator[Any]: ...
+        self, *, reads: Log[Payload], each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+    ) -> BatchDecorator[Payload]: ...
 
     @overload
     def consumer(self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]) -> MemberDecorator: ...
@@ -307,6 +257,8 @@ class Pipeline(DeclaresWorkers):
             DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick;
                 or the handler cannot be called as it would have to be.
         """
+        if isinstance(reads, Log) and not dataframe:
+            payload = payload or reads.payload
         if isinstance(reads, Ick):
             options.setdefault("batch", MEMBERS_A_BATCH)
 
@@ -320,6 +272,42 @@ class Pipeline(DeclaresWorkers):
             self._own(reads, f"consumer {spec.name}")
             self._add_consumer(spec)
             return handler
+
+        return declare
+
+    @overload
+    def worker(
+        self, *, reads: Queue, payload: type[Payload], **options: Unpack[WorkerDeclaration]
+    ) -> JobDecorator[Payload]: ...
+
+    @overload
+    def worker(self, *, reads: Queue, **options: Unpack[WorkerDeclaration]) -> JobDecorator: ...
+
+    def worker(
+        self, *, reads: Queue, payload: type[Any] | None = None, **options: Unpack[WorkerDeclaration]
+    ) -> Callable[[Any], Any]:
+        """Declares the decorated function the worker of a queue: see ``WorkerSpec`` for the parts.
+
+            @pipeline.worker(reads=receipts, concurrency=8)
+            def send_receipt(session, job): ...
+
+        The session's transaction begins with the handler's first statement, and is committed together with the fact that
+        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
+        as its function, unless ``name`` says otherwise.
+
+        Raises:
+            DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
+                or the handler cannot be called as it would have to be.
+        """
+
+        def declare(handler: Handler) -> DeclaredWorker[Any, Any, Any]:
+            named: WorkerDeclaration = {**options}
+            if "name" not in options:
+                named["name"] = default_name(handler)
+            spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
+            self._own(reads, f"worker {spec.name}")
+            self._add_consumer(spec)
+            return DeclaredWorker(self, spec)
 
         return declare
 

@@ -599,7 +599,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
     def passes_on(session: Session, records: Sequence[Record]) -> None:
         for record in records:
             if record.action == "insert":
-                stage(session, things, key=record.key, action="echo", object="thing", data={})
+                stage(session, to=things, key=record.key, action="echo", object="thing", data={})
 
     reader.declare(passes_on)
     reader.drain()

@@ -664,7 +664,7 @@ def test_what_does_not_go_with_several_sources_is_refused(regions: Regions) -> N
     with Session() as session:
         pipeline.attach(session)
         with pytest.raises(InvalidRecord, match=r"source=…"):
-            stage(session, things, key="k", action="a", object="o", data={})
+            stage(session, to=things, key="k", action="a", object="o", data={})
 
 
 @pytest.mark.parametrize("source", ["", "EU", "eu-1", "a__b", "_a", "ä", "e" * 80])

@@ -19,13 +19,13 @@ import pytest
 import redis
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from fixtures.command_line import load_settings
 from fixtures.documents import BLOCK, DOCS, ROOT, blocks, run_page
 from fixtures.postgres import engine_url
-from penstock import Log, Pipeline, errors, stage
+from penstock import Log, Pipeline, errors
 from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
 from penstock.schema.capture import install_triggers
@@ -137,14 +137,17 @@ def test_a_budget() -> None:
 
 def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str) -> None:
     mails: list[str] = []
-    names: dict[str, Any] = {"Ride": Ride, "mail": lambda to, **_: mails.append(to)}
-    run_page("docs/how-to/do-the-jobs-of-a-queue.md", names)
     sessions = sessionmaker(tables)
+    names: dict[str, Any] = {"Ride": Ride, "mail": lambda to, **_: mails.append(to), "Session": sessions}
+    run_page("docs/how-to/do-the-jobs-of-a-queue.md", names)
     names["pipeline"].attach(sessions)
+    with tables.begin() as connection:
+        [(staged,)] = connection.execute(text("DELETE FROM penstock.staged_records RETURNING data"))
+        assert staged == {"ride": 17}
     with sessions() as session:
         session.add(Ride(id=7))
         names["test_a_job"](session)
-        stage(session, to=names["receipts"], tenant="account-7", action="send", object="receipt", data={"ride": 7})
+        names["send_receipt"].stage(session, {"ride": 7}, tenant="account-7")
         names["test_the_flow"](session, names["pipeline"], database_url, redis_url)
 
     assert mails == ["ann@example.org"] * 2

@@ -185,7 +185,7 @@ def test_the_job_of_the_how_to_is_done_once(declare: Declare, redis_client: redi
     page = DOCS / "how-to" / "do-the-jobs-of-a-queue.md"
     names: dict[str, Any] = {**MODELS, "mail": lambda to, **_: mails.append(to)}
     shop = declare(run_blocks(blocks(page, "python")[:1], names))
-    receipts = shop.pipeline.channels["receipts"]
+    receipts: Any = shop.pipeline.channels["receipts"]
     with shop.sessions.begin() as session:
         session.add_all([Ride(id=1, fare=100), Ride(id=2, fare=200)])
         for n in (1, 2, 1):

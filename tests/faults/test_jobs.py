@@ -31,7 +31,7 @@ from penstock import Pipeline, Queue
 jobs = Queue("jobs", streams=int(os.environ["STREAMS"]), hand=4)
 pipeline = Pipeline([jobs])
 
-@pipeline.worker(reads=jobs, lease_s=2.0, concurrency=4, attempts=1000)
+@pipeline.worker(reads=jobs, lease=2.0, concurrency=4, attempts=1000)
 def note(session, job):
     session.execute(text("INSERT INTO public.effects VALUES (:job)"), {"job": job.id})
 """

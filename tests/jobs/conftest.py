@@ -18,7 +18,7 @@ def start_worker(working: Pipeline, database_url: str, redis_url: str) -> Iterat
 
     def make(handler: Callable[..., Any] | None = None, **options: Any) -> QueueWorker:
         if handler is not None:
-            options = {"name": "receipts", "concurrency": 1, "backoff_s": 0.01, **options}
+            options = {"name": "receipts", "concurrency": 1, "backoff": 0.01, **options}
             working.worker(reads=JOBS, **options)(handler)
         worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
         opened.append(worker)

@@ -44,7 +44,7 @@ SELECT channel, shard, id, now() FROM penstock.staged_records WHERE channel = %s
 def pipeline() -> Pipeline:
     made = Pipeline([JOBS, Queue("receipts", shards=SHARDS, streams=2)])
 
-    @made.worker(reads=JOBS, lease_s=1.0, backoff_s=0.01)
+    @made.worker(reads=JOBS, lease=1.0, backoff=0.01)
     def receipts(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 

@@ -43,7 +43,7 @@ def declare(pipeline: Pipeline, **options: Any) -> Callable[..., Any]:
 
 
 def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: int | bool) -> None:
-    stage(session, JOBS, action="send", object="receipt", key=key, data=data, tenant=tenant)
+    stage(session, to=JOBS, action="send", object="receipt", key=key, data=data, tenant=tenant)
 
 
 def test_what_is_staged_takes_effect_once(
@@ -63,8 +63,8 @@ def test_what_is_staged_takes_effect_once(
     with sessions.begin() as session:
         stage_many(
             session,
-            JOBS,
-            [
+            to=JOBS,
+            records=[
                 {"action": "send", "object": "receipt", "key": str(n), "data": {}, "tenant": f"t{n % 3}"}
                 for n in range(30)
             ],
@@ -167,7 +167,7 @@ def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
 
     with sessions.begin() as session:
         for word in ["", "", "fails", "snoozes", "", "", ""]:
-            stage(session, JOBS, action="send", object="receipt", key="k", data={word: True}, tenant="t")
+            stage(session, to=JOBS, action="send", object="receipt", key="k", data={word: True}, tenant="t")
     drained(working, database_url, redis_url, allow_dead_letters=True)
     with connect_postgres(database_url, application="test") as connection, connect_redis(redis_url) as client:
         [consumer] = status(connection, client, working).consumers
@@ -279,7 +279,7 @@ def test_a_snooze_for_no_time_is_refused_at_the_call(after: Any) -> None:
 def test_declarations_that_cannot_work_are_refused(working: Pipeline) -> None:
     with pytest.raises(DeclarationError, match=r"pipeline\.worker"):
         working.consumer(reads=JOBS, name="c")(lambda _session, _records: None)  # type: ignore[call-overload]
-    for options in ({"concurrency": 0}, {"lease_s": 0}, {"limit_s": -1}, {"attempts": 0}):
+    for options in ({"concurrency": 0}, {"lease": 0}, {"limit": -1}, {"attempts": 0}):
         with pytest.raises(DeclarationError, match=next(iter(options))):
             declare(working, **options)
     declare(working)

@@ -36,7 +36,7 @@ def pipeline() -> Pipeline:
     jobs = Queue("jobs", shards=SHARDS, streams=4, keep=timedelta(0))
     made = Pipeline([jobs])
 
-    @made.worker(reads=jobs, lease_s=1.0, backoff_s=0.01)
+    @made.worker(reads=jobs, lease=1.0, backoff=0.01)
     def receipts(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 

@@ -36,7 +36,7 @@ def pause(job, when):
         while not os.path.exists(f"go-{job.id}"):
             time.sleep(0.01)
 
-@pipeline.worker(reads=JOBS, lease_s=1.0, concurrency=2, idle_timeout_s=2.0, attempts=50)
+@pipeline.worker(reads=JOBS, lease=1.0, concurrency=2, idle_timeout=2.0, attempts=50)
 def receipts(session, job):
     pause(job, "before")
     session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})

@@ -284,7 +284,7 @@ def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(start_worker: Any
             await asyncio.sleep(60)
 
     [record] = bench.stage()
-    start_worker(handler, limit_s=0.3, lease_s=1.0).drain()
+    start_worker(handler, limit=0.3, lease=1.0).drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 

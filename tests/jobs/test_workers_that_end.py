@@ -23,7 +23,7 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     [record] = bench.stage()
-    worker = start_worker(handler, limit_s=0.3, lease_s=1.0)
+    worker = start_worker(handler, limit=0.3, lease=1.0)
     worker.drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
@@ -35,8 +35,8 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
 def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Bench) -> None:
     release = threading.Event()
     bench.stage(3)
-    worker = start_worker(lambda _, __: release.wait(30), limit_s=0.1, concurrency=1)
-    with pytest.raises(HandlerHung, match="receipts: 2 handlers have hung for longer than limit_s"):
+    worker = start_worker(lambda _, __: release.wait(30), limit=0.1, concurrency=1)
+    with pytest.raises(HandlerHung, match="receipts: 2 handlers have hung for longer than limit"):
         eventually(lambda: worker.round() is None, "the worker has ended")
     release.set()
 

@@ -50,9 +50,9 @@ def filled(pipeline: Pipeline, connection: Connection, database_url: str, redis_
     for channel in (old, kept):
         stage_rows(connection, channel, 20)
     with psycopg.connect(database_url) as own:
-        mark_dirty(own, dirty, range(20), pipeline=pipeline)
+        mark_dirty(own, to=dirty, members=range(20), pipeline=pipeline)
         for number in range(20):
-            stage(own, jobs, tenant=f"t{number}", action="a", object="o", data=number, pipeline=pipeline)
+            stage(own, to=jobs, tenant=f"t{number}", action="a", object="o", data=number, pipeline=pipeline)
     with Streamer(pipeline, database_url, redis_url) as streamer:
         streamer.drain()
         yield streamer
@@ -161,7 +161,7 @@ def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
         psycopg.connect(database_url) as own,
         pytest.raises(ChannelRetired, match="penstock channels adopt old --apply"),
     ):
-        stage(own, old, **record, pipeline=Pipeline([old]))
+        stage(own, to=old, **record, pipeline=Pipeline([old]))
     worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
     with pytest.raises(ChannelRetired):
         worker.open()

@@ -238,14 +238,14 @@ class Booking:
 
     def __call__(self, session: Session, dice: random.Random, **options: float) -> None:
         number = f"{self._name} {self.count}"
-        stage(
+        stage(  # type: ignore[call-overload]
             session,
-            self._queue,
+            to=self._queue,
             tenant=f"t{dice.randrange(self._tenants)}",
             action="send",
             object="receipt",
             data={"number": number},
-            **options,  # type: ignore[arg-type]  # delay_s
+            **options,
         )
         self.count += 1  # only a failing test rolls back
 
@@ -270,7 +270,7 @@ def test_a_queue_gets_another_tenant_under_load(
     eventually(lambda: second.count > 50 and first.count > 50, "both are fed", timeout_s=90)
     end_old_application()
     with deployed.sessions(old).begin() as session:
-        first(session, random.Random(), delay_s=3)
+        first(session, random.Random(), delay=3)
 
     with pytest.raises(Refused, match="records have not been read"):
         retire_channel(connection, redis_client, "receipts", apply=True)

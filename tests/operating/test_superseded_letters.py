@@ -232,7 +232,7 @@ def test_members_have_no_order(connection: Connection, database_url: str, redis_
     with Streamer(flow, database_url, redis_url) as streamer:
         for member in ("m", "n"):
             with connection.transaction():
-                mark_dirty(connection, index, [member], pipeline=flow)
+                mark_dirty(connection, to=index, members=[member], pipeline=flow)
             streamer.drain()
             with make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url) as worker:
                 worker.drain()

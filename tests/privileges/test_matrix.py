@@ -106,9 +106,9 @@ def stage_by_hooks(actor: Actor) -> None:
             session.add(Thing())
             session.flush()
             one: Staging = {"key": "k", "action": "a", "object": "o", "data": {}}
-            stage_many(session, things, [one, one])
-            mark_dirty(session, index, ["m"])
-            stage(session, jobs, tenant="t", action="a", object="o", data={})
+            stage_many(session, to=things, records=[one, one])
+            mark_dirty(session, to=index, members=["m"])
+            stage(session, to=jobs, tenant="t", action="a", object="o", data={})
     finally:
         engine.dispose()
 
@@ -120,7 +120,7 @@ def stage_in_async_sessions(actor: Actor) -> None:
         pipeline.attach(maker)
         try:
             async with maker.begin() as session:
-                await stage_async(session, things, key="k", action="a", object="o", data={})
+                await stage_async(session, to=things, key="k", action="a", object="o", data={})
         finally:
             await engine.dispose()
 

@@ -60,7 +60,7 @@ def stage_a_job(actor: Actor) -> None:
     pipeline.attach(maker)
     try:
         with maker.begin() as session:
-            stage(session, JOBS, tenant="t", action="a", object="o", data={})
+            stage(session, to=JOBS, tenant="t", action="a", object="o", data={})
     finally:
         engine.dispose()
 

@@ -81,14 +81,14 @@ def of_ick(pipeline, name, role):
 
 
 def of_queue(pipeline, name, role):
-    @pipeline.worker(reads=queues[name], name=role, lease_s=5.0, attempts=1000)
+    @pipeline.worker(reads=queues[name], name=role, lease=5.0, attempts=1000)
     def work(session, job):
         values = {"role": role, "key": job.tenant, "number": job.data["number"], "staged": job.id}
         session.execute(EFFECT, values)
 
 
 def of_calls(pipeline, role):
-    @pipeline.worker(reads=queues["calls"], name=role, lease_s=5.0, attempts=1000)
+    @pipeline.worker(reads=queues["calls"], name=role, lease=5.0, attempts=1000)
     async def work(session, job):
         values = {"role": role, "key": job.tenant, "number": job.data["number"], "staged": job.id}
         await session.execute(EFFECT, values)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,9 +128,9 @@ def test_records_are_staged_explicitly(
         async with connected(database_url, driver) as engine:
             make = attach(engine, pipeline)
             session = make if attach is scoped else make()
-            await stage_async(session, rides, key=1, action="imported", object="ride", data={"a": "ü"})
+            await stage_async(session, to=rides, key=1, action="imported", object="ride", data={"a": "ü"})
             with pytest.raises(InvalidRecord):
-                await stage_async(session, rides, key="", action="imported", object="ride", data=1)
+                await stage_async(session, to=rides, key="", action="imported", object="ride", data=1)
             await session.commit()
             await session.close()
 
@@ -147,11 +148,11 @@ def test_an_async_handler_stages_without_rules(
 
     async def handler(session: Any, records: list[Any]) -> None:
         session.add(Ride())
-        await stage_async(session, rides, key=1, action="imported", object="ride", data=1)
-        assert await stage_many_async(session, rides, records) == 2
-        assert await mark_dirty_async(session, index, [7]) == 1
-        assert await session.run_sync(stage_many, rides, []) == 0
-        await session.run_sync(stage, rides, key=4, action="imported", object="ride", data=4)
+        await stage_async(session, to=rides, key=1, action="imported", object="ride", data=1)
+        assert await stage_many_async(session, to=rides, records=records) == 2
+        assert await mark_dirty_async(session, to=index, members=[7]) == 1
+        assert await session.run_sync(partial(stage_many, to=rides), []) == 0
+        await session.run_sync(partial(stage, to=rides), key=4, action="imported", object="ride", data=4)
 
     async def run() -> None:
         async with connected(database_url) as engine:
@@ -171,9 +172,9 @@ def test_an_async_handler_stages_without_rules(
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda session, log, _: stage(session, log, key=1, action="a", object="b", data=None), "stage"),
-        (lambda session, log, _: stage_many(session, log, []), "stage_many"),
-        (lambda session, _, ick: mark_dirty(session, ick, [1]), "mark_dirty"),
+        (lambda session, log, _: stage(session, to=log, key=1, action="a", object="b", data=None), "stage"),
+        (lambda session, log, _: stage_many(session, to=log, records=[]), "stage_many"),
+        (lambda session, _, ick: mark_dirty(session, to=ick, members=[1]), "mark_dirty"),
     ],
     ids=["stage", "stage_many", "mark_dirty"],
 )
@@ -186,6 +187,6 @@ def test_an_async_session_in_a_sync_call_is_refused_with_the_right_call(
 
 def test_a_sync_session_in_the_async_call_is_refused_with_the_right_call(rides: Log) -> None:
     for session in (Session(), scoped_session(sessionmaker())):
-        call = stage_async(session, rides, key=1, action="a", object="b", data=None)  # type: ignore[arg-type]
+        call = stage_async(session, to=rides, key=1, action="a", object="b", data=None)  # type: ignore[call-overload]
         with pytest.raises(NotAttached, match=r"takes an AsyncSession .* not Session; .*: stage\("):
             asyncio.run(call)

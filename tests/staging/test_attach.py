@@ -93,9 +93,9 @@ def test_a_pipeline_without_rules_stages_explicitly(rides: Log, application: Eng
     Pipeline([rides, index]).attach(maker)
     with maker.begin() as session:
         session.add(Ride(id=1))
-        stage(session, rides, key=1, action="imported", object="ride", data=None)
+        stage(session, to=rides, key=1, action="imported", object="ride", data=None)
         session.add(Ride(id=2))
-        mark_dirty(session, index, [2])
+        mark_dirty(session, to=index, members=[2])
         session.execute(Base.metadata.tables["rides"].delete())
 
     assert [(record.action, record.key) for record in staged()] == [("imported", "1"), ("dirty", "2")]

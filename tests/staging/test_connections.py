@@ -27,19 +27,19 @@ DATA = {"a": "ü'\\ %s :x \U0001f600", "n": 1.5, "id": 2**70}
 
 def stage_all(connection: Any) -> None:
     """Calls each function once."""
-    stage(connection, LOG, **RECORD, data=DATA, headers={"v": 1}, pipeline=PIPELINE)
+    stage(connection, to=LOG, **RECORD, data=DATA, headers={"v": 1}, pipeline=PIPELINE)
     many: Any = [{**RECORD, "data": number} for number in (1, 2)]
-    assert stage_many(connection, LOG, many, pipeline=PIPELINE) == 2
-    assert stage_many(connection, LOG, [], pipeline=PIPELINE) == 0
-    assert mark_dirty(connection, INDEX, ["x", ("y", 1)], pipeline=PIPELINE) == 2
+    assert stage_many(connection, to=LOG, records=many, pipeline=PIPELINE) == 2
+    assert stage_many(connection, to=LOG, records=[], pipeline=PIPELINE) == 0
+    assert mark_dirty(connection, to=INDEX, members=["x", ("y", 1)], pipeline=PIPELINE) == 2
 
 
 async def stage_all_async(connection: Any) -> None:
-    await stage_async(connection, LOG, **RECORD, data=DATA, headers={"v": 1}, pipeline=PIPELINE)
+    await stage_async(connection, to=LOG, **RECORD, data=DATA, headers={"v": 1}, pipeline=PIPELINE)
     many: Any = [{**RECORD, "data": number} for number in (1, 2)]
-    assert await stage_many_async(connection, LOG, many, pipeline=PIPELINE) == 2
-    assert await stage_many_async(connection, LOG, [], pipeline=PIPELINE) == 0
-    assert await mark_dirty_async(connection, INDEX, ["x", ("y", 1)], pipeline=PIPELINE) == 2
+    assert await stage_many_async(connection, to=LOG, records=many, pipeline=PIPELINE) == 2
+    assert await stage_many_async(connection, to=LOG, records=[], pipeline=PIPELINE) == 0
+    assert await mark_dirty_async(connection, to=INDEX, members=["x", ("y", 1)], pipeline=PIPELINE) == 2
 
 
 KEYS = ['["n", 7]'] * 3 + ["x", '["y", 1]']
@@ -166,11 +166,11 @@ def test_a_record_that_is_refused_names_its_field_and_writes_nothing(
     """Guarantee 22."""
     with opened(database_url) as connection:
         with pytest.raises(InvalidRecord, match=r"data.a: contains a NUL"):
-            stage(connection, LOG, **RECORD, data={"a": "\0"}, pipeline=PIPELINE)
+            stage(connection, to=LOG, **RECORD, data={"a": "\0"}, pipeline=PIPELINE)
         with pytest.raises(NotAttached, match=r"stage\(connection, to=channel, …, pipeline=pipeline\)"):
-            stage(connection, LOG, **RECORD, data=None)
+            stage(connection, to=LOG, **RECORD, data=None)
         with pytest.raises(NotAttached, match=r"does not have this channel other"):
-            stage(connection, Log("other"), **RECORD, data=None, pipeline=PIPELINE)
+            stage(connection, to=Log("other"), **RECORD, data=None, pipeline=PIPELINE)
 
     assert staged() == []
 
@@ -184,7 +184,7 @@ def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
         connection.execute(text("ALTER TABLE penstock.staged_records ADD CHECK (key <> 'k')"))
     with abandoned(), opened(database_url) as connection:
         with pytest.raises(StagingError, match=r"Postgres refused.*SQLSTATE 23514") as failure:
-            stage(connection, LOG, **{**RECORD, "key": "k"}, data={"a": "canary"}, pipeline=PIPELINE)
+            stage(connection, to=LOG, **{**RECORD, "key": "k"}, data={"a": "canary"}, pipeline=PIPELINE)
         assert "canary" not in str(failure.value)
         assert failure.value.__context__ is None
         raise Abandoned
@@ -195,11 +195,11 @@ def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url
     with psycopg.connect(database_url, autocommit=True) as connection:
         for block in (contextmanager(lambda: iter([None])), connection.pipeline):
             with block(), pytest.raises(StagingError, match=r"AUTOCOMMIT.*connection.transaction"):
-                stage(connection, LOG, **RECORD, data=None, pipeline=PIPELINE)
+                stage(connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
         with connection.pipeline():
             connection.execute("SELECT 1")
             with pytest.raises(StagingError, match="AUTOCOMMIT"):
-                stage(connection, LOG, **RECORD, data=None, pipeline=PIPELINE)
+                stage(connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
 
     assert staged() == []
 
@@ -209,7 +209,7 @@ def test_sqlalchemys_connection_in_autocommit_mode_is_refused(application: Engin
         application.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
         pytest.raises(StagingError, match="AUTOCOMMIT"),
     ):
-        stage(connection, LOG, **RECORD, data=None, pipeline=PIPELINE)
+        stage(connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
 
     assert staged() == []
 
@@ -218,9 +218,9 @@ def test_a_savepoint_of_django_takes_its_records_along(
     application: Engine, database_url: str, staged: StagedRecords
 ) -> None:
     with by_django(database_url) as connection:
-        stage(connection, LOG, **RECORD, data=1, pipeline=PIPELINE)
+        stage(connection, to=LOG, **RECORD, data=1, pipeline=PIPELINE)
         with abandoned(), make_django(database_url).transaction.atomic():
-            stage(connection, LOG, **RECORD, data=2, pipeline=PIPELINE)
+            stage(connection, to=LOG, **RECORD, data=2, pipeline=PIPELINE)
             raise Abandoned
 
     assert [record.data for record in staged()] == [1]
@@ -232,9 +232,9 @@ def test_django_in_autocommit_mode_or_on_another_database_is_refused(
     db = make_django(database_url)
     try:
         with pytest.raises(StagingError, match=r"AUTOCOMMIT.*transaction.atomic"):
-            stage(db.connection, LOG, **RECORD, data=None, pipeline=PIPELINE)
+            stage(db.connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
         with pytest.raises(NotAttached, match="'lite' is of sqlite"):
-            stage(db.connections["lite"], LOG, **RECORD, data=None, pipeline=PIPELINE)
+            stage(db.connections["lite"], to=LOG, **RECORD, data=None, pipeline=PIPELINE)
     finally:
         db.connections.close_all()
 
@@ -253,7 +253,7 @@ def test_async_connections_of_psycopg(application: Engine, database_url: str, st
             async with connection.transaction(force_rollback=True):
                 await stage_all_async(connection)
             with pytest.raises(NotAttached, match=r"not AsyncConnection: await stage_async\("):
-                stage(connection, LOG, **RECORD, data=None, pipeline=PIPELINE)
+                stage(connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
 
     asyncio.run(run())
 
@@ -270,7 +270,7 @@ def test_async_connections_of_sqlalchemy(application: Engine, database_url: str,
         async with engine.connect() as connection:
             await stage_all_async(connection)
             with pytest.raises(NotAttached, match=r"await mark_dirty_async\("):
-                mark_dirty(connection, INDEX, [1], pipeline=PIPELINE)  # type: ignore[arg-type]
+                mark_dirty(connection, to=INDEX, members=[1], pipeline=PIPELINE)  # type: ignore[arg-type]
         await engine.dispose()
 
     asyncio.run(run())
@@ -282,6 +282,6 @@ def test_a_connection_is_not_flushed_and_a_session_is(application: Engine, rides
     """A session's own changes come first; on a connection, what was executed before."""
     with application.begin() as connection:
         connection.execute(insert(Ride).values(id=1))
-        stage(connection, rides, **RECORD, data=None, pipeline=Pipeline([rides]))
+        stage(connection, to=rides, **RECORD, data=None, pipeline=Pipeline([rides]))
 
     assert len(staged()) == 1

@@ -22,7 +22,7 @@ Sessions = sessionmaker[Session]
 
 
 def stage_one(session: Any, channel: Log, **changes: Any) -> None:
-    stage(session, channel, **{"key": "k", "action": "imported", "object": "ride", "data": None, **changes})
+    stage(session, to=channel, **{"key": "k", "action": "imported", "object": "ride", "data": None, **changes})
 
 
 def test_a_record_is_a_row_of_the_transaction(sessions: Sessions, rides: Log, staged: StagedRecords) -> None:
@@ -70,8 +70,8 @@ def test_several_records_are_one_insert_in_order(
     ]
     with sessions.begin() as session:
         statements.clear()
-        assert stage_many(session, rides, records) == 500
-        assert stage_many(session, rides, []) == 0
+        assert stage_many(session, to=rides, records=records) == 500
+        assert stage_many(session, to=rides, records=[]) == 0
         assert len([sent for sent in statements if sent.startswith("INSERT")]) == 1
 
     assert [record.data for record in staged()] == [[number] for number in range(500)]
@@ -84,7 +84,7 @@ def test_an_error_names_the_record_and_nothing_is_written(
     good: Staging = {"key": 1, "action": "imported", "object": "ride", "data": 1}
     reason = r"^records\[1\]\.data\.lines\[0\]: is of type bytes"
     with sessions.begin() as session, pytest.raises(InvalidRecord, match=reason):
-        stage_many(session, rides, [good, {**good, "data": {"lines": [b"x"]}}])
+        stage_many(session, to=rides, records=[good, {**good, "data": {"lines": [b"x"]}}])
 
     assert staged() == []
 

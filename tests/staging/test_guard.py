@@ -88,7 +88,7 @@ def test_a_bypass_that_was_staged_explicitly_passes(
     ruled: Pipeline, sessions: Sessions, rides: Log, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
-        stage(session, rides, key=1, action="update", object="rides", data={"status": "done"})
+        stage(session, to=rides, key=1, action="update", object="rides", data={"status": "done"})
         session.execute(update(Ride).values(status="done"), execution_options={"penstock": "staged"})
         session.execute(RIDES.update().values(status="x").execution_options(penstock="staged"))
         session.execute(text("DELETE FROM rides").execution_options(penstock="staged"))

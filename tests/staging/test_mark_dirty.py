@@ -101,7 +101,7 @@ def test_members_are_marked_explicitly(
     pipeline: Pipeline, index: Ick, sessions: Sessions, staged: StagedRecords
 ) -> None:
     with sessions.begin() as session:
-        assert mark_dirty(session, index, [1, "two"]) == 2
+        assert mark_dirty(session, to=index, members=[1, "two"]) == 2
 
     assert [(r.action, r.object, r.key) for r in staged()] == [("dirty", "member", "1"), ("dirty", "member", "two")]
 
@@ -113,10 +113,10 @@ def test_a_channel_of_the_wrong_kind_is_refused(pipeline: Pipeline, index: Ick, 
         pipeline.marks_dirty(Ride, to=rides, key="id")  # type: ignore[arg-type]
     with sessions() as session:
         with pytest.raises(InvalidRecord, match="mark_dirty"):
-            stage(session, index, key=1, action="a", object="b", data=None)
+            stage(session, to=index, key=1, action="a", object="b", data=None)  # type: ignore[call-overload]
         with pytest.raises(InvalidRecord, match=r"mark_dirty\(\) takes an Ick"):
-            mark_dirty(session, rides, [1])  # type: ignore[arg-type]
+            mark_dirty(session, to=rides, members=[1])  # type: ignore[arg-type]
         with pytest.raises(InvalidRecord, match=r"members\[1\]"):
-            mark_dirty(session, index, [1, None])
+            mark_dirty(session, to=index, members=[1, None])
         with pytest.raises(NotAttached):
-            mark_dirty(session, Ick("another"), [1])
+            mark_dirty(session, to=Ick("another"), members=[1])

@@ -59,8 +59,8 @@ def sessions(engine: Engine, pipeline: Pipeline) -> sessionmaker[Session]:
 
 def test_the_tenant_is_the_key_and_decides_the_shard(sessions: sessionmaker[Session], staged: StagedRecords) -> None:
     with sessions.begin() as session:
-        stage(session, receipts, tenant=7, **JOB)
-        stage(session, receipts, tenant=("a", 1), headers={"trace": "x"}, **JOB)
+        stage(session, to=receipts, tenant=7, **JOB)
+        stage(session, to=receipts, tenant=("a", 1), headers={"trace": "x"}, **JOB)
 
     first, second = staged()
     assert (first.key, first.shard, first.headers) == ("7", receipts.shard_for("7"), None)
@@ -71,10 +71,10 @@ def test_the_tenant_is_the_key_and_decides_the_shard(sessions: sessionmaker[Sess
 def test_what_only_queues_have_stands_under_one_reserved_header(
     sessions: sessionmaker[Session], staged: StagedRecords
 ) -> None:
-    unique = Unique("receipt-7", "window", 60)
+    unique = Unique("receipt-7", window=60)
     with sessions.begin() as session:
-        stage(session, receipts, tenant="a", key=9, due=DUE, deadline=DUE, unique=unique, **JOB)
-        stage(session, receipts, tenant="a", delay_s=1.5, headers={"trace": "x"}, **JOB)
+        stage(session, to=receipts, tenant="a", key=9, due=DUE, deadline=DUE, unique=unique, **JOB)
+        stage(session, to=receipts, tenant="a", delay=1.5, headers={"trace": "x"}, **JOB)
 
     first, second = staged()
     assert first.headers == {
@@ -95,7 +95,7 @@ def test_many_are_one_insert_in_order(
         session.connection()
         statements.clear()
         made: Any = ({"tenant": n % 3, "key": n, **JOB} for n in range(300))
-        assert stage_many(session, receipts, made) == 300
+        assert stage_many(session, to=receipts, records=made) == 300
         assert len([sent for sent in statements if sent.startswith("INSERT")]) == 1
 
     assert [record.headers["penstock"]["key"] for record in staged()] == [str(n) for n in range(300)]
@@ -109,8 +109,8 @@ def test_async_sessions_stage_the_same(database_url: str, pipeline: Pipeline, st
         sessions = async_sessionmaker(engine)
         pipeline.attach(sessions)
         async with sessions.begin() as session:
-            await stage_async(session, receipts, tenant="a", delay_s=2, **JOB)
-            await stage_many_async(session, receipts, [of_b])
+            await stage_async(session, to=receipts, tenant="a", delay=2, **JOB)
+            await stage_many_async(session, to=receipts, records=[of_b])
         await engine.dispose()
 
     asyncio.run(run())
@@ -129,13 +129,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tenant": 1.5}, "tenant", "is of type float"),
     ({"tenant": "a", "key": "k" * 257}, "key", "has 257 bytes"),
     ({"tenant": "a", "key": b"k"}, "key", "is of type bytes"),
-    ({"tenant": "a", "delay_s": -1}, "delay_s", "it takes 0 to"),
-    ({"tenant": "a", "delay_s": float("nan")}, "delay_s", "it takes 0 to"),
-    ({"tenant": "a", "delay_s": 1, "due": DUE}, "due", "exclude each other"),
+    ({"tenant": "a", "delay": -1}, "delay", "it takes seconds"),
+    ({"tenant": "a", "delay": float("nan")}, "delay", "it takes seconds"),
+    ({"tenant": "a", "delay": 1, "due": DUE}, "due", "exclude each other"),
     ({"tenant": "a", "due": datetime(2026, 1, 1)}, "due", "without a time zone"),  # noqa: DTZ001
     ({"tenant": "a", "deadline": datetime(2026, 1, 1)}, "deadline", "time zone"),  # noqa: DTZ001
     ({"tenant": "a", "unique": Unique("")}, "unique.name", "is empty"),
-    ({"tenant": "a", "unique": Unique("n", "window")}, "unique.for_s", "a window"),
+    ({"tenant": "a", "unique": Unique("n", window=-1)}, "unique.window", "it takes seconds"),
+    ({"tenant": "a", "delay_s": 1}, "delay_s", "is unknown; a message takes deadline, delay"),
     ({"tenant": "a", "headers": {"penstock": 1}}, "headers.penstock", "Penstock's own"),
     ({"tenant": "a", "data": b"x"}, "data", "is of type bytes"),
 ]
@@ -146,23 +147,23 @@ def test_a_wrong_part_is_refused_at_the_call(sessions: sessionmaker[Session], st
         records: Any = [{"tenant": "a", **JOB}, {**JOB, **given}]
         with sessions.begin() as session:
             with pytest.raises(InvalidRecord, match=reason) as caught:
-                stage(session, receipts, **{**JOB, **given})
+                stage(session, to=receipts, **{**JOB, **given})
             with pytest.raises(InvalidRecord, match=reason) as of_many:
-                stage_many(session, receipts, records)
+                stage_many(session, to=receipts, records=records)
 
         assert caught.value.field == field
         assert of_many.value.field == f"records[1].{field}"
     assert staged() == []
 
 
-@pytest.mark.parametrize("name", ["tenant", "due", "delay_s", "deadline", "unique"])
+@pytest.mark.parametrize("name", ["tenant", "due", "delay", "deadline", "unique"])
 def test_what_only_queues_have_is_refused_for_a_log(sessions: sessionmaker[Session], name: str) -> None:
-    given: Any = {name: None}
+    given: Any = {name: "x"}
     with (
         sessions.begin() as session,
         pytest.raises(InvalidRecord, match=f"^{name}: is for queues, and channel rides is a log"),
     ):
-        stage(session, rides, key=1, **JOB, **given)
+        stage(session, to=rides, key=1, **JOB, **given)
 
 
 def test_a_rule_stages_objects_for_a_queue(

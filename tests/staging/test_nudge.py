@@ -44,7 +44,7 @@ def test_a_commit_that_staged_records_nudges_once(
 ) -> None:
     with nudging() as session:
         session.add(Ride(id=1))
-        stage(session, rides, key=1, action="imported", object="ride", data=None)
+        stage(session, to=rides, key=1, action="imported", object="ride", data=None)
         with session.begin_nested():
             session.add(Ride(id=2))
         assert heard(listener) == []

@@ -53,23 +53,23 @@ def by_hooks(sessions: Sessions, _url: str) -> None:
 
 def by_stage(sessions: Sessions, _url: str) -> None:
     with sessions.begin() as session:
-        stage(session, EIGHT, **RECORD)
+        stage(session, to=EIGHT, **RECORD)
 
 
 def on_a_connection(sessions: Sessions, _url: str) -> None:
     with sessions.kw["bind"].begin() as connection:
-        stage(connection, EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
+        stage(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
 
 
 def by_psycopg(_sessions: Sessions, url: str) -> None:
     with psycopg.connect(url) as connection:
-        stage(connection, EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
+        stage(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
 
 
 def by_async_psycopg(_sessions: Sessions, url: str) -> None:
     async def run() -> None:
         async with await psycopg.AsyncConnection.connect(url) as connection:
-            await stage_async(connection, EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
+            await stage_async(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
 
     asyncio.run(run())
 
@@ -81,7 +81,7 @@ def in_async_sessions(url: str) -> None:
         Pipeline([EIGHT]).attach(maker)
         try:
             async with maker.begin() as session:
-                await stage_async(session, EIGHT, **RECORD)
+                await stage_async(session, to=EIGHT, **RECORD)
         finally:
             await engine.dispose()
 
@@ -120,10 +120,10 @@ def test_only_the_registered_kind_is_staged_for(connection: Connection, applicat
     def write() -> None:
         with maker.begin() as session:
             if isinstance(declared, Ick):
-                mark_dirty(session, declared, ["m"])
+                mark_dirty(session, to=declared, members=["m"])
             else:
                 options = {"tenant": "t"} if isinstance(declared, Queue) else {}
-                stage(session, declared, **RECORD, **options)  # type: ignore[arg-type]
+                stage(session, to=declared, **RECORD, **options)  # type: ignore[call-overload]
 
     if isinstance(declared, Ick):
         write()
@@ -140,7 +140,7 @@ def test_the_question_is_asked_once_and_not_in_every_transaction(
 ) -> None:
     for _ in range(5):
         with sessions.begin() as session:
-            stage(session, rides, **RECORD)
+            stage(session, to=rides, **RECORD)
 
     assert len([sent for sent in statements if "check_channel" in sent]) == 2
 
@@ -160,7 +160,7 @@ def test_an_application_may_be_deployed_before_its_workers(
     register_channel(connection, DEFAULT_SCOPE, rides)
 
     with sessions.begin() as session:
-        stage(session, rides, **RECORD)
+        stage(session, to=rides, **RECORD)
     with pytest.raises(ChannelMismatch, match=RESHARD):
         by_stage(other_sessions, "")
 
@@ -171,7 +171,7 @@ def test_a_schema_without_the_function_is_not_asked(
     """A rolling upgrade: the application is newer than the tables."""
     connection.execute("DROP FUNCTION penstock.check_channel")
     with sessions.begin() as session:
-        stage(session, registered_rides, **RECORD)
+        stage(session, to=registered_rides, **RECORD)
 
     assert len(staged()) == 1
 
@@ -192,9 +192,9 @@ def test_a_role_that_may_only_insert_is_refused_if_it_may_ask(
             own.execute(text("SET LOCAL ROLE narrow"))
             if may_ask:
                 with pytest.raises(ChannelMismatch):
-                    stage(own, EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
+                    stage(own, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
             else:
-                stage(own, EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
+                stage(own, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT]))
     finally:
         engine.dispose()
         connection.execute("DROP OWNED BY narrow")
@@ -207,6 +207,6 @@ def test_a_retired_channel_is_refused(connection: Connection, sessions: Sessions
     gone = Log("gone")
 
     with sessions() as session, pytest.raises(ChannelRetired, match="penstock channels adopt gone"):
-        stage(session, gone, **RECORD, pipeline=Pipeline([gone]))
+        stage(session, to=gone, **RECORD, pipeline=Pipeline([gone]))
 
     assert staged() == []

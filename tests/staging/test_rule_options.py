@@ -68,8 +68,8 @@ def test_a_composite_key_may_be_staged_explicitly(rides: Log, application: Engin
     pipeline = Pipeline([rides, index])
     with Session(application) as session:
         pipeline.attach(session)
-        stage(session, rides, key=("north", 7), action="a", object="o", data=None)
-        mark_dirty(session, index, [("north", 7), (UUID(int=1), 1)])
+        stage(session, to=rides, key=("north", 7), action="a", object="o", data=None)
+        mark_dirty(session, to=index, members=[("north", 7), (UUID(int=1), 1)])
         session.commit()
 
     assert [r.key for r in staged()] == ['["north", 7]', '["north", 7]', f'["{UUID(int=1)}", 1]']
@@ -91,7 +91,7 @@ def test_an_invalid_composite_key_names_its_part(key: object, field: str, rides:
     with Session(application) as session:
         Pipeline([rides]).attach(session)
         with pytest.raises(InvalidRecord, match=field):
-            stage(session, rides, key=key, action="a", object="o", data=None)
+            stage(session, to=rides, key=key, action="a", object="o", data=None)
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])

@@ -159,7 +159,7 @@ def test_what_a_slice_has_read_and_not_begun_is_given_back(
 ) -> None:
     never, slow = threading.Event(), []
 
-    @working.worker(reads=JOBS, name="work", lease_s=60.0)
+    @working.worker(reads=JOBS, name="work", lease=60.0)
     def work(session: Session, job: Job) -> None:
         if len(bench.effects) >= 20:  # it has read ahead by now, since jobs were short
             slow.append(job.id)

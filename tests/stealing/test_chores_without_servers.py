@@ -213,7 +213,7 @@ def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_i
     proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
     silent = [True]
 
-    @working.worker(reads=JOBS, name="work", lease_s=1.0)
+    @working.worker(reads=JOBS, name="work", lease=1.0)
     def work(session: Session, job: Job) -> None:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
         if silent and len(bench.effects) == 5:

@@ -108,8 +108,8 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
         session.add(Sample(id=1, **VALUES))
         session.flush()
         common: Any = {"key": VALUES["name"], "object": "sample"}
-        stage(session, things, **common, action="insert", data={"id": 1, **VALUES})
-        stage(session, things, **common, action="fail", data=RECORD)
+        stage(session, to=things, **common, action="insert", data={"id": 1, **VALUES})
+        stage(session, to=things, **common, action="fail", data=RECORD)
     streamer = Streamer(flow, unusual_url, redis_url)
     streamer.drain()
     streamer.close()

@@ -194,7 +194,7 @@ def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
             process = [driver.info.backend_pid]
             eventually(lambda: connection.execute(ended, process).fetchone() == (True,), "it ends")
 
-    @flow.consumer(reads=things, attempts=1, idle_timeout_s=0.3)
+    @flow.consumer(reads=things, attempts=1, idle_timeout=0.3)
     def reader(session: Session, records: Sequence[Record]) -> None:
         sizes.append(len(records))
         be_slow(session, records, "the beginning")
@@ -219,8 +219,8 @@ def test_a_batch_that_is_too_slow_for_the_idle_timeout_is_bisected(
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e6, float("nan")])
 def test_an_idle_timeout_that_cannot_be_is_refused(flow: Pipeline, things: Log, seconds: float) -> None:
-    with pytest.raises(DeclarationError, match="idle_timeout_s"):
-        flow.consumer(reads=things, name="reader", idle_timeout_s=seconds)(lambda _session, _records: None)
+    with pytest.raises(DeclarationError, match="idle_timeout"):
+        flow.consumer(reads=things, name="reader", idle_timeout=seconds)(lambda _session, _records: None)
 
 
 # --- suspended, and read-only ---
@@ -235,7 +235,7 @@ from penstock import Log, Pipeline
 things = Log("things", shards=2)
 pipeline = Pipeline([things])
 
-@pipeline.consumer(reads=things, idle_timeout_s=1.0)
+@pipeline.consumer(reads=things, idle_timeout=1.0)
 def reader(session, records):
     Path("busy").touch()
     time.sleep(0.3)

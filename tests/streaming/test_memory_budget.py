@@ -243,7 +243,7 @@ def test_batches_that_are_sent_together_keep_to_the_budget(
 ) -> None:
     """The second one's room is made before the first one is there.  Equal payloads are one text until each has an entry."""
     shard, part = things.shard_names[0], BUDGET // 2
-    registered = RegisteredChannel(things.name, "log", 2, things.keep, redis_memory=BUDGET)
+    registered = RegisteredChannel(things.name, "log", 2, timedelta(seconds=things.keep), redis_memory=BUDGET)
     budgets = MemoryBudgets(redis_client, DEFAULT_SCOPE)
     budgets.update({things.name: registered})
     padding = "x" * 1_000

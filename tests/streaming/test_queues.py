@@ -60,7 +60,7 @@ def put(sessions: sessionmaker[Session], jobs: Queue) -> Put:
     def stage_jobs(*numbers: int, tenant: object = "a", **options: Any) -> None:
         with sessions.begin() as session:
             for number in numbers:
-                stage(session, jobs, tenant=tenant, data={"number": number}, **JOB, **options)
+                stage(session, to=jobs, tenant=tenant, data={"number": number}, **JOB, **options)
 
     return stage_jobs
 
@@ -146,7 +146,7 @@ def test_a_rolled_back_job_is_not_done(
     sessions: sessionmaker[Session], jobs: Queue, streamer: Streamer, worker: Worker
 ) -> None:
     with sessions() as session:
-        stage(session, jobs, tenant="a", data=1, **JOB)
+        stage(session, to=jobs, tenant="a", data=1, **JOB)
         session.rollback()
 
     assert streamer.drain() == 0
@@ -244,8 +244,8 @@ def test_an_older_copy_of_redis_is_brought_up(
 def test_what_is_due_later_waits_in_postgres(
     put: Put, streamer: Streamer, worker: Worker, connection: Connection
 ) -> None:
-    put(1, delay_s=3 * 3600)
-    put(2, delay_s=1800)
+    put(1, delay=3 * 3600)
+    put(2, delay=1800)
     streamer.drain()
     stats = worker.queue.stats()
     assert (waiting(connection), stats.delayed, stats.waiting) == (1, 1, 0)
@@ -361,7 +361,7 @@ def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(put: Put, streamer
     worker.queue.limit("a", TenantLimits(bytes=10))
     put(*range(1000))
     streamer.drain()
-    put(1000, tenant="b", delay_s=2 * 3600)
+    put(1000, tenant="b", delay=2 * 3600)
     streamer.drain()
     worker.connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL")
     streamer.drain()
@@ -462,7 +462,7 @@ def test_a_batch_takes_few_round_trips(
     streamer.drain()
     made: Any = [{"tenant": n % 7, "data": n, "key": n, **JOB} for n in range(1000)]
     with sessions.begin() as session:
-        stage_many(session, jobs, made)
+        stage_many(session, to=jobs, records=made)
     before = calls(redis_client)
     assert streamer.drain() == 1000
 
@@ -557,7 +557,7 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
         for start in range(0, 40, 20):
             put(*range(start, start + 5))
             put(*range(start + 5, start + 10), tenant="full")
-            put(start + 10, delay_s=7200)
+            put(start + 10, delay=7200)
             put(start + 11, unique=Unique("x"))
             try:
                 stream()
@@ -578,7 +578,7 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
 def test_a_streamer_of_an_older_epoch_writes_nothing(
     put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
 ) -> None:
-    put(1, delay_s=7200)
+    put(1, delay=7200)
     streamer.drain()
     redis_client.set("penstock:{jobs/0}:epoch", 2)
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
@@ -671,7 +671,7 @@ def test_large_records_that_wait_are_fed_in_small_batches(
 ) -> None:
     worker.queue.limit("a", TenantLimits(bytes=1))
     put(*range(30))
-    put(*range(30, 60), delay_s=7200, tenant="b")
+    put(*range(30, 60), delay=7200, tenant="b")
     monkeypatch.setattr("penstock.streaming.queues.BATCH_BYTES", 1)
     streamer.drain()
     worker.queue.limit("a", None)
@@ -687,10 +687,10 @@ def test_large_records_that_wait_are_fed_in_small_batches(
 def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
     put: Put, streamer: Streamer, worker: Worker, connection: Connection
 ) -> None:
-    put(1, unique=Unique("x", "window", 60))
+    put(1, unique=Unique("x", window=60))
     streamer.drain()
     assert worker.work() == [1]
-    put(2, unique=Unique("x", "window", 60))
+    put(2, unique=Unique("x", window=60))
     settle_down(streamer)
 
     assert outstanding(connection) == 0
@@ -711,7 +711,7 @@ class Divided:
         """Stages a job for each tenant; these are in all shards."""
         with self.sessions.begin() as session:
             for tenant in tenants:
-                stage(session, self.queue, tenant=tenant, data=tenant, unique=unique, **JOB)
+                stage(session, to=self.queue, tenant=tenant, data=tenant, unique=unique, **JOB)
 
     def read(self, client: RedisClient) -> list[Lease]:
         return FairQueue(client, NAME, shards=8, streams=2).reader().read(100)
@@ -761,7 +761,7 @@ def test_a_unique_name_is_one_in_all_shards(
 def test_a_window_is_one_in_all_shards_whatever_becomes_of_the_job(
     divided: Divided, redis_client: redis.Redis, connection: Connection
 ) -> None:
-    unique = Unique("invoice-17", "window", for_s=60.0)
+    unique = Unique("invoice-17", window=60.0)
     divided.put(range(40), unique)
     divided.streamer.drain()
     [lease] = divided.read(redis_client)

@@ -105,7 +105,7 @@ def test_committed_records_are_seen_through_every_kind_of_source(
     sessions: sessionmaker[Session], application: Engine, rides: Log
 ) -> None:
     with sessions.begin() as session:
-        stage(session, rides, key="k", action="rated", object="ride", data=[1], headers={"v": 2})
+        stage(session, to=rides, key="k", action="rated", object="ride", data=[1], headers={"v": 2})
     scoped = scoped_session(sessions)
 
     with application.connect() as connection, sessions() as session:
@@ -119,7 +119,7 @@ def test_marked_members_are_staged_too(application: Engine) -> None:
     index = Ick("index", shards=2)
     with Session(application) as session:
         Pipeline([index]).attach(session)
-        mark_dirty(session, index, [1, 2])
+        mark_dirty(session, to=index, members=[1, 2])
 
         assert assert_staged(session, to=index, key=2).action == "dirty"
 
@@ -128,7 +128,7 @@ def test_the_schema_is_that_of_the_sessions_pipeline(application: Engine, databa
     initialise(database_url, "elsewhere")
     with Session(application) as session:
         Pipeline([RIDES], schema="elsewhere").attach(session)
-        stage(session, RIDES, key="k", action="rated", object="ride", data={})
+        stage(session, to=RIDES, key="k", action="rated", object="ride", data={})
 
         assert_staged(session, key="k")
         assert_not_staged(session.connection(), key="k")
@@ -195,7 +195,7 @@ def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker
         if record.data["status"] == "bad":
             raise ValueError("a bad ride")
         note(session, "copies", record.key)
-        mark_dirty(session, index, [record.key])
+        mark_dirty(session, to=index, members=[record.key])
 
     @pipeline.consumer(reads=index)
     def indexer(session: Session, members: Sequence[str]) -> None:
@@ -256,7 +256,7 @@ def test_a_halted_shard_fails_every_time(
         raise ValueError(record.key)
 
     with sessions.begin() as session:
-        stage(session, rides, key="k", action="rated", object="ride", data={})
+        stage(session, to=rides, key="k", action="rated", object="ride", data={})
 
     for allow in (False, True):
         with pytest.raises(AssertionError, match=r"^consumer strict is halted in rides/\d: .*k"):
@@ -276,7 +276,7 @@ def test_handlers_that_stage_without_end_are_stopped(
 
     @pipeline.consumer(reads=rides, each=True)
     def echo(session: Session, record: Any) -> None:
-        stage(session, rides, key=record.key, action="echo", object="ride", data={})
+        stage(session, to=rides, key=record.key, action="echo", object="ride", data={})
 
     with sessions.begin() as session:
         session.add(Ride(id=1))
@@ -293,7 +293,7 @@ def test_a_handler_that_waits_for_ever_is_stopped_with_its_reason(
         raise TryAgain(record.key, after=0.05)
 
     with sessions.begin() as session:
-        stage(session, rides, key="k", action="rated", object="ride", data={})
+        stage(session, to=rides, key="k", action="rated", object="ride", data={})
 
     with pytest.raises(AssertionError, match=r"waits was not drained within 0\.5 s") as raised:
         drained(pipeline, database_url, redis_url, timeout_s=0.5)

@@ -26,6 +26,7 @@ from penstock import (
     stage,
     stage_many,
 )
+from penstock.declaring.outcomes import JobOutcome
 from penstock.engines.stealing import Outcome, Recruiter, enlist_on_hit
 from penstock.testing import assert_staged, make_job, make_record
 
@@ -248,14 +249,39 @@ pipeline.add_channel(async_jobs)
 def job_handler(session: Session, job: Job) -> None: ...
 
 
-@pipeline.worker(reads=more_jobs, payload=Fare, concurrency=8, lease_s=10, name="typed")
+@pipeline.worker(reads=more_jobs, payload=Fare, concurrency=8, lease=10, name="typed")
 def typed_job(session: Session, job: Job[Fare]) -> Snooze | Cancel | None:
     assert_type(job.payload, Fare)
     return Snooze("10m")
 
 
-@pipeline.worker(reads=async_jobs, limit_s=5.0, attempts=3, backoff_s=0.1, on_poison="halt")
+@pipeline.worker(reads=async_jobs, limit=5.0, attempts=3, backoff=0.1, on_poison="halt")
 async def async_job(session: AsyncSession, job: Job) -> DeadLetter | None: ...
+
+
+def stage_jobs(session: Session, job: Job[Fare]) -> None:
+    typed_job.stage(session, Fare(7), tenant="ann", delay="10m", key=1)
+    job_handler.stage(session, {"any": "JSON"}, tenant=7)
+    assert_type(typed_job(session, job), JobOutcome | None)
+
+
+async def stage_jobs_async(session: AsyncSession) -> None:
+    await async_job.stage_async(session, {"any": "JSON"}, tenant=7)
+
+
+typed_log = Log("typed-rides", payload=Fare)
+pipeline.add_channel(typed_log)
+
+
+@pipeline.consumer(reads=typed_log)
+def typed_records(session: Session, records: Records[Fare]) -> None:
+    assert_type(records[0].payload, Fare)
+
+
+async def stage_typed(session: Session, asynchronous: AsyncSession) -> None:
+    typed_log.stage(session, Fare(7), key=1)
+    await typed_log.stage_async(asynchronous, Fare(7), key=1, action="pay", object="fare")
+    stage(session, to=typed_log, key=1, action="pay", object="fare", data=Fare(7))
 
 
 # --- reconciliations ---

@@ -15,7 +15,8 @@ from penstock.engines.stealing import Recruiter, enlist_on_hit
 
 rides = Log("rides")
 index = Ick("index")
-pipeline = Pipeline([rides, index])
+receipts = Queue("receipts")
+pipeline = Pipeline([rides, index, receipts])
 
 
 @dataclass
@@ -286,7 +287,30 @@ find(3)  # type: ignore[arg-type]
 # --- staging ---
 
 
+@pipeline.worker(reads=receipts, payload=Fare)
+def send_receipt(session: Session, job: Job[Fare]) -> None: ...
+
+
+typed_rides = Log("typed", payload=Fare)
+
+
+@pipeline.consumer(reads=typed_rides)  # type: ignore[arg-type]
+def payload_of_another_log(session: Session, records: Sequence[Record[Stop]]) -> None: ...
+
+
+def stage_a_job_wrongly(session: Session, asynchronous: AsyncSession) -> None:
+    send_receipt.stage(session, Stop("a"), tenant="t")  # type: ignore[arg-type]
+    send_receipt.stage(session, Fare(1))  # type: ignore[call-arg]
+    send_receipt.stage(session, Fare(1), tenant="t", delay_s=1)  # type: ignore[call-arg]
+    send_receipt.stage(asynchronous, Fare(1), tenant="t")  # type: ignore[arg-type]
+    typed_rides.stage(session, Stop("a"), key=1)  # type: ignore[arg-type]
+    typed_rides.stage(session, Fare(1))  # type: ignore[call-arg]
+    stage(session, to=typed_rides, key=1, action="a", object="o", data=Stop("a"))  # type: ignore[misc]
+
+
 def stage_wrongly(session: Session) -> None:
-    stage(session, channel=rides, key=1, action="a", object="o", data={})  # type: ignore[call-arg]
-    stage(session, to="rides", key=1, action="a", object="o", data={})  # type: ignore[arg-type]
+    stage(session, channel=rides, key=1, action="a", object="o", data={})  # type: ignore[call-overload]
+    stage(session, to="rides", key=1, action="a", object="o", data={})  # type: ignore[call-overload]
+    stage(session, to=rides, key=1, tenant="t", action="a", object="o", data={})  # type: ignore[call-overload]
+    stage(session, to=receipts, key=1, action="a", object="o", data={})  # type: ignore[call-overload]
     mark_dirty(session, to=rides, members=[1])  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None
         Queue("jobs", limits={"a\1": TenantLimits()})
 
 
-NO_VALUES: tuple[Any, ...] = (None, "7", [], object(), True, -1)
+NO_VALUES: tuple[Any, ...] = (None, "7 weeks", [], object(), True, -1)
 
 
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
@@ -217,13 +217,13 @@ NO_VALUES: tuple[Any, ...] = (None, "7", [], object(), True, -1)
             lambda value, what=what: Pipeline([RIDES]).consumer(reads=RIDES, name="a", **{what: value})(
                 lambda _session, _records: None
             )
-            for what in ("batch", "attempts", "halt_after", "idle_timeout_s")
+            for what in ("batch", "attempts", "halt_after", "idle_timeout")
         ),
         *(
             lambda value, what=what: Pipeline([JOBS]).worker(reads=JOBS, name="a", **{what: value})(
                 lambda _session, _job: None
             )
-            for what in ("concurrency", "lease_s", "limit_s", "backoff_s")
+            for what in ("concurrency", "lease", "limit", "backoff")
         ),
     ],
 )

@@ -300,7 +300,7 @@ class _TaskCaller(_AsyncCaller):
     @override
     async def _limited(self, handling: Awaitable[Any]) -> Any:
         assert isinstance(self._consumer, WorkerSpec)
-        limit_s = self._consumer.limit_s
+        limit_s = self._consumer.limit
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
@@ -308,7 +308,7 @@ class _TaskCaller(_AsyncCaller):
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"the handler took longer than limit_s, {limit_s:g} s") from error
+            raise TimeoutError(f"the handler took longer than limit, {limit_s:g} s") from error
 
     def close(self) -> None:
         self.engine.dispose()

@@ -205,15 +205,15 @@ class HandlerTransaction:
         Statements that are sent together find the connection closed, and get no code.
         """
         return (
-            monotonic() - self._called_at >= self._consumer.idle_timeout_s
+            monotonic() - self._called_at >= self._consumer.idle_timeout
             and sqlstate(error) in {errors.IDLE_IN_TRANSACTION, None}
             and classify(error) is ErrorKind.UNAVAILABLE
         )
 
     def _too_slow(self, error: BaseException) -> BrokenTransaction:
         slow = BrokenTransaction(
-            f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout_s:g} s without a statement on its "
-            "session, and Postgres ended its transaction. Take a smaller batch, or a longer idle_timeout_s"
+            f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout:g} s without a statement on its "
+            "session, and Postgres ended its transaction. Take a smaller batch, or a longer idle_timeout"
         )
         slow.__context__ = error
         return slow
@@ -239,7 +239,7 @@ class HandlerTransaction:
 
     def _executor(self, connection: EngineConnection) -> Executor:
         """Executes statements of ours between those of the handler."""
-        return make_executor(connection, self._consumer.idle_timeout_s, self._timeouts)
+        return make_executor(connection, self._consumer.idle_timeout, self._timeouts)
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:

@@ -120,7 +120,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "channel": channel.name,
                 "kind": channel.kind,
                 "shards": channel.shards,
-                "keep": channel.keep,
+                "keep": timedelta(seconds=channel.keep),
                 "streams": channel.streams if isinstance(channel, Queue) else None,
                 "hand": channel.hand if isinstance(channel, Queue) else None,
                 "entries": channel.stored_as if isinstance(channel, Log) else "plain",

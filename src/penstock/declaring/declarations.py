@@ -1,6 +1,5 @@
 """What an application declares: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
 
-import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -18,6 +17,7 @@ from penstock.declaring.kinds import (
     Ick,
     Log,
     Queue,
+    Seconds,
     checked_consumer,
     checked_name,
     is_number,
@@ -64,7 +64,7 @@ DEAD_LETTERS_IN_A_ROW = 100
 """So many failures with nothing applied between them are a bad deploy rather than bad records."""
 
 MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
-"""Limits of ``ConsumerSpec.idle_timeout_s``, in seconds."""
+"""Limits of ``ConsumerSpec.idle_timeout``, in seconds."""
 
 MAX_CONCURRENCY = 1000
 """Upper bound of ``WorkerSpec.concurrency``."""
@@ -81,7 +81,7 @@ class StagingRule:
     """Which changes of which class are staged for which channel, and how.
 
     Attributes:
-        type: The mapped class; subclasses that are mapped are included.
+        model: The mapped class; subclasses that are mapped are included.
         channel: Where the records go.
         on: The kinds of change that are staged.
         key: Attribute name, several names, or function of the object: records of one key keep their order.  Several
@@ -98,7 +98,7 @@ class StagingRule:
             message is.  ``key`` is optional then: within a tenant, keys take turns.
     """
 
-    type: builtins.type[Any]
+    model: type[Any]
     channel: Channel
     on: frozenset[Change]
     key: Named | None
@@ -117,7 +117,7 @@ class StagingRule:
         self._check_capture()
 
     def _check_parts(self) -> None:
-        name = self.type.__name__
+        name = self.model.__name__
         unknown = set(self.on) - set(CHANGES)
         if unknown or not self.on:
             raise DeclarationError(
@@ -136,7 +136,7 @@ class StagingRule:
             )
 
     def _check_tenant(self) -> None:
-        where, is_queue = f"staging rule of {self.type.__name__}", isinstance(self.channel, Queue)
+        where, is_queue = f"staging rule of {self.model.__name__}", isinstance(self.channel, Queue)
         if is_queue and self.tenant is None:
             raise DeclarationError(
                 f"{where}: channel {self.channel.name} is a queue, whose tenants take turns: "
@@ -157,12 +157,12 @@ class StagingRule:
         names = tuple(given)
         if not names:
             raise DeclarationError(
-                f"staging rule of {self.type.__name__}: {part} is empty; it takes at least one name of an attribute"
+                f"staging rule of {self.model.__name__}: {part} is empty; it takes at least one name of an attribute"
             )
         return names if len(names) > 1 else names[0]
 
     def _check_capture(self) -> None:
-        name = self.type.__name__
+        name = self.model.__name__
         if self.capture not in get_args(Capture):
             raise DeclarationError(f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'")
         if self.capture == "orm" and isinstance(self.when, str):
@@ -210,7 +210,7 @@ class ConsumerSpec:
             dropped.  Otherwise they are applied without it, and it is retried afterwards only if that is asked for.
         isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
             value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
-        idle_timeout_s: Longest time, in seconds, that the handler may go without a statement on its session, computing or
+        idle_timeout: Longest time that the handler may go without a statement on its session, computing or
             waiting for a service.  Then Postgres ends the transaction, and other processes take the shards over; a batch
             that fails in this way is bisected like any other.  A suspended process keeps its shards for this long.
     """
@@ -228,7 +228,7 @@ class ConsumerSpec:
     halt_after: int = DEAD_LETTERS_IN_A_ROW
     park_key: bool = False
     isolation: Isolation = "REPEATABLE READ"
-    idle_timeout_s: float = 60.0
+    idle_timeout: Seconds = Seconds("60s", MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S)
 
     def __post_init__(self) -> None:
         checked_consumer(self.name)
@@ -241,11 +241,6 @@ class ConsumerSpec:
                 raise DeclarationError(
                     f"consumer {self.name}: {setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
                 )
-        if not is_number(self.idle_timeout_s, MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S):
-            raise DeclarationError(
-                f"consumer {self.name}: idle_timeout_s is {self.idle_timeout_s!r}; it takes {MIN_IDLE_TIMEOUT_S:g} to "
-                f"{MAX_IDLE_TIMEOUT_S:g} seconds"
-            )
         if self.isolation not in get_args(Isolation):
             raise DeclarationError(
                 f"consumer {self.name}: isolation={self.isolation!r}; it takes {', '.join(get_args(Isolation))}"
@@ -274,6 +269,11 @@ class ConsumerSpec:
             )
 
     @property
+    def whose(self) -> str:
+        """What errors call it."""
+        return f"{'worker' if isinstance(self, WorkerSpec) else 'consumer'} {self.name}"
+
+    @property
     def is_async(self) -> bool:
         """Whether the handler is ``async def``."""
         return is_async(self.handler)
@@ -284,24 +284,24 @@ class WorkerSpec(ConsumerSpec):
     """A consumer of a queue: ``handler(session, job)`` does one job, in a transaction that records that it is done.
 
     Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``, ``halt_after``, ``isolation`` and
-    ``idle_timeout_s``.
+    ``idle_timeout``.
 
     Attributes:
         attempts: Attempts at a job before it is dead-lettered; those that were snoozed, and those that a server was not
             there for, do not count.  A process that dies, or a handler that hangs, has made an attempt.
         concurrency: Jobs that a process works on at the same time: in as many threads, or, if the handler is ``async def``,
             tasks of one event loop.  Each has a connection to Postgres.
-        lease_s: Seconds after which another process gets the jobs of one that died.  While a process lives it extends them.
-        limit_s: Longest time for one job, in seconds: after it, others may do the job, and this attempt cannot commit.
-        backoff_s: Pause after the first failed attempt, in seconds; doubled by each further one, up to five minutes.
+        lease: Time after which another process gets the jobs of one that died.  While a process lives it extends them.
+        limit: Longest time for one job: after it, others may do the job, and this attempt cannot commit.
+        backoff: Pause after the first failed attempt; doubled by each further one, up to five minutes.
     """
 
     each: bool = True
     attempts: int = 5
     concurrency: int = 4
-    lease_s: float = 30.0
-    limit_s: float = 300.0
-    backoff_s: float = 1.0
+    lease: Seconds = Seconds("30s", MIN_LEASE_S, MAX_LEASE_S)
+    limit: Seconds = Seconds("5m", MIN_LEASE_S, MAX_LEASE_S)
+    backoff: Seconds = Seconds("1s", 0.0, MAX_LEASE_S)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -309,15 +309,6 @@ class WorkerSpec(ConsumerSpec):
             raise DeclarationError(
                 f"worker {self.name}: concurrency is {self.concurrency!r}; it takes 1 to {MAX_CONCURRENCY}"
             )
-        for setting, least, most in (
-            ("lease_s", MIN_LEASE_S, MAX_LEASE_S),
-            ("limit_s", MIN_LEASE_S, MAX_LEASE_S),
-            ("backoff_s", 0.0, MAX_LEASE_S),
-        ):
-            if not is_number(getattr(self, setting), least, most):
-                raise DeclarationError(
-                    f"worker {self.name}: {setting} is {getattr(self, setting)!r}; it takes {least:g} to {most:g} seconds"
-                )
 
     @override
     def _check_shape(self) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 from sqlalchemy.orm import Session
 from typing_extensions import is_typeddict  # knows those of typing, too
 
-from penstock.declaring.outcomes import Job, JobOutcome
 from penstock.errors import DeclarationError
+from penstock.parsing import Duration
 from penstock.records import Payload, Record
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ConsumerOptions(TypedDict, total=False):
     halt_after: int
     park_key: bool
     isolation: Isolation
-    idle_timeout_s: float
+    idle_timeout: Duration
 
 
 class WorkerDeclaration(TypedDict, total=False):
@@ -46,28 +46,14 @@ class WorkerDeclaration(TypedDict, total=False):
 
     name: str
     concurrency: int
-    lease_s: float
-    limit_s: float
+    lease: Duration
+    limit: Duration
     attempts: int
-    backoff_s: float
+    backoff: Duration
     on_poison: Literal["dead_letter", "halt"]
     halt_after: int
     isolation: Isolation
-    idle_timeout_s: float
-
-
-class JobDecorator(Protocol[Payload]):
-    """Takes ``handler(session, job)`` of a worker, plain or ``async def``; it may return an outcome."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[[Session, Job[Payload]], JobOutcome | None], /
-    ) -> Callable[[Session, Job[Payload]], JobOutcome | None]: ...
-
-    @overload
-    def __call__(
-        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]], /
-    ) -> Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]]: ...
+    idle_timeout: Duration
 
 
 class BatchDecorator(Protocol[Payload]):

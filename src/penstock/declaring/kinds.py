@@ -4,14 +4,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
-from typing import Literal, cast
+from importlib import import_module
+from typing import Any, Generic, Literal, cast
 
 from typing_extensions import override
 
 from penstock.declaring.unique import TenantLimits, checked_text
 from penstock.errors import DeclarationError, InvalidName
-from penstock.records import Shard, ShardName
+from penstock.parsing import Duration, parse_duration
+from penstock.records import Payload, Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 """Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
@@ -150,12 +151,36 @@ def parse_memory(given: object) -> int | None:
     return given if is_number and 1 <= given <= LARGEST_MEMORY else None  # type: ignore[operator, return-value]
 
 
+class Seconds:
+    """A field of a declaration that is a duration: given as seconds, a ``timedelta`` or a text such as ``"10m"``, kept as seconds."""
+
+    def __init__(self, default: Duration, least: float = 0.0, most: float = 100 * 365 * 86_400.0) -> None:
+        self._default, self._least, self._most = parse_duration(default), least, most
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> float:
+        return self._default if instance is None else float(instance.__dict__[self._name])
+
+    def __set__(self, instance: Any, given: Duration) -> None:
+        try:
+            seconds = parse_duration(given)
+        except (TypeError, ValueError):
+            seconds = -1.0
+        if isinstance(given, bool) or not self._least <= seconds <= self._most:
+            raise DeclarationError(
+                f"{instance.whose}: {self._name} is {given!r}; it takes {self._least:g} to {self._most:g} seconds, as a number, a "
+                'timedelta, or a text such as "90s", "10m", "2h" or "7d"'
+            )
+        instance.__dict__[self._name] = seconds
+
+
 class _Sharded:
     """What all kinds of channel share."""
 
     name: str
     shards: int
-    keep: timedelta
     sources: Sequence[str] = ()
     """Only a log may have some."""
 
@@ -163,10 +188,11 @@ class _Sharded:
         self._check_name()
         if not is_number(self.shards, 1, MAX_SHARDS):
             raise DeclarationError(f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}")
-        if not isinstance(cast("object", self.keep), timedelta) or self.keep < timedelta(0):
-            raise DeclarationError(
-                f"channel {self.name}: keep is {self.keep!r}; it takes a timedelta that is not negative"
-            )
+
+    @property
+    def whose(self) -> str:
+        """What errors call it."""
+        return f"channel {self.name}"
 
     def _check_name(self) -> None:
         checked_name(self.name, "channel")
@@ -189,7 +215,7 @@ class _Sharded:
 
 
 @dataclass(frozen=True)
-class Log(_Sharded):
+class Log(_Sharded, Generic[Payload]):
     """A channel that keeps records in order: one Redis stream a shard.
 
     Attributes:
@@ -206,19 +232,22 @@ class Log(_Sharded):
             read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
         source: Name of this application's database among several that share the log's name.  The channel is then called
             ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
+        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that its records' payloads are: type checkers then know it
+            at both ends, where records are staged and where they are consumed.
         sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
             source's own database tells how many shards there are, and ``shards`` means nothing here.
     """
 
     name: str
     shards: int = 4
-    keep: timedelta = timedelta(hours=24)
+    keep: Seconds = Seconds("24h")
     max_bytes: int = MAX_PAYLOAD_BYTES
     entries: Literal["packed", "plain"] = "packed"
     compression: Literal["none", "zstd"] = "none"
     redis_memory: int | str | None = None
     source: str | None = None
     sources: Sequence[str] = ()
+    payload: type[Payload] | None = field(default=None, compare=False)
     kind: Literal["log"] = field(default="log", init=False)
 
     def __post_init__(self) -> None:
@@ -269,7 +298,59 @@ class Log(_Sharded):
         """All its shards; none, if it is read from several sources, each of which has its own."""
         return () if self.sources else super().shard_names
 
-    def of_source(self, source: str, shards: int = 1) -> "Log":
+    def stage(  # noqa: PLR0913  a record has this many parts
+        self,
+        target: Any,
+        payload: Payload,
+        *,
+        key: object,
+        action: str | None = None,
+        object: str | None = None,  # noqa: A002  the name of the record's field
+        headers: dict[str, Any] | None = None,
+        pipeline: Any = None,
+    ) -> None:
+        """Stages a record of this log, typed by its ``payload``: see ``penstock.stage`` for targets and errors.
+
+        Args:
+            target: A session, or a connection in a transaction.
+            payload: An instance of the log's ``payload``, or any JSON value if it declares none.
+            key: Records of one key keep their order.
+            action: What happened; by default the name of the payload's type.
+            object: What it happened to; by default the log's name.
+            headers: Metadata beside the payload.
+            pipeline: The pipeline, for a connection or a session to which it is not attached.
+
+        Raises:
+            InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.
+            NotAttached: No pipeline with this log is attached to the session, or none is given for the connection.
+        """
+        _staging().stage(target, to=self, pipeline=pipeline, **self._record(payload, key, action, object, headers))
+
+    async def stage_async(  # noqa: PLR0913  as stage
+        self,
+        target: Any,
+        payload: Payload,
+        *,
+        key: object,
+        action: str | None = None,
+        object: str | None = None,  # noqa: A002  as stage
+        headers: dict[str, Any] | None = None,
+        pipeline: Any = None,
+    ) -> None:
+        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+        Raises:
+            InvalidRecord: As ``stage``; so is ``NotAttached``.
+        """
+        record = self._record(payload, key, action, object, headers)
+        await _staging().stage_async(target, to=self, pipeline=pipeline, **record)
+
+    def _record(self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any) -> dict[str, Any]:
+        data = import_module("penstock.staging.payload").checked_model(payload, self.payload)
+        named = {"action": action or type(payload).__name__, "object": object_ or self.name}
+        return {"key": key, "data": data, "headers": headers, **named}
+
+    def of_source(self, source: str, shards: int = 1) -> "Log[Payload]":
         """The log of one of its sources: ``rides@eu``."""
         return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
 
@@ -290,6 +371,11 @@ class Log(_Sharded):
         return parse_memory(self.redis_memory)
 
 
+def _staging() -> Any:
+    """What stages, at its first use: declarations know nothing of sessions."""
+    return import_module("penstock.staging.explicit")
+
+
 @dataclass(frozen=True)
 class Ick(_Sharded):
     """A channel that keeps what is dirty: each member once, since it first became so; one Ick of Redis::Ick a shard.
@@ -303,7 +389,7 @@ class Ick(_Sharded):
 
     name: str
     shards: int = 4
-    keep: timedelta = timedelta(hours=1)
+    keep: Seconds = Seconds("1h")
     kind: Literal["ick"] = field(default="ick", init=False)
 
     def __post_init__(self) -> None:
@@ -337,7 +423,7 @@ class Queue(_Sharded):
     shards: int = 1
     streams: int = 16
     hand: int | None = None
-    keep: timedelta = timedelta(hours=1)
+    keep: Seconds = Seconds("1h")
     max_bytes: int = MAX_PAYLOAD_BYTES
     limits: Mapping[str, TenantLimits] = field(default_factory=dict, hash=False)
     kind: Literal["queue"] = field(default="queue", init=False)

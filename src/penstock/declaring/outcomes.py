@@ -12,13 +12,12 @@ The three outcomes are returned or raised.  Whatever the handler has written bef
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
-from math import isfinite
 from typing import Any, Generic
 
-from penstock.errors import InvalidMessage
-from penstock.parsing import find_number, parse_json
+from penstock.declaring.unique import checked_duration
+from penstock.parsing import Duration, find_number, parse_json
 from penstock.records import Payload, RecordId, Shard
 
 RESERVED = "penstock"
@@ -29,9 +28,6 @@ MAX_SNOOZE_S = 10 * 365 * 86_400.0
 
 _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
 """When the record was staged: the last member of the reserved header, which is the last header of every message."""
-
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class JobOutcome(Exception):
@@ -45,7 +41,7 @@ class Snooze(JobOutcome):
         after_s: Seconds until it may be handed over again.
     """
 
-    def __init__(self, after: float | timedelta | str) -> None:
+    def __init__(self, after: Duration) -> None:
         """Says when.
 
         Args:
@@ -55,7 +51,7 @@ class Snooze(JobOutcome):
             InvalidMessage: It is none of these, negative, or more than ten years.
         """
         super().__init__(after)
-        self.after_s = _seconds(after)
+        self.after_s = checked_duration("after", after, MAX_SNOOZE_S)
 
 
 class Cancel(JobOutcome):
@@ -80,22 +76,6 @@ class DeadLetter(JobOutcome):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = str(reason)
-
-
-def _seconds(after: object) -> float:
-    seconds: float | None = None
-    if isinstance(after, timedelta):
-        seconds = after.total_seconds()
-    elif isinstance(after, str) and (found := _DURATION.fullmatch(after.strip())):
-        seconds = float(found[1]) * _UNITS_S[found[2]]
-    elif isinstance(after, int | float) and not isinstance(after, bool):
-        seconds = float(after)
-    if seconds is None or not isfinite(seconds) or not 0 <= seconds <= MAX_SNOOZE_S:
-        raise InvalidMessage(
-            "after",
-            f"is {after!r}; it takes seconds, a timedelta, or a text such as 30s, 10m, 2h or 1d, up to ten years",
-        )
-    return seconds
 
 
 def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.errors import InvalidMessage
+from penstock.parsing import Duration, parse_duration
 
 MAX_NAME_BYTES = 256
 """Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
@@ -21,17 +22,28 @@ class Unique:
 
     Attributes:
         name: The name.
-        until: The message holds it while it is ``queued`` (until a reader gets it), while it is ``running`` as well (until
-            it is done or dead), or for a ``window`` of ``for_s`` seconds from writing, whatever becomes of it.
-        for_s: Length of the window, in seconds.
+        until: The message holds it while it is ``queued`` (until a reader gets it), or while it is ``running`` as well (until
+            it is done or dead).
+        window: Instead of ``until``: how long the message holds it from writing, whatever becomes of it.  Seconds, a
+            ``timedelta``, or a text such as ``"10m"``.
         within: Where no other message has it: in the ``queue``, over all tenants, or of the same ``tenant``.  Without a pipeline,
             a queue of several shards takes ``tenant`` alone.
     """
 
     name: str
-    until: Literal["queued", "running", "window"] = "running"
-    for_s: float = 0.0
+    until: Literal["queued", "running"] = "running"
+    window: Duration = 0
     within: Literal["queue", "tenant"] = "queue"
+
+    @property
+    def window_s(self) -> float:
+        """Length of the window, in seconds; 0 if there is none."""
+        return parse_duration(self.window)
+
+    @property
+    def held_until(self) -> Literal["queued", "running", "window"]:
+        """What ends it."""
+        return "window" if self.window_s else self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +92,29 @@ def check_unique(unique: object) -> None:
     if not isinstance(unique, Unique):
         raise InvalidMessage("unique", f"is {type(unique).__name__}; it takes Unique(name)")
     checked_text("unique.name", unique.name)
-    if unique.until not in ("queued", "running", "window"):
-        raise InvalidMessage("unique.until", f"is {unique.until!r}; it takes queued, running or window")
+    if unique.until not in ("queued", "running"):
+        raise InvalidMessage("unique.until", f"is {unique.until!r}; it takes queued or running")
     if unique.within not in ("queue", "tenant"):
         raise InvalidMessage("unique.within", f"is {unique.within!r}; it takes queue or tenant")
-    if not 0 <= unique.for_s <= MAX_DELAY_S or (unique.until == "window") != (unique.for_s > 0):
+    checked_duration("unique.window", unique.window, MAX_DELAY_S)
+
+
+def checked_duration(field: str, given: object, most: float) -> float:
+    """The seconds of a duration.
+
+    Raises:
+        InvalidMessage: It is none, or longer than ``most`` seconds.
+    """
+    try:
+        seconds = parse_duration(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if isinstance(given, bool) or not 0 <= seconds <= most:
         raise InvalidMessage(
-            "unique.for_s", f"is the length of a window, up to {MAX_DELAY_S:,.0f} seconds, and only of a window"
+            field,
+            f'is {given!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',
         )
+    return seconds
 
 
 def name_within(tenant: str, name: str) -> str:

@@ -181,7 +181,7 @@ def index_rides(session: Session, members: Sequence[str]) -> None:
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
 
 
-@pipeline.worker(reads=receipts, lease_s=5.0)
+@pipeline.worker(reads=receipts, lease=5.0)
 def send_receipts(session: Session, job: Job) -> None:
     """A receipt for each booking: shows any job that is lost or done twice."""
     session.execute(

@@ -76,11 +76,11 @@ def _find_triggers(pipeline: Declarations, classes: Iterable[type[Any]]) -> list
     """Finds the triggers of the classes, in the order of their rules' declaration."""
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     wanted = tuple(classes)
-    missing = [cls.__name__ for cls in wanted if all(rule.type is not cls for rule in rules)]
+    missing = [cls.__name__ for cls in wanted if all(rule.model is not cls for rule in rules)]
     if missing or not wanted:
         raise DeclarationError(
             f'no staging rule with capture="trigger" is declared for {missing[0]}'
             if missing
             else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, Order)"
         )
-    return [make_trigger(rule, pipeline.scope.schema) for rule in rules if rule.type in wanted]
+    return [make_trigger(rule, pipeline.scope.schema) for rule in rules if rule.model in wanted]

@@ -110,7 +110,7 @@ def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
                 try:
                     done += [trigger.table] if _install(connection, pipeline, trigger) else []
                 except psycopg.ProgrammingError as error:  # the table, a column or a privilege is missing
-                    failed.append(f"{trigger.rule.type.__name__}: {first_line(error)}")
+                    failed.append(f"{trigger.rule.model.__name__}: {first_line(error)}")
     if failed:
         raise TriggerMissing(
             f"no trigger was installed for {'; '.join(failed)}. Create or migrate the application's tables first, "
@@ -174,7 +174,7 @@ def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, Re
 
 def _find_fault(trigger: Trigger, bodies: Collection[str], installed: Sequence[_Installed]) -> CaptureFault | None:
     """Compares what a rule declares with what is installed under the name of its trigger."""
-    cls, table = trigger.rule.type.__name__, quote(trigger.schema, trigger.table)
+    cls, table = trigger.rule.model.__name__, quote(trigger.schema, trigger.table)
     own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
     there = {each.trigger: each for each in own}
     for name, kind in trigger.types.items():

@@ -40,8 +40,8 @@ def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
         _pipelines.add(pipeline)
         for foreign_key, what in _find_cascades(rule):
             _warn(
-                f"{rule.type.__name__}.{foreign_key.parent.key} is declared with {what}: Postgres then changes rows of "
-                f"{rule.type.__name__} by itself, and nothing is staged for them. Let the session do it "
+                f"{rule.model.__name__}.{foreign_key.parent.key} is declared with {what}: Postgres then changes rows of "
+                f"{rule.model.__name__} by itself, and nothing is staged for them. Let the session do it "
                 f'(relationship(cascade="all, delete-orphan") without passive_deletes), or declare the rule with '
                 'capture="trigger"'
             )
@@ -66,12 +66,12 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
 
 
 def _has_rule(pipeline: Declarations, mapper: Mapper[Any]) -> bool:
-    return any(rule.capture == "orm" and issubclass(mapper.class_, rule.type) for rule in pipeline.rules)
+    return any(rule.capture == "orm" and issubclass(mapper.class_, rule.model) for rule in pipeline.rules)
 
 
 def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
     """Finds foreign keys by which Postgres changes rows of the class; not those that join tables of one class."""
-    mapper: Mapper[Any] = class_mapper(rule.type, configure=False)
+    mapper: Mapper[Any] = class_mapper(rule.model, configure=False)
     own = {getattr(table, "fullname", None) for table in mapper.tables}
     for table in mapper.tables:
         for foreign_key in getattr(table, "foreign_keys", ()):
@@ -91,7 +91,7 @@ def _check_configured() -> None:
     """Checks the rules whose classes are completely mapped by now."""
     for pair in list(_unconfigured):
         try:
-            is_configured = class_mapper(pair[0].type, configure=False).configured
+            is_configured = class_mapper(pair[0].model, configure=False).configured
         except UnmappedClassError:  # unmapped since, as by clear_mappers()
             _unconfigured.remove(pair)
         else:
@@ -101,13 +101,13 @@ def _check_configured() -> None:
 
 
 def _warn_of_associations(rule: StagingRule, pipeline: Declarations) -> None:
-    staged = {class_mapper(other.type, configure=False).local_table for other in pipeline.rules}
-    for relationship in class_mapper(rule.type).relationships:
+    staged = {class_mapper(other.model, configure=False).local_table for other in pipeline.rules}
+    for relationship in class_mapper(rule.model).relationships:
         table: Any = relationship.secondary
         if table is not None and not relationship.viewonly and table not in staged:
             _warn(
-                f"{rule.type.__name__}.{relationship.key} is kept in table {table}: adding to it or removing from it "
-                f"changes no row of {rule.type.__name__}, and nothing is staged. Map {table} to a class and declare a rule "
+                f"{rule.model.__name__}.{relationship.key} is kept in table {table}: adding to it or removing from it "
+                f"changes no row of {rule.model.__name__}, and nothing is staged. Map {table} to a class and declare a rule "
                 "for that, or stage() these changes"
             )
 

@@ -25,15 +25,15 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
         DeclarationError: The class is not mapped, it lacks an attribute that the rule names, a part of the rule is
             invalid, or a trigger is to capture it and cannot.
     """
-    where = f"staging rule of {rule.type.__name__}"
+    where = f"staging rule of {rule.model.__name__}"
     refuse_sources(rule.channel, where, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
-    if not hasattr(rule.type, "__mapper__"):
+    if not hasattr(rule.model, "__mapper__"):
         raise DeclarationError(f"{where}: the class is not mapped; map it before declaring the rule")
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
     for name in (*names, *key_names(rule), *tenant_names(rule)):
-        if not hasattr(rule.type, name):
-            raise DeclarationError(f"{where}: {rule.type.__name__} has no attribute {name!r}")
+        if not hasattr(rule.model, name):
+            raise DeclarationError(f"{where}: {rule.model.__name__} has no attribute {name!r}")
     _check_key(rule, where)
     _check_headers(rule, where)
     if rule.capture == "trigger":
@@ -42,7 +42,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 def _check_key(rule: StagingRule, where: str) -> None:
     """Refuses a secret as key or tenant: these are shown by commands and in logs."""
-    columns = class_mapper(rule.type, configure=False).columns
+    columns = class_mapper(rule.model, configure=False).columns
     for name in (*key_names(rule), *tenant_names(rule)):
         if is_secret(columns.get(name)):
             part = "key" if name in key_names(rule) else "tenant"

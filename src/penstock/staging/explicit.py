@@ -5,8 +5,8 @@ The record is then inserted at once, so a rollback removes it, also a rollback t
 connection, write the change first and then stage it.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Required, Unpack
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Required, Unpack, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -14,9 +14,11 @@ from sqlalchemy.orm import Session, scoped_session
 from penstock.database.tables import staged_records
 from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
+from penstock.records import Payload
 from penstock.staging import nudge
 from penstock.staging.connections import DriverConnection, insert_by_async_psycopg, insert_directly, is_async_driver
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
+from penstock.staging.payload import as_plain
 from penstock.staging.rows import Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
 
@@ -35,6 +37,7 @@ DIRTY, MEMBER = "dirty", "member"
 class Staging(MessageOptions, total=False):
     """One record for ``stage_many``: the arguments of ``stage``."""
 
+    tenant: object
     key: object
     action: Required[str]
     object: Required[str]
@@ -42,15 +45,46 @@ class Staging(MessageOptions, total=False):
     headers: dict[str, Any] | None
 
 
+@overload
+def stage(
+    target: Target,
+    *,
+    to: Log[Payload],
+    key: object,
+    action: str,
+    object: str,
+    data: Payload,
+    headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
+) -> None: ...
+
+
+@overload
+def stage(
+    target: Target,
+    *,
+    to: Queue,
+    tenant: object,
+    key: object = None,
+    action: str,
+    object: str,
+    data: Any,
+    headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
+    **options: Unpack[MessageOptions],
+) -> None: ...
+
+
 def stage(  # noqa: PLR0913  a record has this many parts
     target: Target,
-    to: Channel,
     *,
+    to: Log[Any] | Queue,
     key: object = None,
     action: str,
     object: str,  # noqa: A002  the name of the record's field
     data: Any,
     headers: dict[str, Any] | None = None,
+    tenant: object = None,
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
 ) -> None:
@@ -63,11 +97,12 @@ def stage(  # noqa: PLR0913  a record has this many parts
             optional: within a tenant, keys take turns.
         action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of your own.
         object: What it happened to, 1 to 255 characters.
-        data: The payload: any JSON value, and the types that ``penstock.staging.payload`` lists.
+        data: The payload: any JSON value, the types that ``penstock.staging.payload`` lists, or a dataclass, msgspec Struct or
+            Pydantic model.
         headers: Metadata beside the payload, such as trace ids or versions; at most 64 KB.
+        tenant: For a queue, and only there: whose the message is, a str, int or UUID, or a tuple of them.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
-        **options: For a queue: ``tenant``, which is required, ``due`` or ``delay_s``, ``deadline``, ``unique``; see
-            ``MessageOptions``.
+        **options: For a queue: ``due`` or ``delay``, ``deadline``, ``unique``; see ``MessageOptions``.
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
@@ -77,55 +112,80 @@ def stage(  # noqa: PLR0913  a record has this many parts
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage")
-    row = _make_record(to, key, action, object, data, headers, options)
-    _insert(target, to, [row], pipeline, "stage")
+    record = _record(key, action, object, data, headers, tenant, options)
+    _insert(target, to, [_make_record(to, record)], pipeline, "stage")
 
 
-def stage_many(target: Target, to: Channel, records: Iterable[Staging], *, pipeline: Declarations | None = None) -> int:
+def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None) -> int:
     """Stages records in order, in one INSERT; returns their number.  See ``stage`` for ``target`` and ``pipeline``.
 
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
-        ChannelRetired: The channel was retired.
-        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     _refuse_async(target, "stage_many")
     return _insert(target, to, _make_rows(to, records), pipeline, "stage_many")
 
 
-def mark_dirty(target: Target, to: Ick, members: Iterable[object], *, pipeline: Declarations | None = None) -> int:
+def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None) -> int:
     """Marks members of an Ick dirty in the transaction of a session or a connection; returns their number.
 
     For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.  A session is flushed first.
 
     Args:
         target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
-        to: An Ick of that pipeline.
         members: Each a str, int or UUID, or a tuple of them.
+        to: An Ick of that pipeline.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
 
     Raises:
         InvalidRecord: A member is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
-        ChannelRetired: The channel was retired.
-        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     _refuse_async(target, "mark_dirty")
     return _insert(target, to, _make_marks(to, members), pipeline, "mark_dirty")
 
 
+@overload
+async def stage_async(
+    target: "AsyncTarget",
+    *,
+    to: Log[Payload],
+    key: object,
+    action: str,
+    object: str,
+    data: Payload,
+    headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
+) -> None: ...
+
+
+@overload
+async def stage_async(
+    target: "AsyncTarget",
+    *,
+    to: Queue,
+    tenant: object,
+    key: object = None,
+    action: str,
+    object: str,
+    data: Any,
+    headers: dict[str, Any] | None = None,
+    pipeline: Declarations | None = None,
+    **options: Unpack[MessageOptions],
+) -> None: ...
+
+
 async def stage_async(  # noqa: PLR0913  as stage
     target: "AsyncTarget",
-    to: Channel,
     *,
+    to: Log[Any] | Queue,
     key: object = None,
     action: str,
     object: str,  # noqa: A002  as stage
     data: Any,
     headers: dict[str, Any] | None = None,
+    tenant: object = None,
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
 ) -> None:
@@ -133,84 +193,70 @@ async def stage_async(  # noqa: PLR0913  as stage
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
-        ChannelRetired: The channel was retired.
-        StagingError: Postgres refused the record, or the connection is in autocommit mode.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    row = _make_record(to, key, action, object, data, headers, options)
-    await _insert_async(target, to, [row], pipeline, "stage")
+    record = _record(key, action, object, data, headers, tenant, options)
+    await _insert_async(target, to, [_make_record(to, record)], pipeline, "stage")
 
 
 async def stage_many_async(
-    target: "AsyncTarget", to: Channel, records: Iterable[Staging], *, pipeline: Declarations | None = None
+    target: "AsyncTarget", records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None
 ) -> int:
     """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
-        ChannelRetired: The channel was retired.
-        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    rows = _make_rows(to, records)
-    return await _insert_async(target, to, rows, pipeline, "stage_many")
+    return await _insert_async(target, to, _make_rows(to, records), pipeline, "stage_many")
 
 
 async def mark_dirty_async(
-    target: "AsyncTarget", to: Ick, members: Iterable[object], *, pipeline: Declarations | None = None
+    target: "AsyncTarget", members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None
 ) -> int:
     """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
     Raises:
         InvalidRecord: A member is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
-        ChannelRetired: The channel was retired.
-        StagingError: Postgres refused the records, or the connection is in autocommit mode.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    rows = _make_marks(to, members)
-    return await _insert_async(target, to, rows, pipeline, "mark_dirty")
+    return await _insert_async(target, to, _make_marks(to, members), pipeline, "mark_dirty")
 
 
 def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
-    return [
-        _make_record(
-            channel,
-            record.get("key"),
-            record["action"],
-            record["object"],
-            record["data"],
-            record.get("headers"),
-            _options(record),
-            field=f"records[{number}].",
-        )
-        for number, record in enumerate(records)
-    ]
+    return [_make_record(channel, record, f"records[{number}].") for number, record in enumerate(records)]
 
 
-def _options(record: Staging) -> MessageOptions:
-    """What a record has for a queue only."""
-    names = MessageOptions.__optional_keys__ & record.keys()
-    return {name: record[name] for name in names}  # type: ignore[literal-required,return-value]
-
-
-def _make_record(  # noqa: PLR0913, PLR0917  a record has this many parts
-    channel: Channel,
+def _record(  # noqa: PLR0913, PLR0917  a record has this many parts
     key: object,
     action: str,
     object: str,  # noqa: A002  the name of the record's field
     data: Any,
     headers: dict[str, Any] | None,
+    tenant: object,
     options: MessageOptions,
-    field: str = "",
-) -> Row:
+) -> dict[str, Any]:
+    given = {} if tenant is None else {"tenant": tenant}
+    return {"key": key, "action": action, "object": object, "data": data, "headers": headers, **given, **options}
+
+
+_FIELDS = frozenset({"key", "action", "object", "data", "headers"})
+
+
+def _make_record(channel: Channel, record: Mapping[str, Any], field: str = "") -> Row:
+    """The row of a record, given as the arguments of ``stage``.
+
+    Raises:
+        InvalidRecord: A field is invalid, or does not go with the channel.
+    """
+    options = {name: value for name, value in record.items() if name not in _FIELDS}
+    key, action, object_, headers = record.get("key"), record["action"], record["object"], record.get("headers")
+    data = as_plain(record["data"], f"{field}data")
     if isinstance(channel, Queue):
-        return make_message(channel, action, object, data, headers, options, key=key, field=field)
+        return make_message(channel, action, object_, data, headers, options, key=key, field=field)
     log = _require_log(channel)
     refuse_options(log, options, field)
-    return make_row(log, key, action, object, data, headers, field)
+    return make_row(log, key, action, object_, data, headers, field)
 
 
 def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:

@@ -191,7 +191,7 @@ def _stages_deletes(session: Session, context: DefaultExecutionContext) -> bool:
         table in mapper.tables and mapper.confirm_deleted_rows
         for rule in _find_rules(session)
         if "delete" in rule.on
-        for mapper in class_mapper(rule.type).self_and_descendants
+        for mapper in class_mapper(rule.model).self_and_descendants
     )
 
 
@@ -263,7 +263,7 @@ def _refuse_bypass(session: Session, writes: Iterable[_Write]) -> None:
         tables = _find_tables(rule)
         for write in writes:
             if not rule.on.isdisjoint(write.changes) and _is_among(write, tables):
-                cls = rule.type.__name__
+                cls = rule.model.__name__
                 raise BypassedStaging(
                     f"{write.verb} on table {write.table} changes {cls} without staging it for channel "
                     f"{rule.channel.name}; nothing was sent to Postgres.\n"
@@ -290,6 +290,6 @@ def _find_tables(rule: StagingRule) -> set[tuple[str | None, str]]:
     """Returns the tables of the rule's class and its subclasses as of now: subclasses may be defined late."""
     return {
         (getattr(table, "schema", None), getattr(table, "name", ""))
-        for mapper in class_mapper(rule.type).self_and_descendants
+        for mapper in class_mapper(rule.model).self_and_descendants
         for table in mapper.tables
     }

@@ -138,7 +138,7 @@ class Flush:
 def follow(rule: StagingRule, pipeline: Declarations) -> None:
     """Listens to a new rule's class, in every session: one that the pipeline is not attached to gets a warning."""
     if rule.capture == "orm":
-        _listen_to_mapper(rule.type)
+        _listen_to_mapper(rule.model)
     blind_spots.watch_rule(rule, pipeline)
 
 

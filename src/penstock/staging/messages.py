@@ -6,13 +6,15 @@
 A message's times are compared by Redis' clock; ``delay_ms`` counts from ``created_at``, which Postgres sets.
 """
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from penstock.declaring.declarations import Channel, Queue
 from penstock.declaring.outcomes import RESERVED
-from penstock.declaring.unique import Unique, check_times, check_unique, checked_text
+from penstock.declaring.unique import MAX_DELAY_S, Unique, check_times, check_unique, checked_duration, checked_text
 from penstock.errors import InvalidMessage, InvalidRecord
+from penstock.parsing import Duration
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
 
@@ -22,16 +24,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class MessageOptions(TypedDict, total=False):
     """What ``stage`` takes for a queue, besides the parts of every record.
 
-    tenant    whose the message is: a str, int or UUID, or a tuple of them; tenants take turns
     due       the moment from which it may be handed over
-    delay_s   seconds from staging until it may be, instead of ``due``
+    delay     time from staging until it may be, instead of ``due``: seconds, a ``timedelta``, or a text such as ``"10m"``
     deadline  the moment from which it is dead-lettered instead of handed over
     unique    a name that no other message may have at the same time
     """
 
-    tenant: object
     due: datetime | None
-    delay_s: float
+    delay: Duration
     deadline: datetime | None
     unique: Unique | None
 
@@ -42,7 +42,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     object: object,  # noqa: A002  the name of the record's field
     data: Any,
     headers: object,
-    options: MessageOptions,
+    options: Mapping[str, Any],
     *,
     key: object = None,
     field: str = "",
@@ -62,6 +62,11 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     Raises:
         InvalidRecord: A field is invalid.
     """
+    if unknown := options.keys() - MessageOptions.__optional_keys__ - {"tenant"}:
+        raise InvalidRecord(
+            f"{field}{min(unknown)}",
+            f"is unknown; a message takes {', '.join(sorted(MessageOptions.__optional_keys__))}",
+        )
     if options.get("tenant") is None:
         raise InvalidRecord(f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is")
     tenant = _checked(options["tenant"], "tenant", field)
@@ -69,7 +74,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     return make_row(channel, tenant, action, object, data, _add(headers, own, field), field)
 
 
-def refuse_options(channel: Channel, options: MessageOptions, field: str = "") -> None:
+def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:
     """Refuses what only queues have, for a channel of another kind.
 
     Raises:
@@ -97,11 +102,12 @@ def _checked(value: object, name: str, field: str) -> str:
         raise _translate(error, field) from error
 
 
-def _make_own(options: MessageOptions, key: str | None, field: str) -> dict[str, Any]:
+def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[str, Any]:
     """The value of the reserved header."""
-    delay_s, due, deadline = options.get("delay_s", 0), options.get("due"), options.get("deadline")
+    due, deadline = options.get("due"), options.get("deadline")
     unique = options.get("unique")
     try:
+        delay_s = checked_duration("delay", options.get("delay", 0), MAX_DELAY_S)
         check_times(delay_s, due, deadline)
         if unique is not None:
             check_unique(unique)
@@ -114,7 +120,7 @@ def _make_own(options: MessageOptions, key: str | None, field: str) -> dict[str,
         if moment is not None:
             own[name] = (moment - _EPOCH) // timedelta(milliseconds=1)
     if unique is not None:
-        own["unique"] = {"name": unique.name, "until": unique.until, "for_s": unique.for_s}
+        own["unique"] = {"name": unique.name, "until": unique.held_until, "for_s": unique.window_s}
         if unique.within != "queue":
             own["unique"]["within"] = unique.within
     return own

@@ -18,13 +18,15 @@ is another number than the float, and whose float it is.  An error names the fie
 
 import json
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from math import isfinite
 from typing import Any
 from uuid import UUID
+
+from typing_extensions import is_typeddict
 
 from penstock.errors import InvalidRecord
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS
@@ -75,6 +77,41 @@ def json_text(value: object, field: str, max_bytes: int) -> str:
             "Stage a reference and keep the content elsewhere, or raise the limit",
         )
     return text
+
+
+def as_plain(value: object, field: str) -> object:
+    """The dict of a dataclass, msgspec Struct or Pydantic model; any other value as it is.
+
+    Raises:
+        InvalidRecord: It has a part that its library cannot write as JSON.
+    """
+    try:
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        if hasattr(value, "model_dump"):
+            return value.model_dump(mode="json", by_alias=True)
+        if hasattr(value, "__struct_fields__"):
+            from msgspec import to_builtins  # noqa: PLC0415  the application's: only a Struct brings it along
+
+            return to_builtins(value, str_keys=True)
+    except Exception as error:  # noqa: BLE001  a library of the application's
+        raise InvalidRecord(
+            field, f"{type(value).__name__} cannot be written as JSON: {type(error).__name__}"
+        ) from None
+    return value
+
+
+def checked_model(value: object, model: Any) -> object:
+    """The value, if it is an instance of the model, or of anything if there is none.
+
+    Raises:
+        InvalidRecord: It is an instance of something else.
+    """
+    if isinstance(model, type) and not is_typeddict(model) and not isinstance(value, model):
+        raise InvalidRecord(
+            "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
+        )
+    return value
 
 
 def key_text(value: object, field: str = "key") -> str:

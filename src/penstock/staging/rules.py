@@ -110,7 +110,7 @@ class Plan:
 
 def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
     """Applies to a mapper those rules that are for its class, in the order of their declaration."""
-    return tuple(_make_plan(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.type))
+    return tuple(_make_plan(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.model))
 
 
 def key_names(rule: StagingRule) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ def object_name(rule: StagingRule) -> str:
     """Returns the name that a rule's records give their object."""
     if rule.object is not None:
         return rule.object
-    table = class_mapper(rule.type, configure=False).local_table
-    return table.name if isinstance(table, Table) else rule.type.__name__
+    table = class_mapper(rule.model, configure=False).local_table
+    return table.name if isinstance(table, Table) else rule.model.__name__
 
 
 class Attachment:

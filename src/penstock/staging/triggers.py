@@ -135,7 +135,7 @@ class Trigger:
 
 def make_name(rule: StagingRule, suffix: str = "") -> str:
     """Makes the name of the function and the trigger: the same for each version of the rule, at most 63 bytes."""
-    table: Any = class_mapper(rule.type, configure=False).local_table
+    table: Any = class_mapper(rule.model, configure=False).local_table
     table_name = getattr(table, "name", "")  # a join has none
     identity = "\n".join((getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule)))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -145,7 +145,7 @@ def make_name(rule: StagingRule, suffix: str = "") -> str:
 
 def make_error(rule: StagingRule, reason: str) -> DeclarationError:
     """Makes the error for a rule that a trigger cannot capture."""
-    return DeclarationError(f"staging rule of {rule.type.__name__}, capture by trigger: {reason}")
+    return DeclarationError(f"staging rule of {rule.model.__name__}, capture by trigger: {reason}")
 
 
 _PAIRS_A_CALL = 50
@@ -261,7 +261,7 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
     """Returns the rule's mapper, if a trigger can capture it."""
     if rule.capture != "trigger":
         raise make_error(rule, 'capture is not "trigger"')
-    mapper: Mapper[Any] = class_mapper(rule.type, configure=False)
+    mapper: Mapper[Any] = class_mapper(rule.model, configure=False)
     if not isinstance(mapper.local_table, Table):
         raise make_error(rule, "the class is not mapped to a table")
     if mapper.inherits is not None or mapper.polymorphic_on is not None or len(list(mapper.self_and_descendants)) > 1:

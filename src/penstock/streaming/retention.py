@@ -11,6 +11,7 @@ their names from the journal, and none of them.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from math import inf
 from time import monotonic
@@ -121,7 +122,7 @@ def _remove_passed(connection: Connection, scope: Scope, channel: Channel, shard
         if not isinstance(channel, Queue):
             [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
         floor = tail if slowest is None else min(slowest, tail)
-        limits = {"floor": floor, "keep": channel.keep, "records": RECORDS_PER_TRANSACTION}
+        limits = {"floor": floor, "keep": timedelta(seconds=channel.keep), "records": RECORDS_PER_TRANSACTION}
         remove = sql["trim_queue" if isinstance(channel, Queue) else "remove_passed"]
         [row] = connection.execute(remove, {**where, **limits})
         crashpoint("retention.before_commit")

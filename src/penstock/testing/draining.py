@@ -138,7 +138,7 @@ class _LastFailure:
         """The consumer, with a handler whose exceptions are noted here."""
         noting = self._noting_async if consumer.is_async else self._noting
         noted = replace(consumer, handler=noting(consumer.handler))
-        return replace(noted, backoff_s=RETRY_S) if isinstance(noted, WorkerSpec) else noted
+        return replace(noted, backoff=RETRY_S) if isinstance(noted, WorkerSpec) else noted
 
     def _noting_async(self, handler: Callable[..., Any]) -> Callable[[Any, Any], Awaitable[object]]:
         @wraps(handler)

@@ -50,10 +50,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("unique.name", {"unique": Unique("")}),
     ("unique.until", {"unique": Unique("n", until="forever")}),  # type: ignore[arg-type]
     ("unique.within", {"unique": Unique("n", within="shard")}),  # type: ignore[arg-type]
-    ("unique.for_s", {"unique": Unique("n", until="window")}),
-    ("unique.for_s", {"unique": Unique("n", for_s=3)}),
-    ("unique.for_s", {"unique": Unique("n", until="window", for_s=NAN)}),
-    ("unique.for_s", {"unique": Unique("n", until="window", for_s=INF)}),
+    ("unique.window", {"unique": Unique("n", window="soon")}),
+    ("unique.window", {"unique": Unique("n", window=3)}),
+    ("unique.window", {"unique": Unique("n", window=NAN)}),
+    ("unique.window", {"unique": Unique("n", window=INF)}),
 ]
 
 

@@ -39,7 +39,7 @@ def test_13_a_unique_name_is_free_when_its_message_has_ended(end: str, probe: Pr
 
 def test_13_a_unique_name_is_held_as_long_as_it_says(probe: Probe) -> None:
     queued = Unique("q", until="queued")
-    window = Unique("w", until="window", for_s=60)
+    window = Unique("w", window=60)
     probe.write("t", "one", unique=queued)
     probe.write("t", "two", unique=window)
     probe.done(probe.take(2))

@@ -115,11 +115,11 @@ class Model(RuleBasedStateMachine):
             world.next_place(),
             due=now + new.delay_s * 1000,
             deadline=new.deadline.timestamp() * 1000 if new.deadline else float("inf"),
-            has_name=new.unique is not None and new.unique.until != "window",
+            has_name=new.unique is not None and not new.unique.window,
         )
         if new.unique:
             world.windows.pop(new.unique.name, None)
-        if new.unique and new.unique.until == "window":
+        if new.unique and new.unique.window:
             world.windows[new.unique.name] = (new.id, now + 60_000)
 
     def _forget(self) -> None:

@@ -35,7 +35,7 @@ class Filled:
         self._add("deadline", tenant="paused", deadline=datetime.now(UTC) + timedelta(hours=9))
         self._add("unique", unique=Unique("one"), tenant="paused")
         self._add("queued", unique=Unique("two", until="queued"), tenant="paused")
-        self._add("window", unique=Unique("three", until="window", for_s=600), tenant="paused")
+        self._add("window", unique=Unique("three", window=600), tenant="paused")
         self.before = {name: probe.state(id_) for name, id_ in self.ids.items()}
 
     def _add(self, name: str, *, tenant: str = "t", **fields: object) -> None:
@@ -374,7 +374,7 @@ def test_a_clock_that_was_far_ahead_takes_the_queues_with_it_and_what_was_timed_
     _, retried = probe.take(2, lease_s=30)
     probe.settle(retried, "retry", delay_s=20.0)
     probe.write("slow", "first", "second")
-    probe.write("t", "named", unique=Unique("n", "window", 20.0))
+    probe.write("t", "named", unique=Unique("n", window=20.0))
     assert len(probe.drain()) == 2
 
     probe.correct(hour)
@@ -386,6 +386,6 @@ def test_a_clock_that_was_far_ahead_takes_the_queues_with_it_and_what_was_timed_
 
     probe.pass_time(40)
     assert sorted(probe.drain()) == ["held", "second", "tried again"]
-    assert probe.write("t", "again", unique=Unique("n", "window", 20.0))[0].is_new
+    assert probe.write("t", "again", unique=Unique("n", window=20.0))[0].is_new
     assert probe.run(probe.shard.sweep(interval_s=1.0)) == 0
     assert probe.is_whole()

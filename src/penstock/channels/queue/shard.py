@@ -212,8 +212,8 @@ class QueueShard:
             due,
             _milliseconds(message.deadline),
             name,
-            unique.until if unique else "",
-            f"{unique.for_s * 1000:.0f}" if unique else "",
+            unique.held_until if unique else "",
+            f"{unique.window_s * 1000:.0f}" if unique else "",
             message.payload,
             message.headers,
         )

@@ -104,7 +104,7 @@ def _find_postgres(settings: Settings, schema: str) -> Iterator[str]:
 
 def _show_triggers(pipeline: Pipeline | None) -> None:
     for trigger in make_triggers(pipeline) if pipeline is not None else ():
-        show_text(f"-- Captures changes of {trigger.rule.type.__name__}\n\nBEGIN;\n")
+        show_text(f"-- Captures changes of {trigger.rule.model.__name__}\n\nBEGIN;\n")
         for statement in trigger.statements:
             show_text(f"{statement};\n")
         show_text("COMMIT;\n")

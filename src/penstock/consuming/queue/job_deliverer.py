@@ -260,5 +260,5 @@ def released(lease: Lease) -> Ended:
 
 def retried(lease: Lease, worker: WorkerSpec) -> Ended:
     """Puts a job back after a failed attempt."""
-    settlement = lease.held.settlement("retry", delay_s=pause_s(lease.message.attempts, worker.backoff_s))
+    settlement = lease.held.settlement("retry", delay_s=pause_s(lease.message.attempts, worker.backoff))
     return Ended(lease, Counts(retried=1), settlement, comes_back=True)

@@ -58,11 +58,11 @@ class HungSlots:
     @property
     def limit_s(self) -> float:
         """Seconds after which a handler counts as hanging."""
-        return self._spec.limit_s + (CANCELLING_S if self._spec.is_async else 0.0)
+        return self._spec.limit + (CANCELLING_S if self._spec.is_async else 0.0)
 
     def abandon(self, running: RunningJob) -> None:
         """Stops waiting for a slot; its handler has no effect."""
-        log.error("handler hangs", consumer=self._spec.name, job=running.lease.message.id, limit_s=self._spec.limit_s)
+        log.error("handler hangs", consumer=self._spec.name, job=running.lease.message.id, limit_s=self._spec.limit)
         running.slot.is_abandoned = True
         running.lease.held.is_stale = True
         self._slots.append(running.slot)
@@ -72,8 +72,8 @@ class HungSlots:
         self._slots = [slot for slot in self._slots if not slot.has_ended]
         if len(self._slots) > self._spec.concurrency:
             raise HandlerHung(
-                f"consumer {self._spec.name}: {len(self._slots)} handlers have hung for longer than limit_s "
-                f"({self._spec.limit_s:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
+                f"consumer {self._spec.name}: {len(self._slots)} handlers have hung for longer than limit "
+                f"({self._spec.limit:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
                 "waits for a timeout"
             )
 
@@ -149,8 +149,8 @@ class QueueWorker(Worker[Job[Any]]):
             self._client,
             self._shape,
             worker=worker_name(self.consumer.name),
-            lease_s=self._spec.lease_s,
-            limit_s=self._spec.limit_s,
+            lease_s=self._spec.lease,
+            limit_s=self._spec.limit,
             attempts=NO_LIMIT,
             on_error=self._leave_out_number,
         )

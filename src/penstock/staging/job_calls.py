@@ -1,0 +1,133 @@
+"""The call of a job: a declared worker stages jobs for itself, typed by its payload.
+
+@pipeline.worker(reads=receipts, payload=SendReceipt)
+def send_receipt(session, job): ...
+
+send_receipt.stage(session, SendReceipt(ride_id=17), tenant="account-7")
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
+
+from sqlalchemy.orm import Session, scoped_session
+
+from penstock.declaring.declarations import Queue, WorkerSpec
+from penstock.declaring.outcomes import Job, JobOutcome
+from penstock.records import Payload
+from penstock.staging.explicit import Target, stage, stage_async
+from penstock.staging.messages import MessageOptions
+from penstock.staging.payload import checked_model
+from penstock.staging.rules import Declarations, find_attachments
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from penstock.staging.explicit import AsyncTarget
+
+_Session = TypeVar("_Session")
+_Result = TypeVar("_Result")
+
+
+class DeclaredWorker(Generic[_Session, _Result, Payload]):
+    """A worker's function, as ``pipeline.worker`` leaves it: called as before, it also stages jobs.
+
+    Attributes:
+        name: Name of the worker.
+        queue: The queue that it reads.
+    """
+
+    def __init__(self, pipeline: Declarations, spec: WorkerSpec) -> None:
+        self.name = spec.name
+        self.queue: Queue = spec.channel  # type: ignore[assignment]  # WorkerSpec has checked it
+        self._pipeline, self._handler, self._model = pipeline, spec.handler, spec.payload
+        update_wrapper(self, spec.handler)
+
+    def __call__(self, session: _Session, job: Job[Payload], /) -> _Result:
+        """Calls the function, as in a test."""
+        result: _Result = self._handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
+        return result
+
+    def stage(
+        self,
+        target: Target,
+        payload: Payload,
+        *,
+        tenant: object,
+        key: object = None,
+        headers: dict[str, Any] | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> None:
+        """Stages a job for this worker, in the transaction of a session or a connection; a session is flushed first.
+
+        Args:
+            target: A session, or a connection of SQLAlchemy, psycopg or Django, in a transaction.
+            payload: What the worker gets as ``job.payload``: an instance of its ``payload=``, or any JSON value without one.
+            tenant: Whose the job is: a str, int or UUID, or a tuple of them; tenants take turns.
+            key: Within a tenant, keys take turns.
+            headers: Metadata beside the payload; at most 64 KB.
+            **options: ``due`` or ``delay``, ``deadline``, ``unique``.
+
+        Raises:
+            InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.
+            NotAttached: The target is to be awaited: ``stage_async``.
+            ChannelMismatch: The queue is registered with another kind, or with another number of shards.
+            ChannelRetired: The queue was retired.
+            StagingError: Postgres refused the job, or the connection is in autocommit mode.
+        """
+        record = self._record(payload, tenant, key, headers, options)
+        stage(target, to=self.queue, pipeline=self._pipeline_for(target), **record)
+
+    async def stage_async(
+        self,
+        target: "AsyncTarget",
+        payload: Payload,
+        *,
+        tenant: object,
+        key: object = None,
+        headers: dict[str, Any] | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> None:
+        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+        Raises:
+            InvalidRecord: As ``stage``, and so are the others.
+        """
+        record = self._record(payload, tenant, key, headers, options)
+        await stage_async(target, to=self.queue, pipeline=self._pipeline_for(target), **record)
+
+    def _record(
+        self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
+    ) -> dict[str, Any]:
+        data, named = checked_model(payload, self._model), type(payload).__name__ if self._model else "job"
+        return {
+            "tenant": tenant,
+            "key": key,
+            "action": self.name,
+            "object": named,
+            "data": data,
+            "headers": headers,
+            **options,
+        }
+
+    def _pipeline_for(self, target: Any) -> Declarations | None:
+        """None for a session with this pipeline attached: the attachment says whether a commit wakes the streamer."""
+        session = target() if isinstance(target, scoped_session) or hasattr(target, "session_factory") else target
+        session = getattr(session, "sync_session", session)
+        if isinstance(session, Session) and any(a.pipeline is self._pipeline for a in find_attachments(session)):
+            return None
+        return self._pipeline
+
+
+class JobDecorator(Protocol[Payload]):
+    """Takes ``handler(session, job)`` of a worker, plain or ``async def``; it may return an outcome."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, Job[Payload]], JobOutcome | None], /
+    ) -> DeclaredWorker[Session, JobOutcome | None, Payload]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]], /
+    ) -> DeclaredWorker["AsyncSession", Awaitable[JobOutcome | None], Payload]: ...
