@@ -284,7 +284,7 @@ SHOP = {
         @app.post("/orders")
         def order():
             with Session.begin() as session:
-                stage(session, orders, key=1, action="insert", object="order", data={"cents": 100})
+                stage(session, to=orders, key=1, action="insert", object="order", data={"cents": 100})
 
         @app.get("/revenue")
         def revenue():
