@@ -66,8 +66,7 @@ _KEYS: Mapping[AclUser, str] = {
 def acl_rules(user: AclUser, namespace: str) -> str:
     """The rules of a user, without a password: what it may do, whatever it could do before.
 
-    Raises:
-        InvalidName: The namespace is not valid.
+    Raises ``InvalidName``.
     """
     keys = _KEYS[user].format(namespace=checked_schema(namespace, "namespace"))
     return f"on resetkeys resetchannels -@all {keys} {COMMANDS[user]}"
@@ -98,15 +97,12 @@ def get_user(client: RedisClient) -> str:
 
 
 def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
-    """A line for each user, the administrator first.
+    """A line for each user, the administrator first.  Raises ``InvalidName``.
 
     Args:
         namespace: Of the pipeline.
         prefix: First part of the users' names.
         form: ``setuser`` keeps the passwords that the users have; in a ``file``, add ``>password`` to each line.
-
-    Raises:
-        InvalidName: The namespace or the prefix is not valid.
     """
     checked_schema(prefix, "role prefix")
     verb = "ACL SETUSER" if form == "setuser" else "user"
@@ -117,8 +113,7 @@ def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
 def find_users(client: RedisClient) -> dict[str, str]:
     """The rules of each user, as ``ACL LIST`` shows them, with hashes of passwords; of a Cluster, those of one node.
 
-    Raises:
-        redis.ResponseError: This user may not see them, or a hosted Redis shows them to nobody.
+    Raises ``redis.ResponseError``.
     """
     [server, *_] = _servers(client)
     lines = [line if isinstance(line, str) else line.decode() for line in server.acl_list()]
@@ -126,11 +121,7 @@ def find_users(client: RedisClient) -> dict[str, str]:
 
 
 def find_users_file(client: RedisClient) -> str:
-    """The file to which a server can save its users; empty if there is none.
-
-    Raises:
-        redis.ResponseError: As ``find_users``.
-    """
+    """The file to which a server can save its users; empty if there is none.  Raises ``redis.ResponseError``."""
     [server, *_] = _servers(client)
     return _acl_file(server) or str(server.info("server").get("config_file", ""))
 
@@ -142,10 +133,7 @@ def _acl_file(server: Any) -> str:
 def save_users(client: RedisClient) -> list[str]:
     """Saves the users of a server, or of each node of a Cluster; returns the files.
 
-    Raises:
-        UnsafeSetting: One has no file for them.
-        ServerUnavailable: One does not answer.
-        AppendRefused: One refuses it, or cannot write the file.
+    Raises ``UnsafeSetting``, ``ServerUnavailable`` or ``AppendRefused``.
     """
     saved = []
     for server in _servers(client):

@@ -105,9 +105,7 @@ async def cancellable(command: Awaitable[T]) -> T:
     Before Python 3.12, redis-py's send (``asyncio.wait_for``) loses a cancellation that comes while bytes are written: the
     task waits on for the reply, and ends as if nobody had cancelled it.  Here a command has a task of its own, which is
     cancelled until it has ended.  redis-py then disconnects the connection whose reply it has not read.
-
-    Raises:
-        asyncio.CancelledError: The caller was cancelled; the command has ended, and its connection can be used.
+    Raises ``asyncio.CancelledError``.
     """
     task = asyncio.ensure_future(command)
     try:

@@ -32,11 +32,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def isolated(shard: ShardName, on_unusable: OnUnusable | None) -> Iterator[None]:
-    """Reports the shard, and suppresses the error, if it cannot be used.
-
-    Raises:
-        Refused: One of ``UNUSABLE``, if there is no ``on_unusable``.
-    """
+    """Reports the shard, and suppresses the error, if it cannot be used.  Raises ``Refused``."""
     try:
         yield
     except UNUSABLE as error:
@@ -52,10 +48,7 @@ def ask_each(
 ) -> dict[ShardName, _T]:
     """The result of ``ask(shards)``, without those shards that cannot be used.
 
-    All shards are asked together, as long as none of them fails.
-
-    Raises:
-        Refused: One of ``UNUSABLE``: a shard cannot be used, and there is no ``on_unusable``.
+    All shards are asked together, as long as none of them fails.  Raises ``Refused``.
     """
     try:
         return dict(ask(shards))

@@ -39,10 +39,7 @@ def find_refusal(client: RedisClient, key: str) -> WriteRefusal | None:
     """Why the server of a key refuses writes; None if it takes them, as far as ``INFO`` says.
 
     What it refuses to single users is not in it; the streamer notes that as a stopped shard.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        AppendRefused: It refuses ``INFO`` to this user.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     with redis_errors("reading why Redis refuses writes"):
         cluster: Any = client if isinstance(client, redis.RedisCluster) else None

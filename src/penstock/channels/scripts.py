@@ -67,10 +67,7 @@ class Script:
         """Calls the script several times in one round trip and returns the replies in order.
 
         The script is loaded again if the server has lost it.  Each call is independent: an error reply is returned, not
-        raised.  Text in replies is bytes, even if the client decodes.
-
-        Raises:
-            redis.RedisError: The connection failed; any of the calls may have been executed.
+        raised.  Text in replies is bytes, even if the client decodes.  Raises ``redis.RedisError``.
         """
         return drive(client, self.steps(calls))
 
@@ -85,11 +82,7 @@ class Script:
         return replies
 
     def checked_steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
-        """As ``steps``, but the first error reply is raised.
-
-        Raises:
-            redis.RedisError: The connection failed, or a reply is an error; any of the calls may have been executed.
-        """
+        """As ``steps``, but the first error reply is raised.  Raises ``redis.RedisError``."""
         replies = yield from self.steps(calls)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -102,10 +95,7 @@ class Script:
         Before Redis 7.2 a waiting client still gets the first key only.  On a Cluster, where the keys are on several
         servers, this is ``call_each``.  If the transaction fails, because the server lacks the script, is out of memory or
         does not support transactions, ``call_each`` follows and returns each call's own reply.  Calls must therefore be
-        safe to repeat.
-
-        Raises:
-            redis.RedisError: As ``call_each``.
+        safe to repeat.  Raises ``redis.RedisError``.
         """
         pool = getattr(client, "connection_pool", None)
         if pool is None:
@@ -153,14 +143,11 @@ class Script:
 def operate(operations: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
     """Runs operations of one script in one round trip; returns their results.
 
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+
     Args:
         operations: The operations.
         what: The activity, for error texts: ``reading rides``.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; what was requested may have been done.
-        AppendRefused: Redis refuses it.
-        ForeignLog: A key holds something else.
     """
     if not operations:
         return []
@@ -184,11 +171,7 @@ class CallsAhead:
         self._replies: deque[Any] = deque()
 
     def send(self, call: Call) -> None:
-        """Sends a call.
-
-        Raises:
-            redis.RedisError: The connection failed; any of the calls sent may have been executed.
-        """
+        """Sends a call.  Raises ``redis.RedisError``."""
         self._calls.append(call)
         if self._pool is None:
             return
@@ -199,8 +182,7 @@ class CallsAhead:
     def reply(self) -> Any:
         """The reply to the oldest call; as in ``call_each``, error replies are returned and a lost script is loaded again.
 
-        Raises:
-            redis.RedisError: The connection failed; any of the calls sent may have been executed.
+        Raises ``redis.RedisError``.
         """
         if not self._replies:
             self._receive()
@@ -248,12 +230,7 @@ def as_text(value: bytes | str) -> str:
 
 @cache
 def script(name: str) -> Script:
-    """The script ``lua/<name>.lua``.
-
-    Raises:
-        FileNotFoundError: There is no such script, or the installation lacks ``lua/``.
-        ValueError: Its header does not name its keys and arguments.
-    """
+    """The script ``lua/<name>.lua``.  Raises ``FileNotFoundError`` or ``ValueError``."""
     text = _read(name)
     includes = _INCLUDES.search(text)
     fragments = includes["names"].split(", ") if includes else []

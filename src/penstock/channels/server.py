@@ -52,15 +52,11 @@ def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
     """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.urls``.
 
     It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.
+    Raises ``InvalidSetting``, ``ServerUnavailable`` or ``UnsafeSetting``.
 
     Args:
         url: The URL; timeouts that are in it are taken before all others.
         timeouts: Those of a caller that cannot wait as long as a worker.
-
-    Raises:
-        InvalidSetting: The URL is invalid.
-        ServerUnavailable: A Cluster does not answer, or a file for TLS cannot be read.
-        UnsafeSetting: A Cluster's servers are too old.
     """
     parsed = parse_redis_url(url)
     if timeouts is not None:
@@ -114,10 +110,7 @@ def connect_redis_async(url: str) -> AsyncRedisClient:
     """As ``connect_redis``, for asyncio: a client of ``redis.asyncio``, which connects on the first command.
 
     It does not check the server's version: a client for threads does that first.
-
-    Raises:
-        InvalidSetting: The URL is invalid.
-        ServerUnavailable: A file for TLS cannot be read.
+    Raises ``InvalidSetting`` or ``ServerUnavailable``.
     """
     parsed = parse_redis_url(url)
     _check_files(parsed.options)
@@ -198,11 +191,7 @@ def _set_up_and_check(connection: Any) -> None:
 
 
 def _check_version(connection: Any) -> None:
-    """Refuses a server that is too old; one that does not tell its version is taken for new enough.
-
-    Raises:
-        UnsafeSetting: It is too old.
-    """
+    """Refuses a server that is too old; one that does not tell its version is taken for new enough."""
     name, version = _server_version(connection)
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST[name]:
@@ -248,13 +237,10 @@ def _as_text(value: Any) -> str:
 def redis_errors(what: str) -> Iterator[None]:
     """Translates the client library's errors into ours.
 
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+
     Args:
         what: The activity, for the error text: ``appending to rides/2``.
-
-    Raises:
-        ServerUnavailable: No connection, or no reply in time.
-        AppendRefused: The server answers, but refuses writes for now.
-        ForeignLog: The key holds something else.
     """
     try:
         yield

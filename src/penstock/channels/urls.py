@@ -64,11 +64,7 @@ class RedisUrl:
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """The parts of ``redis_url``.
-
-    Raises:
-        InvalidSetting: The scheme, a host, a port, the database or an option is invalid.
-    """
+    """The parts of ``redis_url``.  Raises ``InvalidSetting``."""
     scheme = _parse_scheme(url)
     kind, is_tls = _KINDS[scheme], scheme.startswith("rediss")
     try:

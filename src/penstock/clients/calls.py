@@ -35,16 +35,13 @@ Text = bytes | str
 def call(name: str, keys: Sequence[str], arguments: Sequence[Argument], what: str) -> Steps[Any]:
     """Calls a script of a structure; returns its reply.
 
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignStructure``.
+
     Args:
         name: The script.
         keys: The structure's keys.
         arguments: The script's arguments.
         what: The activity, for error texts: ``setting fields of sessions``.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; the operation may have been done.
-        AppendRefused: Redis refuses the operation.
-        ForeignStructure: A key holds something else; nothing was done.
     """
     try:
         [reply] = yield from script(name).checked_steps([Call(keys, arguments)])
@@ -72,9 +69,7 @@ def _foreign(found: str) -> ForeignStructure:
 def checked_keys(namespace: str, name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The keys of a structure, ``penstock:{name}:part``: the name in braces keeps them in one slot of a Cluster.
 
-    Raises:
-        InvalidName: The namespace is not valid.
-        InvalidStructureCall: The name is no text, empty, too long, or has braces or control characters.
+    Raises ``InvalidName`` or ``InvalidStructureCall``.
     """
     checked_schema(namespace, "namespace")
     if not isinstance(name, str):

@@ -52,11 +52,7 @@ class Waiting:
 
 
 def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:
-    """What each of several shards holds, in two round trips.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-    """
+    """What each of several shards holds, in two round trips.  Raises ``ServerUnavailable``."""
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
     with redis_errors("inspecting Icks"):
@@ -90,9 +86,7 @@ def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> 
 def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int) -> list[Waiting]:
     """The ``most`` members that have waited longest, over all of the shards, in one round trip.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        DamagedIck: A key holds another type.
+    Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
     if most < 1:
         return []
@@ -130,9 +124,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
 def find_member(client: RedisClient, namespace: str, shard: ShardName, member: bytes) -> list[Waiting]:
     """Where a member is, in one round trip: in no set if it is done.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        DamagedIck: A key holds another type.
+    Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
     keys = ick_shard_keys(namespace, shard).ick
     by_state: tuple[tuple[MemberState, str], ...] = (

@@ -65,9 +65,7 @@ def coalesce(batch: Batch) -> MarkBatch:
 def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch]) -> list[Reply]:
     """Marks the members of each of several shards in one round trip; safe to repeat.
 
-    Raises:
-        ServerUnavailable: Redis does not answer; any of the members may have been marked.
-        AppendRefused: Redis does not take writes.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"marking in {', '.join(str(batch.shard) for batch in batches)}"):
@@ -109,11 +107,7 @@ def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardN
     """The progress of each of several shards, in one round trip.
 
     Each call may store a watermark, and a later one moves ``done_up_to`` there: call it from time to time.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        AppendRefused: Redis does not take writes.
-        DamagedIck: An Ick is damaged.
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``DamagedIck``.
     """
     calls = []
     for shard in shards:

@@ -116,8 +116,7 @@ def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
 def exchange(keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool) -> Operation[Exchanged]:
     """Commits ``done``, encoded by ``encode_members``, and reserves ``size``, in one call.
 
-    Raises:
-        InvalidIckCall: The size is not a whole number from 0 on.
+    Raises ``InvalidIckCall``.
     """
     head = (check_size(keys.version, size, 0), int(backwash))
     return Operation("ick/exchange", Call(plain_keys(keys), (*head, *done)), _read_exchanged)
@@ -147,14 +146,11 @@ def parse_damage(error: Exception) -> DamagedIck | None:
 def check_reply(reply: Any, what: str) -> None:
     """Raises the error that a script's reply is, if it is one.
 
+    Raises ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
+
     Args:
         reply: What the client library returned for the script's call.
         what: The activity, for the error text: ``adding to rides``.
-
-    Raises:
-        DamagedIck: The Ick is damaged.
-        ServerUnavailable: Redis does not answer.
-        AppendRefused: Redis does not take writes.
     """
     if isinstance(reply, REDIS_ERRORS):
         raise parse_damage(reply) or translate_error(reply, what) from reply
@@ -190,11 +186,7 @@ def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:
 
 
 def encode_marks(key: str, marks: Marks) -> list[Argument]:
-    """Score and member of each mark, flat and in order.
-
-    Raises:
-        InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text.
-    """
+    """Score and member of each mark, flat and in order.  Raises ``InvalidIckCall``."""
     pairs = marks.items() if isinstance(marks, Mapping) else marks
     arguments: list[Argument] = []
     for pair in cast("Iterable[object]", pairs):
@@ -209,11 +201,7 @@ def encode_marks(key: str, marks: Marks) -> list[Argument]:
 
 
 def format_score(key: str, member: object, score: object) -> str:
-    """The shortest text that reads back as exactly this score.
-
-    Raises:
-        InvalidIckCall: It is not a number, not finite, or larger than the largest double.
-    """
+    """The shortest text that reads back as exactly this score.  Raises ``InvalidIckCall``."""
     if isinstance(score, bool) or not isinstance(score, (Real, Decimal)):
         raise InvalidIckCall(
             f"{key}: member {_shown(member)} has the score {_shown(score)}, which is not a number. "
@@ -233,22 +221,14 @@ def format_score(key: str, member: object, score: object) -> str:
 
 
 def encode_members(key: str, members: Iterable[Member]) -> list[Argument]:
-    """The members as bytes.
-
-    Raises:
-        InvalidIckCall: One is neither bytes nor text, or ``members`` itself is bytes or text.
-    """
+    """The members as bytes.  Raises ``InvalidIckCall``."""
     if isinstance(members, (bytes, str)):
         raise InvalidIckCall(f"{key}: found {_shown(members)} where several members belong. Put it into a list")
     return [encode_member(key, member) for member in members]
 
 
 def encode_member(key: str, member: object) -> bytes:
-    """The member as it is stored.
-
-    Raises:
-        InvalidIckCall: It is neither bytes nor text that UTF-8 can encode.
-    """
+    """The member as it is stored.  Raises ``InvalidIckCall``."""
     if isinstance(member, bytes):
         return member
     try:
@@ -263,11 +243,7 @@ def encode_member(key: str, member: object) -> bytes:
 
 
 def check_size(key: str, size: object, least: int) -> int:
-    """The size of a batch, checked.
-
-    Raises:
-        InvalidIckCall: It is not a whole number, or less than ``least``.
-    """
+    """The size of a batch, checked.  Raises ``InvalidIckCall``."""
     if isinstance(size, bool) or not isinstance(size, int) or size < least:
         raise InvalidIckCall(f"{key}: the size {_shown(size)} of a batch is not a whole number from {least} on")
     return size

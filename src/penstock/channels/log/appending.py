@@ -47,11 +47,7 @@ class Batch:
     plain: bool = False
 
     def stored_as(self, entries: str) -> "Batch":
-        """The batch as a channel stores it: ``plain``, or how its columns are compressed.
-
-        Raises:
-            CodecMissing: The library is not installed.
-        """
+        """The batch as a channel stores it: ``plain``, or how its columns are compressed.  Raises ``CodecMissing``."""
         if entries == "plain":
             return replace(self, plain=True)
         [codec] = (codec for codec in CODECS if codec == entries)
@@ -120,10 +116,7 @@ def append_together(client: RedisClient, namespace: str, batches: Sequence[Batch
 
     A consumer that waits for several of these shards is woken once and finds all batches.  What a log has of a batch already
     is left out, in a second round trip: another publisher was faster, or a reply was lost.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; any of the batches may have been appended.
-        AppendRefused: Redis does not take writes.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
@@ -158,10 +151,7 @@ def append_ahead(
 
     Redis appends one batch while the next is being prepared.  Each call compares the tail itself, so a batch that follows
     a refused one is refused too.  A caller that does not take all replies closes the generator.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; any of the batches may have been appended.
-        AppendRefused: Redis does not take writes.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     sent: deque[Batch] = deque()
     with closing(CallsAhead(client, script("log/append"))) as calls:
@@ -221,9 +211,7 @@ def _activity(batch: Batch) -> str:
 def parse_reply(answer: Any, what: str) -> Reply:
     """The result of a script that compares and appends or marks.
 
-    Raises:
-        ServerUnavailable: It could not run.
-        AppendRefused: Redis does not take writes.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     if isinstance(answer, REDIS_ERRORS):
         return Unusable(_error_of_one_call(answer, what))

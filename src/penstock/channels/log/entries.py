@@ -22,11 +22,7 @@ NAMES = [b"id", b"key", b"action", b"object", b"data", b"headers", b"ts"]
 
 
 def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
-    """The offset in an entry's id.
-
-    Raises:
-        ForeignLog: The id is not ``<offset>-0``, or the offset is larger than any of ours.
-    """
+    """The offset in an entry's id.  Raises ``ForeignLog``."""
     text, _, sequence = entry_id.partition(b"-")
     offset = int(text)
     if sequence != b"0" or offset >= 1 << 63:
@@ -38,9 +34,7 @@ def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
     """The offset of an entry's first record.
 
     It is that of the last one if the entry does not tell: who reads the entry finds it damaged.
-
-    Raises:
-        ForeignLog: The entry's id is not one of ours.
+    Raises ``ForeignLog``.
     """
     last = parse_offset(entry_id, shard)
     if is_batch(fields):
@@ -52,9 +46,7 @@ def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
 def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
     """What an entry's last record is known by; no other record of it is read.
 
-    Raises:
-        ForeignLog: The entry was not written by Penstock.
-        DamagedEntry: What that is cannot be read.
+    Raises ``ForeignLog`` or ``DamagedEntry``.
     """
     if not is_batch(fields):
         record = _parse_plain(shard, entry_id, fields)
@@ -69,10 +61,7 @@ def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
 def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
     """The records in entries of a shard; an entry is its id and its fields.
 
-    Raises:
-        ForeignLog: One of them was not written by Penstock.
-        DamagedEntry: One of them cannot be read.
-        CodecMissing: The library is not installed.
+    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
     found: _Sources = []
     for each in _parse_each(shard, entries):
@@ -84,11 +73,7 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     """The records in entries of a shard, up to the first entry that Penstock did not write, or that is damaged.
 
     Ends before once compressed ones have ``MAX_BYTES``: a reader that follows a log gets the others with its next read.
-
-    Raises:
-        ForeignLog: That is the first of them.
-        DamagedEntry: Likewise.
-        CodecMissing: The library is not installed.
+    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
     found: _Sources = []
     try:
@@ -150,17 +135,13 @@ def is_batch(fields: Fields) -> bool:
 
 
 def parse_batch(shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING) -> Entry:
-    """The batch in an entry.
+    """The batch in an entry.  Raises ``DamagedEntry`` or ``CodecMissing``.
 
     Args:
         shard: Whose entry it is.
         entry_id: Its id.
         fields: Its fields.
         after: Offset of the record before it, if that is known.
-
-    Raises:
-        DamagedEntry: It cannot be read, or begins before ``after``.
-        CodecMissing: The library is not installed.
     """
     last, values = parse_offset(entry_id, shard), _batch_values(fields)
     try:

@@ -57,9 +57,7 @@ class Follower:
     def wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
 
-        Raises:
-            ServerUnavailable: Redis does not answer.
-            ForeignLog: The next entry of a stream was not written by Penstock, and there is no ``on_unusable``.
+        Raises ``ServerUnavailable`` or ``ForeignLog``.
         """
         try:
             return self._wait(positions, block_ms)
@@ -114,8 +112,7 @@ class Follower:
     def request_ahead(self, positions: Positions) -> None:
         """Requests the records after ``positions`` for the next ``wait``; does nothing on a Cluster, which has several servers.
 
-        Raises:
-            ServerUnavailable: Redis does not answer.
+        Raises ``ServerUnavailable``.
         """
         positions = {
             shard: after

@@ -45,11 +45,7 @@ def make_room(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Roo
     """Evicts the oldest entries of logs, in one round trip, or a few if there is much to evict.
 
     The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which record.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        AppendRefused: Redis does not take writes, or its user may not measure.
-        ForeignLog: A key holds something that Penstock did not write.
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
     """
     taken: dict[ShardName, MemoryTaken] = {}
     left = dict(rooms)
@@ -63,11 +59,7 @@ def make_room(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Roo
 
 
 def memory_used(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, int]:
-    """Bytes that logs take in Redis, by its own count, in one round trip.
-
-    Raises:
-        As ``make_room``.
-    """
+    """Bytes that logs take in Redis, by its own count, in one round trip.  Raises as ``make_room``."""
     unlimited = dict.fromkeys(shards, Room(_UNLIMITED, _UNLIMITED))
     return {shard: each.bytes for shard, each in _call(client, namespace, unlimited).items()}
 

@@ -49,12 +49,7 @@ class Extent:
 
 
 def extents(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Extent]:
-    """What the streams of ``shards`` hold, in one round trip.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: A key holds another type, or entries that Penstock did not write.
-    """
+    """What the streams of ``shards`` hold, in one round trip.  Raises ``ServerUnavailable`` or ``ForeignLog``."""
     return {
         shard: Extent(Offset(1), BEGINNING, 0) if found is None else _extent(found, shard)
         for shard, found in _streams(client, namespace, shards)
@@ -65,10 +60,7 @@ def shards_with_more(client: RedisClient, namespace: str, positions: Mapping[Sha
     """The shards whose stream has an entry after their position, or cannot be read, in one round trip.
 
     Costs Redis next to nothing while nothing comes.  ``extents`` costs 0.3 ms of both processes a shard if entries hold
-    batches of 100 kB: the reply brings two of them.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
+    batches of 100 kB: the reply brings two of them.  Raises ``ServerUnavailable``.
     """
     with redis_errors("waiting for records"):
         replies = ask_for_more(client, namespace, positions).execute(raise_on_error=False)
@@ -86,9 +78,7 @@ def ask_for_more(client: Any, namespace: str, positions: Mapping[ShardName, Offs
 def last_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
     """The last offset ever assigned in each shard, even by another writer or to an entry that is not a record.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: A key holds another type.
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
     return {
         shard: BEGINNING if found is None else Offset(int(found["last-generated-id"].partition(b"-")[0]))
@@ -124,9 +114,7 @@ def _extent(found: Any, shard: ShardName) -> Extent:
 def read(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
     """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The stream holds entries that Penstock did not write.
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
     return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_entries)
 
@@ -134,9 +122,7 @@ def read(client: RedisClient, namespace: str, shard: ShardName, after: Offset, c
 def read_kept(client: RedisClient, stream: str, shard: ShardName, after: Offset, count: int) -> Records:
     """As ``read``, from entries of the shard that are kept under another key; none if there is no such key.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The key holds something else.
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
     return _read(client, stream, shard, after, count, parse_entries)
 
@@ -144,9 +130,7 @@ def read_kept(client: RedisClient, stream: str, shard: ShardName, after: Offset,
 def read_leading(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
     """As ``read``, up to the first entry that Penstock did not write.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The first entry is such a one.
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
     return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_leading)
 
@@ -176,12 +160,7 @@ def _read(
 
 
 def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: int) -> Records:
-    """The last ``count`` records, oldest first.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The stream holds entries that Penstock did not write.
-    """
+    """The last ``count`` records, oldest first.  Raises ``ServerUnavailable`` or ``ForeignLog``."""
     found, before, entries = Records(), "+", FIRST_ENTRIES
     while len(found) < count:
         asked = min(entries, count - len(found))
@@ -199,15 +178,13 @@ def last_records(
 ) -> dict[ShardName, LastRecord]:
     """What the last record of each stream is known by, where there is one, in one round trip.
 
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
+
     Args:
         client: The Redis that holds the log.
         namespace: First part of the keys.
         shards: The shards to read.
         on_unusable: Called with a shard whose last entry Penstock did not write; None raises.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: Penstock did not write an entry, and there is no ``on_unusable``.
     """
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
@@ -227,9 +204,7 @@ def last_records(
 def evict(client: RedisClient, namespace: str, shard: ShardName, before: Offset) -> int:
     """Removes the entries whose records all lie before ``before``; returns how many.  The others keep their offsets.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        AppendRefused: Redis does not take writes.
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     with redis_errors(f"evicting from {shard}"):
         removed: int = client.xtrim(log_keys(namespace, shard).stream, minid=f"{before}-0", approximate=False)

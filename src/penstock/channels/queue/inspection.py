@@ -48,11 +48,7 @@ class FoundMessage:
 
 
 def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, InspectedShard]:
-    """What each of the shards holds, in one round trip.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-    """
+    """What each of the shards holds, in one round trip.  Raises ``ServerUnavailable``."""
     calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), ("",)) for shard in shards]
     with redis_errors("inspecting queues"):
         replies = script("queue/stats").call_each(client, calls)
@@ -81,10 +77,7 @@ class CheckedShard:
 def check_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, CheckedShard]:
     """Whether the parts of each shard agree, by their sizes and a sample, in one round trip.
 
-    A shard whose keys hold other types has no check: see ``find_foreign_keys``.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
+    A shard whose keys hold other types has no check: see ``find_foreign_keys``.  Raises ``ServerUnavailable``.
     """
     calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), (SAMPLE,)) for shard in shards]
     with redis_errors("checking queues"):
@@ -131,10 +124,7 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
 def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[FoundMessage]:
     """The messages that are not done for the longest time, the oldest first.
 
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: A key holds another type.
-        ForeignQueue: A score is no time.
+    Raises ``ServerUnavailable``, ``ForeignLog`` or ``ForeignQueue``.
     """
     pipeline = client.pipeline(transaction=False)
     for shard in shards:
@@ -158,12 +148,7 @@ def _to_time(shard: ShardName, seconds: float) -> datetime:
 
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
-    """What a message waits for; None if it is gone meanwhile.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-        ForeignQueue: A key holds something else.
-    """
+    """What a message waits for; None if it is gone meanwhile.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
     call = Call(queue_keys(namespace, found.shard).all(MAX_STREAMS), (found.id,))
     with redis_errors(f"reading {found.shard}"):
         [reply] = script("queue/explain").call_each(client, [call])
@@ -176,11 +161,7 @@ def explain_message(client: RedisClient, namespace: str, found: FoundMessage) ->
 
 
 def find_foreign_keys(client: RedisClient, keys: QueueKeys, streams: int) -> dict[str, str]:
-    """The keys of a shard that hold another type, and which.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-    """
+    """The keys of a shard that hold another type, and which.  Raises ``ServerUnavailable``."""
     return drive(client, foreign_keys(keys, streams))
 
 

@@ -44,11 +44,7 @@ class NewMessage:
     unique: Unique | None = None
 
     def __post_init__(self) -> None:
-        """Checks the message.
-
-        Raises:
-            InvalidMessage: A field has a value that a queue cannot take.
-        """
+        """Checks the message."""
         checked_text("tenant", self.tenant)
         checked_text("key", self.key, may_be_empty=True)
         checked_text("id", self.id)
@@ -72,11 +68,7 @@ class NewMessage:
 
 
 def checked_count(count: int) -> None:
-    """Checks how many messages are asked for.
-
-    Raises:
-        InvalidMessage: None.
-    """
+    """Checks how many messages are asked for.  Raises ``InvalidMessage``."""
     if count < 1:
         raise InvalidMessage("count", f"is {count}; it takes 1 to 100")
 

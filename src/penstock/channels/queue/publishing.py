@@ -130,11 +130,7 @@ class QueueWriter:
     def write(self, batch: QueueBatch) -> BatchWritten:
         """Compares and writes, ``ITEMS`` messages a call; safe to repeat.
 
-        Raises:
-            ServerUnavailable: Redis does not answer; any of the messages may have been written.
-            AppendRefused: Redis does not take writes.
-            ForeignQueue: A key holds something else.
-            QueueDamaged: No stream of the queue can be written.
+        Raises ``ServerUnavailable``, ``AppendRefused``, ``ForeignQueue`` or ``QueueDamaged``.
         """
         results: list[Result] = []
         reply: Reply = Appended(batch.last, 0)
@@ -177,12 +173,7 @@ class QueueWriter:
         )
 
     def find_missing(self, ids: Sequence[RecordId]) -> list[RecordId]:
-        """Those of the records that the queue does not have.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-            ForeignQueue: A key holds something else.
-        """
+        """Those of the records that the queue does not have.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
         arguments = [str(each) for each in ids]
         reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
         return [RecordId(int(each)) for each in reply[2:]]
@@ -190,8 +181,7 @@ class QueueWriter:
     def declare(self, limits: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets the limits of tenants that the channel is registered with, unless they are there.
 
-        Raises:
-            As ``find_missing``.
+        Raises as ``find_missing``.
         """
         made = {tenant: TenantLimits(**fields) for tenant, fields in limits.items()}
         if self._run(self._own.declare(made)):
@@ -200,8 +190,7 @@ class QueueWriter:
     def has_released(self, record: RecordId) -> bool:
         """Whether the queue has a record's message, and that message no longer has its unique name.
 
-        Raises:
-            As ``find_missing``.
+        Raises as ``find_missing``.
         """
         found = self._run(self._own.explain(str(record)))
         return found is not None and found["has_name"] == "0.000"
@@ -209,8 +198,7 @@ class QueueWriter:
     def sweep(self) -> None:
         """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 
-        Raises:
-            As ``find_missing``.
+        Raises as ``find_missing``.
         """
         self._run(self._own.sweep())
 

@@ -56,14 +56,11 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
 def translated(steps: Steps[T], what: str) -> Steps[T]:
     """An operation of a queue, with the client library's errors as ours.
 
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignQueue``.
+
     Args:
         steps: The operation.
         what: The activity, for error texts: ``reading receipts``.
-
-    Raises:
-        ServerUnavailable: Redis does not answer; what was requested may have been done.
-        AppendRefused: Redis takes no writes now.
-        ForeignQueue: A key holds something else.
     """
     try:
         return (yield from steps)
@@ -138,15 +135,12 @@ class QueueShard:
         self._hand = hand
 
     def call(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
-        """Calls a script until its reply is about what was asked.
+        """Calls a script until its reply is about what was asked.  Raises ``ForeignQueue``.
 
         Args:
             name: Its name.
             arguments: Its arguments.
             before: Keys that it declares before the queue's own.
-
-        Raises:
-            ForeignQueue: A key holds something else.
         """
         while True:
             keys = [*before, *self.keys.all(self.streams)]
@@ -166,8 +160,7 @@ class QueueShard:
     def rebuild(self) -> Steps[int]:
         """Rebuilds what follows from the bodies of messages; returns how many messages are lost.
 
-        Raises:
-            ForeignQueue: A key holds something else; nothing was changed.
+        Raises ``ForeignQueue``.
         """
         lost, start = 0, 1
         while True:
@@ -182,11 +175,7 @@ class QueueShard:
             lost, start = lost + int(reply[2]), 0
 
     def write(self, messages: Sequence[NewMessage]) -> Steps[list[Written]]:
-        """Writes messages; repeated, it changes nothing.
-
-        Raises:
-            QueueDamaged: No stream of the queue can be written.
-        """
+        """Writes messages; repeated, it changes nothing.  Raises ``QueueDamaged``."""
         written: list[Written] = []
         for at in range(0, len(messages), ITEMS):
             some = messages[at : at + ITEMS]
@@ -328,11 +317,7 @@ class QueueShard:
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
     def stats(self) -> Steps[dict[str, int]]:
-        """All that ``stats.lua`` counts, by name.
-
-        Raises:
-            ForeignQueue: A score is infinite.
-        """
+        """All that ``stats.lua`` counts, by name.  Raises ``ForeignQueue``."""
         reply = yield from self.call("queue/stats", ("",))
         return parse_stats(reply)
 
@@ -355,11 +340,7 @@ class QueueShape:
     def __init__(
         self, name: str, *, streams: int = 16, hand: int | None = None, shards: int = 1, namespace: str = "penstock"
     ) -> None:
-        """Sets up.
-
-        Raises:
-            DeclarationError: The name or a number is out of range.
-        """
+        """Sets up.  Raises ``DeclarationError``."""
         self.name = checked_name(name, "queue")
         hand = min(DEFAULT_HAND, streams) if hand is None else hand
         for what, number, most in (

@@ -132,11 +132,7 @@ def _reason(facts: Mapping[str, str]) -> str:
 
 
 def parse_stats(reply: Sequence[Any]) -> dict[str, int]:
-    """The numbers of ``stats.lua``, by name.
-
-    Raises:
-        ForeignQueue: A score is infinite.
-    """
+    """The numbers of ``stats.lua``, by name.  Raises ``ForeignQueue``."""
     try:
         return {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
     except ValueError as error:

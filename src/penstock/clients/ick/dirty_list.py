@@ -233,11 +233,7 @@ def _result(reply: Any, **options: Any) -> Any:
 
 
 def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
-    """The keys of an Ick, checked for this server.
-
-    Raises:
-        InvalidIckCall: The key is not text, or a Cluster would not keep the keys in one slot.
-    """
+    """The keys of an Ick, checked for this server.  Raises ``InvalidIckCall``."""
     if not all(isinstance(name, str) for name in (key, namespace)):
         raise InvalidIckCall(f"the key {key!r} of an Ick is not text")
     keys = ick_keys(key, namespace)
@@ -276,11 +272,7 @@ def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> li
     """Runs operations of one script in order and returns their results.
 
     They are sent ``SLICES_AT_ONCE`` at a time.  The first error is raised after its round trip.
-
-    Raises:
-        DamagedIck: An Ick is damaged.
-        ServerUnavailable: Redis does not answer; any of the operations may have been executed.
-        AppendRefused: Redis does not take writes.
+    Raises ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
     """
     results: list[T] = []
     for at in range(0, len(each), SLICES_AT_ONCE):

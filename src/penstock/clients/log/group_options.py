@@ -48,12 +48,7 @@ class GroupOptions:
     evicted: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
-        """Checks them.
-
-        Raises:
-            InvalidName: A name or the namespace is not valid.
-            InvalidLogCall: One of them is out of range.
-        """
+        """Checks them."""
         checked_channel(self.log)
         checked_name(self.group, "group")
         checked_schema(self.namespace, "namespace")

@@ -113,11 +113,7 @@ class ShardRead:
 
 
 def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
-    """The state of a group.
-
-    Raises:
-        ForeignLog: A key holds something else.
-    """
+    """The state of a group.  Raises ``ForeignLog``."""
     if reply[0] != b"group":
         raise _make_error(reply, shard, group)
     at, first, tail, wait, pending, due, *counts = map(int, reply[1:])
@@ -127,13 +123,7 @@ def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
 def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
     """What was taken.
 
-    Raises:
-        Gap: Records were evicted.
-        LogDiverged: The log is not the one that the group has read.
-        GroupLost: The group is gone.
-        ForeignLog: Something else is in the log.
-        DamagedEntry: The next entry cannot be read.
-        CodecMissing: The library is not installed.
+    Raises ``Gap``, ``LogDiverged``, ``GroupLost``, ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
     if reply[0] != b"taken":
         raise _make_error(reply, shard, group)
@@ -227,11 +217,7 @@ def _make_codec_error(shard: ShardName, entry_id: bytes, fields: Sequence[bytes]
 
 
 def parse_moved(reply: Any, shard: ShardName, group: str) -> Offset:
-    """The offset that is read next.
-
-    Raises:
-        ForeignLog: A key holds something else.
-    """
+    """The offset that is read next.  Raises ``ForeignLog``."""
     if reply[0] != b"moved":
         raise _make_error(reply, shard, group)
     return Offset(reply[1])

@@ -43,15 +43,12 @@ def wait_for_more(
 def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName]) -> Steps[None]:
     """Refuses a number of shards beyond which some were written: their records would be left out in silence.
 
+    Raises ``InvalidLogCall``, ``ServerUnavailable`` or ``ForeignLog``.
+
     Args:
         namespace: First part of the keys.
         shards: The number.
         unchecked: The first of the further shards that a resharded log would have: see ``next_shards``.
-
-    Raises:
-        InvalidLogCall: One of them was written.
-        ServerUnavailable: Redis does not answer.
-        ForeignLog: The key of an epoch holds another type.
     """
     keys = [log_keys(namespace, shard).epoch for shard in unchecked]
 

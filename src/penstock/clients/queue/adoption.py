@@ -57,11 +57,7 @@ class PlainStream:
 def adopt(plain: PlainStream, queue: QueueShape) -> Steps[int | None]:
     """Moves up to ``MAX_ADOPTED`` entries; returns how many, None if the stream holds nothing any more that was not done.
 
-    Raises:
-        InvalidMessage: An entry cannot become a message; it stays, and the others are moved.
-        TenantFull: The queue has no room for an entry's tenant; it stays, and the others are moved.
-        ServerUnavailable: Redis does not answer; calling again is safe.
-        ForeignLog: The key holds another type.
+    Raises ``InvalidMessage``, ``TenantFull``, ``ServerUnavailable`` or ``ForeignLog``.
     """
     with redis_errors(f"adopting {plain.key}"):
         entries = yield from _entries(plain)

@@ -56,11 +56,7 @@ class ReaderOptions:
     preferred: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            DeclarationError: One of them is out of range.
-        """
+        """Checks the options."""
         if not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
             raise DeclarationError(f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
         if not self.limit_s > 0 or self.attempts < 1:
@@ -116,8 +112,7 @@ class Rounds:
     def isolated(self, shard: QueueShard) -> Iterator[None]:
         """Leaves a shard out for a while if it cannot be read, so that the others are.
 
-        Raises:
-            ServerUnavailable: The only server does not answer.
+        Raises ``ServerUnavailable``.
         """
         try:
             yield
@@ -251,11 +246,7 @@ class Settled:
 
     @property
     def results(self) -> list[bool]:
-        """False for each lease that is stale.
-
-        Raises:
-            PenstockError: The first error of a shard.
-        """
+        """False for each lease that is stale.  Raises ``PenstockError``."""
         if self._error is not None:
             raise self._error
         return [self._results[_place(each)] for each in self._asked]
