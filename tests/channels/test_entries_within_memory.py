@@ -17,7 +17,7 @@ from fixtures.flow import stage_rows
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
 from penstock.batches import FIELDS, MAX_BYTES, MAX_RECORDS, Columns, Entry
-from penstock.channels.log.entries import parse_entries, parse_leading
+from penstock.channels.log.stream_entries import parse_entries, parse_leading
 from penstock.cli.app import main
 from penstock.clients import LogReader
 from penstock.consuming import WorkerSetup

@@ -18,7 +18,7 @@ from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Ick, Log, Pipeline, Queue, stage
 from penstock.channels.acl import acl_grant
-from penstock.channels.ick.inspection import oldest
+from penstock.channels.ick.shard_states import oldest
 from penstock.channels.log import read_newest
 from penstock.channels.queue.inspection import oldest_messages
 from penstock.clients import FairQueue

@@ -9,7 +9,7 @@ from fixtures.histories import LOST_EFFECTS, History
 from fixtures.running_pipeline import APPLICATION, READY_S
 from fixtures.truth import Load
 from penstock import Pipeline
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.stream_entries import parse_entries
 from penstock.engines.stealing import Chore, Chores
 from penstock.errors import HistoryDiverged
 from penstock.records import Shard, ShardName

@@ -15,7 +15,7 @@ from penstock import parsing
 from penstock.batches import CODECS, Columns, Entry
 from penstock.batches.entries import FIELDS
 from penstock.channels.log import NAMES
-from penstock.channels.log.entries import parse_entries, parse_first, parse_last
+from penstock.channels.log.stream_entries import parse_entries, parse_first, parse_last
 from penstock.errors import ForeignLog
 from penstock.parsing import MAX_NESTING, MAX_NUMBER, Duration, UnreadableJson, find_number, parse_duration, parse_json
 from penstock.records import Offset, Shard, ShardName

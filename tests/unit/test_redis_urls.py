@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.urls import RedisUrl, parse_redis_url
+from penstock.channels.redis_urls import RedisUrl, parse_redis_url
 from penstock.errors import InvalidSetting
 
 UNDERSTOOD: dict[str, RedisUrl] = {

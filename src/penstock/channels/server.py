@@ -27,7 +27,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient
-from penstock.channels.urls import RedisUrl, parse_redis_url
+from penstock.channels.redis_urls import RedisUrl, parse_redis_url
 from penstock.database.transactions import Timeouts
 from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
 
@@ -49,7 +49,7 @@ _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
-    """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.urls``.
+    """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.redis_urls``.
 
     It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.
     Raises ``InvalidSetting``, ``ServerUnavailable`` or ``UnsafeSetting``.

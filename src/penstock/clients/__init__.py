@@ -12,7 +12,7 @@ live, and changes them in one script call.  What is over is not returned, and is
 ``PinnedKeys.reap`` and ``QueueTracker.sync`` are callables without arguments, for recruits, cron, or a thread.
 """
 
-from penstock.channels.ick import Added, Exchanged, IckStats, Mark, Member, Score, Span
+from penstock.channels.ick import Added, Exchanged, IckStats, Mark, Member, Score, ScoreSpan
 from penstock.channels.queue import (
     DeadMessage,
     Dwell,
@@ -27,7 +27,7 @@ from penstock.channels.queue import (
 from penstock.channels.server import check_eviction
 from penstock.clients.hash import AsyncVolatileHash, VolatileHash
 from penstock.clients.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
-from penstock.clients.ick.repair import Damage, repair
+from penstock.clients.ick.ick_repair import Damage, repair
 from penstock.clients.ick.reservations import (
     ALL_MEMBERS,
     Busy,
@@ -44,8 +44,8 @@ from penstock.clients.log.group_options import GroupOptions
 from penstock.clients.log.group_results import GroupState, Taken
 from penstock.clients.log.log_group import AsyncLogGroup, LogGroup
 from penstock.clients.log.log_reader import AsyncLogReader, LogReader
+from penstock.clients.log.log_slices import LogInfo, LogSlice
 from penstock.clients.log.log_writer import AsyncLogWriter, Eviction, LogWriter, NewRecord
-from penstock.clients.log.slices import LogInfo, LogSlice
 from penstock.clients.pinned_keys import AsyncPinnedKeys, PinnedKeys
 from penstock.clients.queue.adoption import PlainStream
 from penstock.clients.queue.fair_queue import AsyncFairQueue, FairQueue
@@ -107,7 +107,7 @@ __all__ = [
     "Reservation",
     "Reservations",
     "Score",
-    "Span",
+    "ScoreSpan",
     "Superseded",
     "Synced",
     "Taken",

@@ -74,7 +74,7 @@ class _VolatileHash(Operations[C]):
 
     @classmethod
     def connect(cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> Self:
-        """A hash at a URL of Redis: see ``penstock.channels.urls``.
+        """A hash at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.

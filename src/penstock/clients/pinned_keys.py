@@ -60,7 +60,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
 
     @classmethod
     def connect(cls, url: str, name: str, *, namespace: str = "penstock") -> Self:
-        """Pinned keys at a URL of Redis: see ``penstock.channels.urls``.
+        """Pinned keys at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.

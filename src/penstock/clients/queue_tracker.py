@@ -161,7 +161,7 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
 
     @classmethod
     def connect(cls, url: str, name: str, source: QueuedIds, *, namespace: str = "penstock") -> Self:
-        """A tracker at a URL of Redis: see ``penstock.channels.urls``.
+        """A tracker at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.

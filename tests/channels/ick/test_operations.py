@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock.channels.ick import Added, Exchanged, Member, Score, Span, operations
+from penstock.channels.ick import Added, Exchanged, Member, Score, ScoreSpan, operations
 from penstock.clients import DirtyList, QueuedDirtyList, add_each
 from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable
 
-NOTHING = Span(0, None, None)
+NOTHING = ScoreSpan(0, None, None)
 
 
 def names(marks: list[tuple[bytes, float]]) -> list[str]:
@@ -242,10 +242,10 @@ def test_stats_returns_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
     assert waiting.keys.dirty == "ride-index/ick/{ride-index}/pset"
     assert waiting.keys.reserved == "ride-index/ick/{ride-index}/cset"
     assert waiting.format == "ick.v1"
-    assert (waiting.dirty, waiting.reserved) == (Span(3, 4.4, 6.6), NOTHING)
-    assert (half.dirty, half.reserved) == (Span(1, 6.6, 6.6), Span(2, 4.4, 5.0))
-    assert half.total == Span(3, 4.4, 6.6)
-    assert (taken.dirty, taken.reserved) == (NOTHING, Span(3, 4.4, 6.6))
+    assert (waiting.dirty, waiting.reserved) == (ScoreSpan(3, 4.4, 6.6), NOTHING)
+    assert (half.dirty, half.reserved) == (ScoreSpan(1, 6.6, 6.6), ScoreSpan(2, 4.4, 5.0))
+    assert half.total == ScoreSpan(3, 4.4, 6.6)
+    assert (taken.dirty, taken.reserved) == (NOTHING, ScoreSpan(3, 4.4, 6.6))
     assert (drained.dirty, drained.reserved, drained.total) == (NOTHING, NOTHING, NOTHING)
 
 
@@ -268,9 +268,9 @@ def test_a_score_round_trips_exactly(ick: DirtyList, score: float) -> None:
     ick.reserve(0, backwash=True)
 
     assert reserved == [(b"a", score)]
-    assert getattr(waiting, "dirty", None) == Span(1, score, score)
+    assert getattr(waiting, "dirty", None) == ScoreSpan(1, score, score)
     assert taken is not None
-    assert taken.reserved == taken.total == Span(1, score, score)
+    assert taken.reserved == taken.total == ScoreSpan(1, score, score)
     assert ick.reserve(1, backwash=True) == [(b"a", score)]
 
 

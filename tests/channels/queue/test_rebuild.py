@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue.messages import new_id
+from penstock.channels.queue.queue_messages import new_id
 from penstock.declaring.unique import Unique
 
 LEASE_AFTER_S = 31

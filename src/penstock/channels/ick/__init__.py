@@ -8,9 +8,9 @@ serve a pipeline, whose records mark members in the order of their offsets.  ``i
 Ick holds.
 """
 
-from penstock.channels.ick.inspection import ShardState, Waiting, inspect_shards, oldest
 from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Member, Score, Span
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Member, Score, ScoreSpan
+from penstock.channels.ick.shard_states import ShardState, Waiting, inspect_shards, oldest
 
 __all__ = [
     "Added",
@@ -22,7 +22,7 @@ __all__ = [
     "Member",
     "Score",
     "ShardState",
-    "Span",
+    "ScoreSpan",
     "Waiting",
     "coalesce",
     "inspect_shards",

@@ -53,7 +53,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScoreSpan:
     """The size of a set, and its lowest and highest score; None if it is empty."""
 
     size: int
@@ -77,19 +77,19 @@ class IckStats:
 
     keys: IckKeys
     format: str
-    dirty: Span
-    reserved: Span
-    held: Span
+    dirty: ScoreSpan
+    reserved: ScoreSpan
+    held: ScoreSpan
     number: int
     holder: str
 
     @property
-    def total(self) -> Span:
+    def total(self) -> ScoreSpan:
         """All three sets together; a member that is in two of them counts twice."""
         spans = (self.dirty, self.reserved, self.held)
         lowest = [span.lowest for span in spans if span.lowest is not None]
         highest = [span.highest for span in spans if span.highest is not None]
-        return Span(sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None))
+        return ScoreSpan(sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None))
 
 
 def plain_keys(keys: IckKeys) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def parse_damage(error: Exception) -> DamagedIck | None:
         return None
     return DamagedIck(
         f"{found['found']}; nothing was written. "
-        "penstock.clients.ick.repair repairs the Ick, and moves foreign content aside"
+        "penstock.clients.ick.ick_repair repairs the Ick, and moves foreign content aside"
     )
 
 
@@ -178,7 +178,7 @@ def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:
     if reply is None:
         return None
     dirty, reserved, held = (
-        Span(int(reply[2 + i]), *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]))
+        ScoreSpan(int(reply[2 + i]), *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]))
         for i in range(3)
     )
     number, holder = int(reply[11]), as_text(reply[12])

@@ -17,9 +17,9 @@ from penstock.channels.log.appending import (
     append_together,
     parse_reply,
 )
-from penstock.channels.log.entries import NAMES, is_batch, parse_batch
-from penstock.channels.log.following import POLL_S, Follower
+from penstock.channels.log.follower import POLL_S, Follower
 from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
+from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.streams import (
     Extent,
     evict,

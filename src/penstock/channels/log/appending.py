@@ -12,7 +12,7 @@ import redis
 from penstock.batches import CODECS, Columns, Entry, Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, ShardError
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, CallsAhead, script
 from penstock.channels.server import REDIS_ERRORS, REFUSALS, RedisFailure, redis_errors, translate_error

@@ -14,7 +14,14 @@ import redis
 from penstock.batches import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.entries import Fields, parse_entries, parse_first, parse_last, parse_leading, parse_offset
+from penstock.channels.log.stream_entries import (
+    Fields,
+    parse_entries,
+    parse_first,
+    parse_last,
+    parse_leading,
+    parse_offset,
+)
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, redis_errors, translate_error
 from penstock.records import BEGINNING, LastRecord, Offset, ShardName

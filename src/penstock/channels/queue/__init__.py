@@ -4,14 +4,14 @@ Tenants take turns by the seconds of work that their messages have cost, so that
 A message that was handed over is under a lease.  Its reader settles the lease: done, another attempt, another time, or a dead
 letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
 
-    messages     what is written and read
+    queue_messages   what is written and read
     shard        a shard, and how a queue is divided into them: ``lua/queue/``
     publishing   writing by a pipeline
     stats        what a queue holds
     inspection   what reports ask of several shards
 """
 
-from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written
+from penstock.channels.queue.queue_messages import DeadMessage, Message, NewMessage, Written
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
 from penstock.channels.routing import choose_hand, odds_of_sharing
 

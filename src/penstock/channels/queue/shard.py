@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps, drive
-from penstock.channels.queue.messages import DeadMessage, Message, NewMessage, Written, new_id
+from penstock.channels.queue.queue_messages import DeadMessage, Message, NewMessage, Written, new_id
 from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script

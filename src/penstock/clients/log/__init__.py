@@ -1,6 +1,6 @@
 """A log without a pipeline: reading it by offset, writing it, and groups of readers that share it.
 
-log_reader      ``LogReader``; ``slices`` are what it returns
+log_reader      ``LogReader``; ``log_slices`` are what it returns
 log_writer      ``LogWriter``
 log_group       ``LogGroup``: each record goes to one reader of a group
 group_options   how a group reads

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from penstock.batches import Records
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.scripts import as_text
 from penstock.errors import CodecMissing, ForeignLog, Gap, GroupLost, LogDiverged, PenstockError
 from penstock.records import Offset, OffsetRange, Record, ShardName

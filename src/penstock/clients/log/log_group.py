@@ -48,7 +48,7 @@ class _LogGroup(Operations[C]):
 
     @classmethod
     def connect(cls, url: str, log: Log | str, group: str, **options: Any) -> Self:
-        """A reader at a URL of Redis: see ``penstock.channels.urls``.
+        """A reader at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.

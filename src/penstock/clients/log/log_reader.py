@@ -10,12 +10,12 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.batches import Records
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.channels.log.entries import parse_entries, take_within
+from penstock.channels.log.stream_entries import parse_entries, take_within
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.scripts import Call, Operation, as_text, operate
 from penstock.channels.server import redis_errors
 from penstock.clients.log.arguments import NEWEST, Source, check_number, check_seconds, check_source, name_and_shards
-from penstock.clients.log.slices import LogInfo, LogSlice
+from penstock.clients.log.log_slices import LogInfo, LogSlice
 from penstock.clients.log.steps import refuse_left_out, wait_for_more
 from penstock.declaring.kinds import MAX_SHARDS, Log, checked_channel
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
@@ -103,7 +103,7 @@ class _LogReader(Operations[C], Generic[C, O]):
 
     @classmethod
     def connect(cls, url: str, log: Log | str, **options: Any) -> Self:
-        """A reader at a URL of Redis: see ``penstock.channels.urls``; ``options`` are those of the constructor.
+        """A reader at a URL of Redis: see ``penstock.channels.redis_urls``; ``options`` are those of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.

@@ -107,7 +107,7 @@ class _LogWriter(Operations[C]):
 
     @classmethod
     def connect(cls, url: str, name: str, **options: Any) -> Self:
-        """A writer at a URL of Redis: see ``penstock.channels.urls``; ``options`` are those of the constructor.
+        """A writer at a URL of Redis: see ``penstock.channels.redis_urls``; ``options`` are those of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.

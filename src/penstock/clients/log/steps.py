@@ -8,7 +8,7 @@ import redis.asyncio
 
 from penstock.channels.commands import RedisCommands
 from penstock.channels.driving import Pause, Steps
-from penstock.channels.log.following import POLL_S
+from penstock.channels.log.follower import POLL_S
 from penstock.channels.log.streams import ask_for_more
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from penstock.channels.driving import Request, Steps
-from penstock.channels.queue.messages import NewMessage
+from penstock.channels.queue.queue_messages import NewMessage
 from penstock.channels.queue.shard import QueueShape
 from penstock.channels.scripts import as_text
 from penstock.channels.server import redis_errors

@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.queue.inspection import foreign_keys
-from penstock.channels.queue.messages import DeadMessage, NewMessage, Written
+from penstock.channels.queue.queue_messages import DeadMessage, NewMessage, Written
 from penstock.channels.queue.shard import QueueShape, QueueShard, translated, worker_name
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
 from penstock.channels.server import connect_redis, connect_redis_async
@@ -176,7 +176,7 @@ class FairQueue(_FairQueue[RedisClient], BlockingClient):
 
     @classmethod
     def connect(cls, url: str, name: str, **shape: Any) -> Self:
-        """A queue at a URL of Redis: see ``penstock.channels.urls``; ``shape`` is as of the constructor.
+        """A queue at a URL of Redis: see ``penstock.channels.redis_urls``; ``shape`` is as of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.

@@ -10,7 +10,7 @@ from weakref import WeakMethod
 
 import structlog
 
-from penstock.channels.queue.messages import Message
+from penstock.channels.queue.queue_messages import Message
 from penstock.channels.queue.shard import Settlement
 from penstock.declaring.unique import checked_delay
 from penstock.errors import InvalidMessage, PenstockError, StaleLease

@@ -17,7 +17,7 @@ import structlog
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import Asynchronous, Blocking, Pause, Request, Steps, both, drive
 from penstock.channels.isolation import UNUSABLE
-from penstock.channels.queue.messages import checked_count
+from penstock.channels.queue.queue_messages import checked_count
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
 from penstock.channels.server import redis_errors
 from penstock.clients.queue.adoption import PlainStream, adopt

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Self
 
-from penstock.channels.urls import parse_redis_url
+from penstock.channels.redis_urls import parse_redis_url
 from penstock.declaring.kinds import Channel
 
 Pieces = Sequence[int | str]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.inspection import find_member
+from penstock.channels.ick.shard_states import find_member
 from penstock.channels.log import extents
 from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from penstock.batches import Entry
 from penstock.channels.log import NAMES, POLL_S, extents, is_batch, parse_batch
-from penstock.channels.log.entries import parse_entries
+from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels

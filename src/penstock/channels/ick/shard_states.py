@@ -93,13 +93,7 @@ def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], mos
     pipeline = client.pipeline(transaction=False)
     sets: list[tuple[ShardName, MemberState]] = []
     for shard in shards:
-        keys = ick_shard_keys(namespace, shard).ick
-        by_state: tuple[tuple[MemberState, str], ...] = (
-            ("held", keys.held),
-            ("reserved", keys.reserved),
-            ("dirty", keys.dirty),
-        )
-        for state, key in by_state:
+        for state, key in _sets(namespace, shard):
             sets.append((shard, state))
             pipeline.zrange(key, 0, most - 1, withscores=True)
     with redis_errors("inspecting Icks"):
@@ -112,11 +106,16 @@ def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], mos
     return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
 
 
+def _sets(namespace: str, shard: ShardName) -> tuple[tuple[MemberState, str], ...]:
+    keys = ick_shard_keys(namespace, shard).ick
+    return ("held", keys.held), ("reserved", keys.reserved), ("dirty", keys.dirty)
+
+
 def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     if "WRONGTYPE" in str(error):
         return DamagedIck(
             f"{shard}: a key of the Ick holds another type; penstock doctor names it, "
-            "penstock.clients.ick.repair repairs the Ick"
+            "penstock.clients.ick.ick_repair repairs the Ick"
         )
     return translate_error(error, f"inspecting {shard}")
 
@@ -126,12 +125,7 @@ def find_member(client: RedisClient, namespace: str, shard: ShardName, member: b
 
     Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
-    keys = ick_shard_keys(namespace, shard).ick
-    by_state: tuple[tuple[MemberState, str], ...] = (
-        ("held", keys.held),
-        ("reserved", keys.reserved),
-        ("dirty", keys.dirty),
-    )
+    by_state = _sets(namespace, shard)
     pipeline = client.pipeline(transaction=False)
     for _, key in by_state:
         pipeline.zscore(key, member)

@@ -10,7 +10,7 @@ from hiredis import pack_command
 from penstock.batches import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.entries import Fields, parse_leading
+from penstock.channels.log.stream_entries import Fields, parse_leading
 from penstock.channels.log.streams import read_leading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
