@@ -40,7 +40,7 @@ MAX_LINE = 92
 _STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 _NAMED_FOLLOW = {griffe.ParameterKind.var_positional, griffe.ParameterKind.keyword_only}
 
-_FACES = {"Operations", "Blocking", "BlockingClient", "Asynchronous", "AsyncClient"}
+_FACES = {"Operations", "Blocking", "BlockingClient", "Asynchronous", "AsyncClient", "Queued"}
 """Bases that give operations their faces."""
 
 _STEPS = re.compile(r"\bSteps\[(.*)\]")
@@ -277,10 +277,10 @@ def _elements(of: Any) -> list[Any]:
 
 
 def _public_members(cls: Any) -> Iterator[Any]:
-    """Its own, and those of its private bases; what both faces have is described once, at the class for threads."""
-    is_async = any(base.name == "Asynchronous" for base in cls.mro())
+    """Its own, and those of its private bases; what all faces have is described once, at the class for threads."""
+    is_other = any(base.name in {"Asynchronous", "Queued"} for base in cls.mro())
     private = [base for base in cls.mro() if base.name.startswith("_") or base.name in _FACES]
-    members = {n: m for c in (*(() if is_async else reversed(private)), cls) for n, m in c.members.items()}
+    members = {n: m for c in (*(() if is_other else reversed(private)), cls) for n, m in c.members.items()}
     for name, each in members.items():
         if not name.startswith("_") and not each.is_alias:
             yield each

@@ -146,6 +146,13 @@ class Asynchronous:
         return await drive_async(self._client, steps)
 
 
+class Queued:
+    """The face for an application's Redis pipeline: an operation of one call is queued, and its result comes later."""
+
+    def _queue(self, steps: Steps[Any]) -> None:
+        raise NotImplementedError
+
+
 class BlockingClient(Blocking):
     """The face for threads of what has connections of its own; as a context manager it closes them."""
 
@@ -192,6 +199,9 @@ class Both(Generic[P, T]):
     def __get__(self, instance: Blocking, owner: type[object]) -> Callable[P, T]: ...
 
     @overload
+    def __get__(self, instance: Queued, owner: type[object]) -> Callable[P, None]: ...
+
+    @overload
     def __get__(self, instance: Asynchronous, owner: type[object]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     def __get__(self, instance: Any, owner: type[object]) -> Any:
@@ -211,6 +221,13 @@ class Both(Generic[P, T]):
                 return await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
 
             return call_async
+        if isinstance(instance, Queued):
+
+            @wraps(steps)
+            def queue(*args: P.args, **options: P.kwargs) -> None:
+                instance._queue(steps(instance, *args, **options))  # noqa: SLF001  the same
+
+            return queue
         return steps
 
 

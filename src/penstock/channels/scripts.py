@@ -18,7 +18,7 @@ from hiredis import pack_command
 from redis.client import NEVER_DECODE
 
 from penstock.channels.commands import RedisClient, RedisCommands
-from penstock.channels.driving import Request, Steps, drive
+from penstock.channels.driving import Steps, drive
 from penstock.channels.server import redis_errors
 from penstock.database.statements import directory
 
@@ -73,10 +73,10 @@ class Script:
 
     def steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
         """As ``call_each``, as an operation.  Raises as it does."""
-        replies: list[Any] = yield self._request(calls)
+        replies: list[Any] = yield ScriptRequest(self, calls)
         if lost := [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]:
             yield lambda client: client.script_load(self.text)
-            again = yield self._request([calls[i] for i in lost])
+            again = yield ScriptRequest(self, [calls[i] for i in lost])
             for i, reply in zip(lost, again, strict=True):
                 replies[i] = reply
         return replies
@@ -125,19 +125,22 @@ class Script:
         packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # typed for a tuple of bytes only
         return packed
 
-    def _request(self, calls: Sequence[Call]) -> Request:
-        """One round trip with the calls."""
 
-        def ask(client: RedisCommands) -> Any:
-            pipeline = client.pipeline(transaction=False)
-            for call in calls:
-                # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
-                pipeline.execute_command(
-                    "EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments, **{NEVER_DECODE: True}
-                )
-            return pipeline.execute(raise_on_error=False)
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """A step: calls of a script, in one round trip."""
 
-        return ask
+    script: Script
+    calls: Sequence[Call]
+
+    def __call__(self, client: RedisCommands) -> Any:
+        """Sends them; returns the replies, or an awaitable of them."""
+        pipeline = client.pipeline(transaction=False)
+        for call in self.calls:
+            # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
+            command = ("EVALSHA", self.script.sha, len(call.keys), *call.keys, *call.arguments)
+            pipeline.execute_command(*command, **{NEVER_DECODE: True})
+        return pipeline.execute(raise_on_error=False)
 
 
 def operate(operations: Sequence[Operation[T]], what: str) -> Steps[list[T]]:

@@ -102,10 +102,9 @@ def all_keys(keys: IckKeys) -> tuple[str, ...]:
     return (*plain_keys(keys), keys.fence, keys.held)
 
 
-def slices(arguments: Sequence[Argument], width: int = 1) -> list[Sequence[Argument]]:
-    """The arguments in slices of ``SLICE`` marks or members; one empty slice if there are none."""
-    step = SLICE * width
-    return [arguments[at : at + step] for at in range(0, max(len(arguments), 1), step)]
+def slices(arguments: Sequence[Argument], size: int) -> list[Sequence[Argument]]:
+    """The arguments in slices of a size; one empty slice if there are none."""
+    return [arguments[at : at + size] for at in range(0, max(len(arguments), 1), size)]
 
 
 def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:

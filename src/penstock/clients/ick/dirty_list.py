@@ -5,13 +5,15 @@ operations can forget a member that becomes dirty while it is being processed: s
 ``reservations`` is for consumers that must not forget it.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import redis
 from redis.client import NEVER_DECODE
 
-from penstock.channels.commands import RedisClient
+from penstock.channels.commands import RedisClient, RedisCommands
+from penstock.channels.driving import Blocking, Operations, Queued, Steps, both, drive
 from penstock.channels.ick import operations
 from penstock.channels.ick.operations import (
     Added,
@@ -25,36 +27,39 @@ from penstock.channels.ick.operations import (
     encode_members,
 )
 from penstock.channels.routing import IckKeys, ick_keys
-from penstock.channels.scripts import Call, Operation, script
+from penstock.channels.scripts import Operation, script
 from penstock.channels.server import redis_errors
 from penstock.errors import InvalidIckCall
 
+C = TypeVar("C", bound=RedisCommands)
 T = TypeVar("T")
 
 SLICES_AT_ONCE = 32
 """Most script calls in one round trip: it bounds the memory that a call of millions of marks needs on either side."""
 
 
-class DirtyList:
-    """An Ick: dirty members, each with the score at which it became dirty, lowest first.
+class _DirtyList(Operations[C]):
+    """The operations of an Ick."""
 
-    A call with more than ``operations.SLICE`` marks or members becomes several script calls, each of them atomic, because
-    Redis is blocked while a script runs.  Every call may be repeated if its reply was lost.
+    _slice = operations.SLICE
 
-    Args:
-        client: From ``connect_redis``, or any redis-py client that does not retry writes by itself.
-        key: Name of the Ick.
-        namespace: The prefix that Ruby's Redis::Namespace would put before its keys; none if empty.
+    def __init__(self, client: C, key: str, *, namespace: str = "") -> None:
+        """Sets up; nothing is sent.
 
-    Raises:
-        InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
-    """
+        Args:
+            client: From ``connect_redis``, or any redis-py client that does not retry writes by itself; for
+                ``QueuedDirtyList``, from ``client.pipeline()``, with or without a transaction.
+            key: Name of the Ick.
+            namespace: The prefix that Ruby's Redis::Namespace would put before its keys; none if empty.
 
-    def __init__(self, client: RedisClient, key: str, *, namespace: str = "") -> None:
+        Raises:
+            InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
+        """
         self._client = client
         self.keys = checked_keys(client, key, namespace)
 
-    def add(self, marks: Marks) -> Added:
+    @both
+    def add(self, marks: Marks) -> Steps[Added]:
         """Marks members dirty; each keeps the lowest score it was given.
 
         Args:
@@ -66,9 +71,10 @@ class DirtyList:
             ServerUnavailable: Redis does not answer; any of the marks may have been added.
             AppendRefused: Redis does not take writes.
         """
-        return add_each(self._client, [(self.keys, marks)])[0]
+        return (yield from _adding([(self.keys, marks)], self._slice))[0]
 
-    def reserve(self, size: int = 0, *, backwash: bool = False) -> list[Mark]:
+    @both
+    def reserve(self, size: int = 0, *, backwash: bool = False) -> Steps[list[Mark]]:
         """Reserves the ``size`` lowest members and returns them; they stay reserved until they are committed.
 
         Members reserved earlier are returned again, up to ``size``; the reserved set is filled up from the dirty set.
@@ -83,9 +89,10 @@ class DirtyList:
             ServerUnavailable: Redis does not answer; members may have been reserved, and the next call returns them.
             AppendRefused: Redis does not take writes.
         """
-        return self.exchange(size, (), backwash=backwash).marks
+        return (yield from self._exchange(size, (), backwash=backwash)).marks
 
-    def commit(self, members: Iterable[Member]) -> int:
+    @both
+    def commit(self, members: Iterable[Member]) -> Steps[int]:
         """Removes members that are done from the reserved set; returns how many were in it.
 
         Raises:
@@ -94,9 +101,10 @@ class DirtyList:
             ServerUnavailable: Redis does not answer; any of the members may have been committed.
             AppendRefused: Redis does not take writes.
         """
-        return self.exchange(0, members).committed
+        return (yield from self._exchange(0, members)).committed
 
-    def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Exchanged:
+    @both
+    def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Steps[Exchanged]:
         """Commits ``done``, then reserves ``size``, in one round trip.
 
         Raises:
@@ -105,23 +113,27 @@ class DirtyList:
             ServerUnavailable: Redis does not answer; the exchange may have happened.
             AppendRefused: Redis does not take writes.
         """
-        members = encode_members(self.keys.version, done)
-        *before, last = operations.slices(members)
+        return (yield from self._exchange(size, done, backwash=backwash))
+
+    def _exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Steps[Exchanged]:
+        *before, last = operations.slices(encode_members(self.keys.version, done), self._slice)
         each = [operations.exchange(self.keys, 0, part, backwash=False) for part in before]
         each.append(operations.exchange(self.keys, size, last, backwash=backwash))
-        results = run_each(self._client, each, f"exchanging at {self.keys.version}")
+        results = yield from _running(each, f"exchanging at {self.keys.version}")
         return Exchanged(sum(result.committed for result in results), results[-1].marks)
 
-    def stats(self) -> IckStats | None:
+    @both
+    def stats(self) -> Steps[IckStats | None]:
         """Sizes and exact scores; None if there is no Ick.
 
         Raises:
             DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer.
         """
-        return run_each(self._client, [operations.stats(self.keys)], f"inspecting {self.keys.version}")[0]
+        return (yield from _running([operations.stats(self.keys)], f"inspecting {self.keys.version}"))[0]
 
-    def delete(self, *, unlink: bool = False) -> int:
+    @both
+    def delete(self, *, unlink: bool = False) -> Steps[int]:
         """Deletes the Ick and all its members; returns how many of the three keys of Redis::Ick existed.
 
         Args:
@@ -133,83 +145,39 @@ class DirtyList:
             AppendRefused: Redis does not take writes.
         """
         one = [operations.delete(self.keys, unlink=unlink)]
-        return run_each(self._client, one, f"deleting {self.keys.version}")[0]
+        return (yield from _running(one, f"deleting {self.keys.version}"))[0]
 
 
-class QueuedDirtyList:
+class DirtyList(_DirtyList[RedisClient], Blocking):
+    """An Ick: dirty members, each with the score at which it became dirty, lowest first.
+
+    A call with more than 1,000 marks or members becomes several script calls, each of them atomic, because Redis is blocked
+    while a script runs.  Every call may be repeated if its reply was lost.
+    """
+
+
+class QueuedDirtyList(_DirtyList[Any], Queued):
     """The same operations, queued in an application's Redis pipeline; ``pipeline.execute()`` returns their results.
 
     Each is a single script call of any size and carries the script's text, because a pipeline cannot reload a script that
     the server has lost.  A damaged Ick raises ``redis.ResponseError``, whose text begins with ``DAMAGED``.
-
-    Args:
-        pipeline: From ``client.pipeline()``, with or without a transaction.
-        key: Name of the Ick.
-        namespace: The prefix that Ruby's Redis::Namespace would put before its keys.
-
-    Raises:
-        InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
     """
 
-    def __init__(self, pipeline: Any, key: str, *, namespace: str = "") -> None:
-        self._pipeline = pipeline
-        self.keys = checked_keys(pipeline, key, namespace)
+    _slice = sys.maxsize
 
-    def add(self, marks: Marks) -> None:
-        """As ``DirtyList.add``; its result is an ``Added``.
+    def _queue(self, steps: Steps[Any]) -> None:
+        request: Any = next(steps)
+        [call] = request.calls
+        _install_parser(self._client)
 
-        Raises:
-            InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text.
-        """
-        self._queue(operations.add(self.keys, encode_marks(self.keys.version, marks)))
+        def read(reply: Any) -> Any:
+            try:
+                steps.send([reply])
+            except StopIteration as stop:
+                return stop.value
 
-    def reserve(self, size: int = 0, *, backwash: bool = False) -> None:
-        """As ``DirtyList.reserve``; its result is a list of marks.
-
-        Raises:
-            InvalidIckCall: The size is not a whole number from 0 on.
-        """
-        operation = operations.exchange(self.keys, size, (), backwash=backwash)
-        self._queue(Operation(operation.script, operation.call, lambda reply: operation.read(reply).marks))
-
-    def commit(self, members: Iterable[Member]) -> None:
-        """As ``DirtyList.commit``; its result is a number.
-
-        Raises:
-            InvalidIckCall: A member is neither bytes nor text.
-        """
-        done = encode_members(self.keys.version, members)
-        operation = operations.exchange(self.keys, 0, done, backwash=False)
-        self._queue(Operation(operation.script, operation.call, lambda reply: operation.read(reply).committed))
-
-    def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> None:
-        """As ``DirtyList.exchange``; its result is an ``Exchanged``.
-
-        Raises:
-            InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes nor text.
-        """
-        members = encode_members(self.keys.version, done)
-        self._queue(operations.exchange(self.keys, size, members, backwash=backwash))
-
-    def stats(self) -> None:
-        """As ``DirtyList.stats``; its result is an ``IckStats``, or None."""
-        self._queue(operations.stats(self.keys))
-
-    def delete(self, *, unlink: bool = False) -> None:
-        """As ``DirtyList.delete``; its result is a number."""
-        self._queue(operations.delete(self.keys, unlink=unlink))
-
-    def _queue(self, operation: Operation[Any]) -> None:
-        _install_parser(self._pipeline)
-        call = operation.call
-        self._pipeline.execute_command(
-            "EVAL",
-            script(operation.script).text,
-            len(call.keys),
-            *call.keys,
-            *call.arguments,
-            **{NEVER_DECODE: True, _READ: operation.read},
-        )
+        command = ("EVAL", request.script.text, len(call.keys), *call.keys, *call.arguments)
+        self._client.execute_command(*command, **{NEVER_DECODE: True, _READ: read})
 
 
 _READ = "penstock_read"
@@ -254,32 +222,36 @@ def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list
         ServerUnavailable: Redis does not answer; any of the marks may have been added.
         AppendRefused: Redis does not take writes.
     """
+    return drive(client, _adding(icks))
+
+
+def _adding(icks: Iterable[tuple[IckKeys, Marks]], size: int = operations.SLICE) -> Steps[list[Added]]:
     owners: list[int] = []
     each: list[Operation[Added]] = []
     names: list[str] = []
     for owner, (keys, marks) in enumerate(icks):
         names.append(keys.version)
-        for part in operations.slices(encode_marks(keys.version, marks), 2):
+        for part in operations.slices(encode_marks(keys.version, marks), 2 * size):
             owners.append(owner)
             each.append(operations.add(keys, part))
     sums = [Added(0, 0)] * len(names)
-    for owner, added in zip(owners, run_each(client, each, f"adding to {', '.join(names)}"), strict=True):
+    results = yield from _running(each, f"adding to {', '.join(names)}")
+    for owner, added in zip(owners, results, strict=True):
         sums[owner] = Added(sums[owner].new + added.new, sums[owner].lowered + added.lowered)
     return sums
 
 
 def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> list[T]:
-    """Runs operations of one script in order and returns their results.
+    """Runs operations of one script in order, ``SLICES_AT_ONCE`` at a time; raises the first error after its round trip."""
+    return drive(client, _running(each, what))
 
-    They are sent ``SLICES_AT_ONCE`` at a time.  The first error is raised after its round trip.
-    Raises ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
-    """
+
+def _running(each: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
     results: list[T] = []
     for at in range(0, len(each), SLICES_AT_ONCE):
         part = each[at : at + SLICES_AT_ONCE]
-        calls: list[Call] = [operation.call for operation in part]
         with redis_errors(what):
-            replies = script(part[0].script).call_each(client, calls)
+            replies = yield from script(part[0].script).steps([operation.call for operation in part])
         for reply in replies:
             check_reply(reply, what)
         results += [operation.read(reply) for operation, reply in zip(part, replies, strict=True)]
