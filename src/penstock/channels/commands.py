@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class RedisPipeline(Protocol):
-    """What Penstock queues in a pipeline of redis-py; replies are as the server sends them."""
+    """Commands that Penstock queues in a pipeline of redis-py."""
 
     def exists(self, *names: str) -> Any: ...
     def execute(self, raise_on_error: bool = ...) -> Any: ...

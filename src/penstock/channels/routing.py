@@ -59,7 +59,7 @@ class IckKeys:
 
     @property
     def is_one_slot(self) -> bool:
-        """Whether a Redis Cluster keeps all of them in one slot."""
+        """True if a Redis Cluster keeps all of them in one slot."""
         keys = (self.version, self.dirty, self.reserved, self.fence, self.held)
         return len({key_slot(key.encode()) for key in keys}) == 1
 
@@ -110,7 +110,7 @@ class GroupKeys:
     Attributes:
         log: The log's own.
         cursor: The next offset, as text.
-        root: What the group's other keys begin with.
+        root: Prefix of the group's other keys.
         seen: The shard's groups, with the time when each has read.
     """
 
@@ -121,7 +121,7 @@ class GroupKeys:
 
     @property
     def ledger(self) -> tuple[str, str, str]:
-        """What the group remembers: its state, when each pending record is due, and how often it was delivered."""
+        """The group's ledger: its state, when each pending record is due, and how often it was delivered."""
         return f"{self.root}:state", f"{self.root}:due", f"{self.root}:pending"
 
     @property
@@ -178,7 +178,7 @@ class QueueKeys:
     """The keys of one shard of a queue.
 
     Attributes:
-        root: What they all begin with: ``penstock:{receipts/0}:``.
+        root: Their common prefix: ``penstock:{receipts/0}:``.
     """
 
     root: str
@@ -214,7 +214,7 @@ def queue_keys(namespace: str, name: ShardName) -> QueueKeys:
 
 
 def _root(namespace: str, name: ShardName) -> str:
-    """What all keys of a shard begin with: the part in braces is the hash tag."""
+    """Common prefix of a shard's keys; the part in braces is the hash tag."""
     return f"{namespace}:{{{name}}}"
 
 

@@ -80,7 +80,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 
 def _timeouts_and_tls(parsed: RedisUrl) -> dict[str, Any]:
-    """What every connection has, unless the URL says otherwise."""
+    """Options of every connection, unless the URL has others."""
     own: dict[str, Any] = {"socket_timeout": REPLY_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
     if parsed.is_tls:
         own |= {"ssl_cert_reqs": "required"}
@@ -318,7 +318,7 @@ _ADVICE = {
 
 
 def _advice(error: Exception) -> str:
-    """What to do about an error, by what its text contains."""
+    """Advice on an error, by its text."""
     for found, advice in _ADVICE.items():
         if found in str(error):
             return f"; {advice}"
@@ -326,7 +326,7 @@ def _advice(error: Exception) -> str:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether an error of the client library says that Redis cannot do it now, and will: away, loading, full, read-only."""
+    """True for errors that pass: Redis is away, loading, full or read-only."""
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
     return isinstance(error, redis.RedisError) and _word(error) in REFUSALS

@@ -1,4 +1,4 @@
-"""What the structures share: the arguments that they take, checked before anything is sent, and the call of a script."""
+"""Arguments of hashes, pinned keys and trackers, checked before anything is sent, and the call of their scripts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ SLICE = 50
 """Most fields or pins that one call deletes, by default: some ten microseconds."""
 
 Text = bytes | str
-"""What Redis stores: text is sent as UTF-8, and everything comes back as bytes."""
+"""Values that Redis stores: text is sent as UTF-8, and everything comes back as bytes."""
 
 
 def call(name: str, keys: Sequence[str], arguments: Sequence[Argument], what: str) -> Steps[Any]:

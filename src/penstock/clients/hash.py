@@ -34,7 +34,7 @@ from penstock.errors import AppendRefused, InvalidStructureCall, PenstockError
 C = TypeVar("C", bound=RedisCommands)
 
 Scheme = Literal["auto", "sorted-set"]
-"""Where the deadlines are kept: see ``VolatileHash``."""
+"""Place of the deadlines: see ``VolatileHash``."""
 
 COMMANDS = ("HSETEX", "HPEXPIREAT", "HPEXPIRETIME", "HPERSIST")
 """The commands of a server that keeps times to live of fields itself."""
@@ -223,7 +223,7 @@ class _VolatileHash(Operations[C]):
             raise translate(error, f"listing the hashes of {self._namespace}") from error
 
     def _is_native(self) -> Steps[bool]:
-        """Whether the server keeps times to live of fields itself; it is asked once."""
+        """True if the server keeps times to live of fields itself; it is asked once."""
         if self._native is None:
             try:
                 self._native = bool((yield from self._call("probe", COMMANDS, "asking about commands for"))[1])

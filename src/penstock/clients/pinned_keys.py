@@ -24,7 +24,7 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How a value is computed once: as the arguments of ``PinnedKeys.compute``."""
+    """Arguments of ``PinnedKeys.compute``, checked."""
 
     key: Text
     function: Callable[[], Any]

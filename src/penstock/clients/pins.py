@@ -137,7 +137,7 @@ class PinOperations:
         return int((yield from self._call("reap", [checked_count("most", most, MAX_FIELDS)], "reaping"))[1])
 
     def _is(self, word: bytes, script: str, arguments: Sequence[Argument], what: str) -> Steps[bool]:
-        """Whether a script replies with this word."""
+        """True if a script replies with this word."""
         return bool((yield from self._call(script, arguments, what))[0] == word)
 
     def _call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:

@@ -24,7 +24,7 @@ from penstock.errors import InvalidStructureCall, PenstockError
 C = TypeVar("C", bound=RedisCommands)
 
 Id = str | int | UUID
-"""What has queued work: a tenant, a customer, an order.  Redis stores its text."""
+"""Id of a tenant, a customer, an order with queued work; Redis stores its text."""
 
 MAX_WALK, MAX_SAMPLE = 50, 25
 """Most ids of one slice of the adder, and of the remover."""
@@ -36,7 +36,7 @@ SAMPLE = 5
 
 @dataclass(frozen=True, slots=True)
 class QueuedIds:
-    """How to ask the database which ids have queued work.  Both functions ask the primary, in a new transaction.
+    """Functions that ask the database which ids have queued work: the primary, in a new transaction.
 
     Attributes:
         walk: Given the last id of the slice before (None at the beginning) and a number: at most so many ids with queued work
@@ -50,7 +50,7 @@ class QueuedIds:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a slice has done; true if it has changed anything.
+    """Result of a slice; true if it has changed anything.
 
     Attributes:
         added: Ids that are new in the set.
@@ -67,7 +67,7 @@ class Synced:
 
 
 class _Tracker(Operations[C]):
-    """What an application calls in a request."""
+    """Operations that an application calls in a request."""
 
     def __init__(self, client: C, name: str, *, namespace: str = "penstock") -> None:
         """Sets up; nothing is sent.
@@ -102,13 +102,13 @@ class _Tracker(Operations[C]):
 
     @both
     def sample(self, count: int = 1) -> Steps[list[str]]:
-        """So many different ids at random, or fewer if there are fewer.  Raises as ``add``."""
+        """Different ids at random: ``count``, or fewer if there are fewer.  Raises as ``add``."""
         checked_count("count", count, MAX_FIELDS)
         return [as_text(each) for each in (yield from self._ask("SRANDMEMBER", self._tracked, count))]
 
     @both
     def contains(self, id_: Id) -> Steps[bool]:
-        """Whether an id is in the set.  Raises as ``add``."""
+        """True if an id is in the set.  Raises as ``add``."""
         [text] = _checked_ids("id", [id_])
         return bool((yield from self._ask("SISMEMBER", self._tracked, text)))
 

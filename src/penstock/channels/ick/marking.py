@@ -88,7 +88,7 @@ def _parse(answer: Any, shard: ShardName) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class MarkProgress:
-    """How far a shard of an Ick has been marked and processed.
+    """Progress of a shard of an Ick: marked and processed.
 
     Attributes:
         done_up_to: Every member marked up to this offset has been processed since, and need not be marked again in an empty Redis.

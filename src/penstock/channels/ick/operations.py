@@ -63,7 +63,7 @@ class ScoreSpan:
 
 @dataclass(frozen=True, slots=True)
 class IckStats:
-    """What an Ick holds.
+    """The contents of an Ick.
 
     Attributes:
         keys: Its keys.

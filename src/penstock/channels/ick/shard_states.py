@@ -19,7 +19,7 @@ MemberState = Literal["dirty", "reserved", "held"]
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """What one shard of an Ick holds.
+    """The contents of one shard of an Ick.
 
     Attributes:
         stats: Sizes, scores and holder; None if there is no Ick yet.
@@ -52,7 +52,7 @@ class Waiting:
 
 
 def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:
-    """What each of several shards holds, in two round trips.  Raises ``ServerUnavailable``."""
+    """The state of each of several shards, in two round trips.  Raises ``ServerUnavailable``."""
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
     with redis_errors("inspecting Icks"):
@@ -121,7 +121,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
 
 
 def find_member(client: RedisClient, namespace: str, shard: ShardName, member: bytes) -> list[Waiting]:
-    """Where a member is, in one round trip: in no set if it is done.
+    """The sets that hold a member, in one round trip; none if it is done.
 
     Raises ``ServerUnavailable`` or ``DamagedIck``.
     """

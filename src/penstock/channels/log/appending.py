@@ -108,7 +108,7 @@ class Unusable:
 
 
 Reply = Appended | Behind | FencedOff | Foreign | Unusable
-"""What became of a batch."""
+"""Outcome of a batch."""
 
 
 def append_together(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[tuple[Batch, Reply]]:
@@ -130,7 +130,7 @@ def append_together(client: RedisClient, namespace: str, batches: Sequence[Batch
 
 
 def _find_rests(done: Sequence[tuple[Batch, Reply]]) -> dict[int, Batch]:
-    """What is to be sent again, by its place: of a batch that begins in the log, the rest, and what comes after it."""
+    """Batches to send again, by place: the rest of one that begins in the log, and those after it."""
     rests: dict[int, Batch] = {}
     begun: set[ShardName] = set()
     for place, (batch, reply) in enumerate(done):
@@ -195,7 +195,7 @@ def _parse(answer: Any, batch: Batch) -> Reply:
 
 
 def _compare(batch: Batch, tail: int, offset: int, held: Records) -> Reply:
-    """What becomes of a batch that has the record at ``offset`` in common with the log."""
+    """Outcome of a batch that has the record at ``offset`` in common with the log."""
     place = offset - batch.first
     ours = batch.columns.ids[place], batch.columns.staged_us[place]
     record = held[held.offsets.index(Offset(offset))]
@@ -239,7 +239,7 @@ def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
 
 
 def _is_about_one_call(answer: RedisFailure) -> bool:
-    """Whether an error reply is about the keys or the values of this call: others may succeed.
+    """True if an error reply concerns the keys or values of this call alone: others may succeed.
 
     A server that takes no writes, or none of this user, says so with a word of its own.  The client has classes for most
     of these; older servers put the word into the text of the script's error.

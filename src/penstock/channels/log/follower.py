@@ -20,7 +20,7 @@ from penstock.records import Offset, ShardName
 POLL_S = 0.02
 """Pause between two reads of a Cluster, in seconds."""
 
-MOST_BATCHES = 64
+MAX_BATCHES = 64
 """Most entries of a shard in one read where entries hold batches: bounds the memory of a worker."""
 
 Positions = Mapping[ShardName, Offset]
@@ -52,7 +52,7 @@ class Follower:
         self._connection: Any = None
         self._requested: Positions = {}
         self._kept: ReadRecords = {}
-        self._entries = min(count, MOST_BATCHES)
+        self._entries = min(count, MAX_BATCHES)
 
     def wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
@@ -72,7 +72,7 @@ class Follower:
         return {**kept, **self._limit(others, self._read(others, None if kept else block_ms))}
 
     def _take_kept(self, positions: Positions) -> ReadRecords:
-        """What the last reads brought, of shards that continue within it."""
+        """Records left over from the last reads, of shards that continue within them."""
         kept, self._kept = self._kept, {}
         following = {
             shard: records
@@ -101,7 +101,7 @@ class Follower:
             return self._receive(positions)
 
     def _read_each(self, positions: Positions) -> ReadRecords:
-        """What is there now, shard by shard, without those that cannot be read."""
+        """Records available now, shard by shard; unreadable shards are left out."""
         found: ReadRecords = {}
         for shard, after in positions.items():
             with isolated(shard, self._on_unusable):
@@ -185,7 +185,7 @@ class Follower:
     def _adapt(self, entries: int, records: int) -> None:
         """Asks for as many entries next time as hold ``count`` records, if they go on like those that were read."""
         needed = -(-self._count * entries // max(1, records))
-        self._entries = needed if records <= entries else min(needed, MOST_BATCHES)
+        self._entries = needed if records <= entries else min(needed, MAX_BATCHES)
 
     def _poll(self, positions: Positions, wait_ms: int) -> ReadRecords:
         """As ``wait``, on a Cluster: its shards are on several nodes, and no single command can wait for all of them."""
@@ -205,6 +205,6 @@ class Follower:
 
 
 def _continues(records: Records, after: Offset) -> bool:
-    """Whether the record after an offset is among these."""
+    """True if the record after an offset is among these."""
     offsets = records.offsets
     return offsets[0] - 1 <= after < offsets[-1]

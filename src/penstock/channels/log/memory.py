@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much a log may take, and what is on its way to it.
+    """Memory that a log may take, and batches on their way to it.
 
     Attributes:
         most: Bytes up to which nothing is evicted.
@@ -30,7 +30,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTaken:
-    """What a log takes.
+    """Memory that a log takes.
 
     Attributes:
         bytes: As the server counts it, with what is under way.

@@ -44,7 +44,7 @@ def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
 
 
 def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
-    """What an entry's last record is known by; no other record of it is read.
+    """Identity of an entry's last record; no other record of it is read.
 
     Raises ``ForeignLog`` or ``DamagedEntry``.
     """
@@ -130,7 +130,7 @@ def _add(found: _Sources, parsed: Entry | Record) -> None:
 
 
 def is_batch(fields: Fields) -> bool:
-    """Whether an entry holds a batch, and not one record."""
+    """True if an entry holds a batch, and not one record."""
     return (fields[::2] if isinstance(fields, list) else [*fields]) == FIELDS
 
 

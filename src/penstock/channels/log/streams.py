@@ -30,12 +30,12 @@ FIRST_ENTRIES = 8
 """Most entries of a first read, of which any may hold a record or a thousand."""
 
 GROWTH = 8
-"""How many times as many entries the next read asks for."""
+"""Factor by which each further read asks for more entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a shard's stream holds.
+    """The contents of a shard's stream.
 
     Attributes:
         first: Offset of the oldest record; one past the tail if there is none.
@@ -56,7 +56,7 @@ class Extent:
 
 
 def extents(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Extent]:
-    """What the streams of ``shards`` hold, in one round trip.  Raises ``ServerUnavailable`` or ``ForeignLog``."""
+    """The extent of each shard's stream, in one round trip.  Raises ``ServerUnavailable`` or ``ForeignLog``."""
     return {
         shard: Extent(Offset(1), BEGINNING, 0) if found is None else _extent(found, shard)
         for shard, found in _streams(client, namespace, shards)
@@ -183,7 +183,7 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
 def last_records(
     client: RedisClient, namespace: str, shards: Sequence[ShardName], on_unusable: OnUnusable | None = None
 ) -> dict[ShardName, LastRecord]:
-    """What the last record of each stream is known by, where there is one, in one round trip.
+    """The identity of each stream's last record, in one round trip; empty streams are missing.
 
     Raises ``ServerUnavailable`` or ``ForeignLog``.
 

@@ -21,7 +21,7 @@ SAMPLE = 20
 
 @dataclass(frozen=True, slots=True)
 class InspectedShard:
-    """What a shard of a queue holds.
+    """The contents of a shard of a queue.
 
     Attributes:
         stats: Its numbers; None if they cannot be read.
@@ -48,7 +48,7 @@ class FoundMessage:
 
 
 def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, InspectedShard]:
-    """What each of the shards holds, in one round trip.  Raises ``ServerUnavailable``."""
+    """The contents of each shard, in one round trip.  Raises ``ServerUnavailable``."""
     calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), ("",)) for shard in shards]
     with redis_errors("inspecting queues"):
         replies = script("queue/stats").call_each(client, calls)
@@ -57,7 +57,7 @@ def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardNa
 
 @dataclass(frozen=True, slots=True)
 class CheckedShard:
-    """Whether the parts of a shard agree.
+    """Consistency of the parts of a shard.
 
     Attributes:
         apart: The parts that do not; the next sweep rebuilds them.
@@ -75,7 +75,7 @@ class CheckedShard:
 
 
 def check_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, CheckedShard]:
-    """Whether the parts of each shard agree, by their sizes and a sample, in one round trip.
+    """Consistency of each shard, by the sizes of its parts and a sample, in one round trip.
 
     A shard whose keys hold other types has no check: see ``find_foreign_keys``.  Raises ``ServerUnavailable``.
     """
@@ -148,7 +148,7 @@ def _to_time(shard: ShardName, seconds: float) -> datetime:
 
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
-    """What a message waits for; None if it is gone meanwhile.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
+    """The reason why a message waits; None if it is gone meanwhile.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
     call = Call(queue_keys(namespace, found.shard).all(MAX_STREAMS), (found.id,))
     with redis_errors(f"reading {found.shard}"):
         [reply] = script("queue/explain").call_each(client, [call])
@@ -183,6 +183,6 @@ def foreign_keys(keys: QueueKeys, streams: int) -> Steps[dict[str, str]]:
 
 
 def keys_to_delete(namespace: str, shard: ShardName) -> list[str]:
-    """What is deleted when a queue is to be written again: everything but the limits of tenants, and the position."""
+    """Keys to delete before a queue is written again: its position, and all but the limits of tenants."""
     keys = queue_keys(namespace, shard)
     return [log_keys(namespace, shard).stream, *(key for key in keys.all(MAX_STREAMS) if not key.endswith(":q-limits"))]

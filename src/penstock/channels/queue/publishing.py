@@ -83,7 +83,7 @@ class QueueBatch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a message.
+    """Outcome of a message.
 
     Attributes:
         record: The record.
@@ -100,7 +100,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BatchWritten:
-    """What became of a batch.
+    """Outcome of a batch.
 
     Attributes:
         reply: As of a batch for a log.
@@ -188,7 +188,7 @@ class QueueWriter:
             log.info("limits declared", shard=str(self._shard), tenants=len(made))
 
     def has_released(self, record: RecordId) -> bool:
-        """Whether the queue has a record's message, and that message no longer has its unique name.
+        """True if the queue has a record's message, and that message no longer has its unique name.
 
         Raises as ``find_missing``.
         """

@@ -1,4 +1,4 @@
-"""What is written to a queue, and what comes out of it."""
+"""Messages as they are written to a queue, and as they come out of it."""
 
 import os
 import time
@@ -75,7 +75,7 @@ def checked_count(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a message that was written.
+    """Outcome of a message that was written.
 
     Attributes:
         id: Its id.
@@ -91,7 +91,7 @@ class Written:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the queue has the message, or had it before."""
+        """True if the queue has the message, or had it before."""
         return self.duplicate_of is None and self.refused is None
 
 

@@ -85,7 +85,7 @@ def _translate(error: RedisFailure, what: str) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class TakenMessages:
-    """What a round has found.
+    """Messages that a round has taken.
 
     Attributes:
         messages: The messages, which are now leased.
@@ -322,7 +322,7 @@ class QueueShard:
         return parse_stats(reply)
 
     def explain(self, id_: str) -> Steps[dict[str, str] | None]:
-        """Where a message is, and what it waits for; None if there is none."""
+        """State of a message, and the reason why it waits; None if there is none."""
         reply = yield from self.call("queue/explain", (id_,))
         if reply[0] == b"unknown":
             return None
@@ -330,7 +330,7 @@ class QueueShard:
 
 
 class QueueShape:
-    """How a queue is divided.
+    """A queue's division into shards and streams.
 
     Attributes:
         name: Name of the queue.

@@ -1,4 +1,4 @@
-"""What a queue holds, and how long its messages wait."""
+"""Numbers of a queue: messages by state, and their dwell times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from penstock.errors import ForeignQueue
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
-    """How long messages waited until they were handed over, in the last five to ten minutes.
+    """Time that messages waited to be handed over, in the last five to ten minutes.
 
     Attributes:
         count: Number of messages.
@@ -75,7 +75,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a message is, and what it waits for.
+    """State of a message, and the reason why it waits.
 
     Attributes:
         id: The message.
@@ -94,7 +94,7 @@ _TIMES = ("age", "lease", "due", "blocked_for")
 
 
 def explanation(id_: str, found: Mapping[str, str]) -> Explanation:
-    """What ``explain.lua`` has found, as people read it."""
+    """The reply of ``explain.lua``, for people."""
     facts = {
         name: f"{float(value) / 1000:g}" if name in _TIMES else value.removesuffix(".000")
         for name, value in found.items()

@@ -316,7 +316,7 @@ class HolderWatch:
         self._since = 0.0
 
     def is_stale(self, current: CurrentReservation) -> bool:
-        """Whether the reservation was the same, with no new heartbeat, in every call for ``takeover_after_s``."""
+        """True if the reservation was the same, with no new heartbeat, in every call for ``takeover_after_s``."""
         now = self._clock()
         if current != self._seen:
             self._seen, self._since = current, now

@@ -1,4 +1,4 @@
-"""What readers, writers and groups of a log take as arguments; they share the error, which names the argument."""
+"""Arguments of readers, writers and groups of a log, checked; the error names the argument."""
 
 from typing import Literal, get_args
 
@@ -10,10 +10,10 @@ NEWEST = Offset((1 << 53) - 1)
 """Beyond every offset: a script's numbers are exact up to here."""
 
 MAX_S = 1e9
-"""Most seconds, if nothing else bounds them: thirty years."""
+"""Upper limit of a time, in seconds, if nothing else bounds it: thirty years."""
 
 Source = Literal["auto", "redis", "journal"]
-"""Where records come from: from the journal those that Redis has evicted, none, or all."""
+"""Source of records: the journal for those that Redis has evicted, for none, or for all."""
 
 
 def name_and_shards(log: Log | str) -> tuple[str, int]:

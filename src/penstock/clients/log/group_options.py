@@ -1,4 +1,4 @@
-"""How a group reads."""
+"""Options of a group."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -17,12 +17,12 @@ MAX_PENDING = 100_000
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 30 * 86_400.0
 
 Start = Literal["first", "last"]
-"""Where a new group begins: at the first record that the log has, or after the last one."""
+"""Start of a new group: at the first record that the log has, or after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """How a group reads: the same for its sync and its async face.
+    """Options of a group; all of its readers name the same.
 
     Attributes:
         log: Name of the log.

@@ -1,4 +1,4 @@
-"""What the scripts of a group reply, and the errors that replies stand for."""
+"""Replies of a group's scripts, and the errors that they stand for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +95,7 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """What one call has taken from a shard.
+    """Records that one call has taken from a shard.
 
     Attributes:
         taken: The records.
@@ -121,7 +121,7 @@ def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
 
 
 def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
-    """What was taken.
+    """The records that were taken.
 
     Raises ``Gap``, ``LogDiverged``, ``GroupLost``, ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """

@@ -32,7 +32,7 @@ MAX_BYTES = 8 * 1024 * 1024
 """Size at which a read ends, in bytes of entries as they are stored: the entry that reaches it is the last one."""
 
 DECOMPRESSED = 8
-"""How many times as many bytes they may have once they are decompressed, likewise."""
+"""Factor for the same limit on decompressed bytes: 64 MiB."""
 
 MIN_BYTES = 64 * 1024
 """The same of each shard of a read of many shards."""
@@ -49,7 +49,7 @@ OlderAsync = Callable[[LogSlice], Awaitable[LogSlice]]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How far a shard has been read.
+    """Position of a reader in a shard.
 
     Attributes:
         offset: The highest offset of a record that was read.
@@ -164,7 +164,7 @@ class _LogReader(Operations[C], Generic[C, O]):
 
     @both
     def info(self, shard: int = 0) -> Steps[LogInfo]:
-        """What a shard holds.  Raises as ``read``."""
+        """The extent of a shard.  Raises as ``read``."""
         [found] = yield from self._run([self._reading(self._shard(shard), None, 0)])
         return found.info
 
@@ -367,7 +367,7 @@ class AsyncLogReader(_LogReader[AsyncRedisClient, OlderAsync], AsyncClient):
 
 
 def _identity(record: Record) -> str:
-    """What the script compares records by."""
+    """A record's identity, as the script compares it."""
     return f"{record.id} {record.staged_us}"
 
 

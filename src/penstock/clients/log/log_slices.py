@@ -1,4 +1,4 @@
-"""What a read of a log by offset returns."""
+"""Results of reading a log by offset."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from penstock.records import Offset, OffsetRange, Record, ShardName
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """What a shard held at the moment of a read.
+    """The contents of a shard at the moment of a read.
 
     Attributes:
         available: Offset of the first record that has not been evicted; one past ``last`` if there is none.

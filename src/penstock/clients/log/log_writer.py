@@ -56,7 +56,7 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What an eviction has left.
+    """The extent of a log after an eviction.
 
     Attributes:
         available: Offset of the first record that is left; one past ``last`` if there is none.

@@ -1,4 +1,4 @@
-"""What readers, writers and groups of a log ask of Redis besides their own scripts."""
+"""Steps that readers and groups of a log share: waiting for records, looking for further shards."""
 
 from collections.abc import Mapping, Sequence
 from time import monotonic

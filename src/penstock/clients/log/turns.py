@@ -33,22 +33,22 @@ from penstock.records import Offset, ShardName
 log = structlog.get_logger("penstock.log")
 
 HEARTBEAT_S = 0.5
-"""Interval at which a waiting reader says that it is there, and looks for records that nobody takes, in seconds."""
+"""Heartbeat interval of a waiting reader, in seconds; it then also looks for records that nobody takes."""
 
 VALID_MS = 1500
-"""A waiting reader that was not heard of for so long has left the line, in milliseconds."""
+"""Milliseconds without a heartbeat after which a waiting reader has left the line."""
 
 YIELD_S = 0.1
-"""How long a reader that comes lets those who wait already go first, in seconds."""
+"""Seconds that a new reader lets those already waiting go first."""
 
 GRACE_S = 0.05
-"""How long records may be there before a reader takes them whose turn it is not, in seconds."""
+"""Seconds that records may lie before a reader takes them out of turn."""
 
 CHECK_S = 60.0
-"""Interval at which a read looks for shards that the group leaves out, in seconds."""
+"""Seconds between two checks for shards that the group leaves out."""
 
 FULL_S = 0.1
-"""Interval at which a shard is looked at whose pending records are as many as may be, in seconds."""
+"""How often, in seconds, a shard at its pending limit is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What an attempt to read has found.
+    """Result of an attempt to read.
 
     Attributes:
         taken: The records.
@@ -82,7 +82,7 @@ class _Attempt:
 
     @property
     def is_something(self) -> bool:
-        """Whether there is something to tell the caller."""
+        """True if there is something to return to the caller."""
         return bool(self.taken or self.taken.missed or self.taken.dropped)
 
 
@@ -227,7 +227,7 @@ class GroupReader:
         return state.available(self.options.most)
 
     def _is_worth_reading(self, state: GroupState) -> bool:
-        """Whether a read takes something, or says something: the group has to begin, or the log ends before the cursor."""
+        """True if a read would take or report something: the group has to begin, or the log ends before the cursor."""
         at = state.next_offset
         return at is None or state.tail < at - 1 or self._available(state) > 0
 

@@ -106,7 +106,7 @@ class _FairQueue(Operations[C]):
 
     @both
     def stats(self) -> Steps[QueueStats]:
-        """What the queue holds; each shard's numbers are of one moment."""
+        """The queue's numbers; those of each shard are of one moment."""
         return (yield from self._stats())
 
     def _stats(self) -> Steps[QueueStats]:
@@ -117,7 +117,7 @@ class _FairQueue(Operations[C]):
 
     @both
     def explain(self, tenant: str, id_: str) -> Steps[Explanation | None]:
-        """Where a message is, and what it waits for; None if the queue does not have it."""
+        """State of a message, and the reason why it waits; None if the queue does not have it."""
         shard = self._shape.shard_for(tenant)
         found = yield from self._run(shard, shard.explain(id_), "inspecting")
         return None if found is None else explanation(id_, found)

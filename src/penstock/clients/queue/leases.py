@@ -21,10 +21,10 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 """Longest pause after the first failure, in seconds, doubled by each further one; and the longest at all."""
 
 MAX_REASON_BYTES = 4_000
-"""So much is kept of the reason of a dead letter."""
+"""Longest reason of a dead letter, in bytes; the rest is cut."""
 
 HEARTBEATS = 3
-"""So many heartbeats in the time of a lease."""
+"""Heartbeats per lease time."""
 
 
 @dataclass

@@ -47,7 +47,7 @@ class _Lease(Generic[C, R]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the lease was found to have ended: what is done from now on will be refused."""
+        """True if the lease was found to have ended: its settlement will be refused."""
         return self.held.is_stale
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class Lease(_Lease[RedisClient, "QueueReader"], Blocking):
     """
 
     def confirm(self) -> bool:
-        """Whether the lease is ours: asked at the queue, which extends it; within its time limit.
+        """True if the lease is still ours, within its time limit; the queue is asked, and extends it.
 
         If the queue cannot be asked, what is known says it: a lease that was extended half its time ago cannot have ended yet.
         """
@@ -224,7 +224,7 @@ class _QueueReader(Generic[C, L]):
         self._adopt_at = monotonic() + (0.0 if moved else SWEEP_EVERY_S)
 
     def _round(self, count: int) -> Steps[list[L]]:
-        """What is there now."""
+        """Messages available now."""
         if self._adopts is not None and monotonic() >= self._adopt_at:
             yield from self._adopt(self._adopts)
         is_sweep_due = self._rounds.is_sweep_due()
@@ -336,7 +336,7 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
         self._rounds.left_out = frozenset(shards)
 
     def can_read(self, shard: int) -> bool:
-        """Whether a shard could be read when it was tried last."""
+        """True if a shard could be read at the last try."""
         return shard not in self._rounds.retry_at
 
     def confirm(self, lease: Lease) -> bool:

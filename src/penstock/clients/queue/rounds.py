@@ -1,4 +1,4 @@
-"""What a reader remembers between two rounds, whether it runs in a thread or in asyncio."""
+"""State of a reader between two rounds."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ SWEEP_EVERY_S = 1.0
 """Interval between two sweeps of a queue, whichever of its readers sweeps it, in seconds."""
 
 UNUSABLE_PAUSE_S, UNAVAILABLE_PAUSE_S = 5.0, 1.0
-"""How often a shard is tried again whose keys cannot be used, or whose server in a Cluster does not answer, in seconds."""
+"""Seconds until a shard is tried again: its keys cannot be used, or its server in a Cluster does not answer."""
 
 LEFT_OUT_S = 0.1
 """Pause between two rounds of a reader that has no shard to read, in seconds."""
@@ -40,7 +40,7 @@ MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """How a reader reads.
+    """Options of a reader.
 
     Attributes:
         lease_s: How long a message is this reader's, in seconds, without a heartbeat: the time after which another has it
@@ -69,7 +69,7 @@ class ReaderOptions:
 
 @dataclass
 class Rounds:
-    """What a reader remembers between two rounds; the same for both kinds of reader.
+    """State of a reader between two rounds.
 
     Attributes:
         requests: The request of each shard: one whose reply was lost is repeated.
@@ -171,7 +171,7 @@ class Rounds:
                 yield shard, of
 
     def name(self, shard: QueueShard) -> str:
-        """What error texts call a shard."""
+        """A shard's name in error texts."""
         return f"queue {self.shape.name}/{shard.number}"
 
     def report_lost(self, shard: QueueShard, lost: int) -> None:
@@ -185,11 +185,11 @@ class Rounds:
             )
 
     def wait_s(self, left: float) -> float:
-        """How long to wait before the next round, in seconds."""
+        """Seconds to wait before the next round."""
         return max(0.0, min(left, MAX_WAIT_S, MAX_WAIT_S if self.due_s is None else self.due_s))
 
     def is_sweep_due(self) -> bool:
-        """Whether the queue is to be swept; notes that it is."""
+        """True if the queue is to be swept; notes that it is."""
         is_due = monotonic() >= self.sweep_at
         if is_due:
             self.sweep_at = monotonic() + SWEEP_EVERY_S
@@ -205,7 +205,7 @@ class Rounds:
         return [self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)]
 
     def pause_s(self, seconds: float) -> float | None:
-        """How long to pause instead of waiting to be woken; None if there is a list to wait on."""
+        """Seconds to pause instead of waiting to be woken; None if there is a list to wait on."""
         wakes = len(self.wakes())
         if not wakes:
             return min(seconds, LEFT_OUT_S)
@@ -219,7 +219,7 @@ class Rounds:
 
 
 class Settled:
-    """What has become of leases that are settled shard by shard."""
+    """Outcome of leases that are settled shard by shard."""
 
     def __init__(self, held: Sequence[Held]) -> None:
         self._asked = held
@@ -235,7 +235,7 @@ class Settled:
             self._error = self._error or error
 
     def add(self, shard: QueueShard, some: Sequence[Settlement], results: Sequence[bool]) -> None:
-        """What a shard has answered."""
+        """Adds the answers of a shard."""
         answers = zip(some, results, strict=True)
         self._results.update(((shard.number, each.id), result) for each, result in answers)
 
