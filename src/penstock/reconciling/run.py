@@ -4,7 +4,7 @@ An engine does the comparing (``Comparer``); this module decides at which cut, a
 """
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Comparer(Protocol):
         """The canonical rows in a snapshot."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reconciled:
     """The result of a run.
 
@@ -67,7 +67,7 @@ class Reconciled:
         name: Name of the reconciliation.
         consumer: The consumer whose state it compares.
         intent: Its purpose.
-        tick: The tick of the cut.
+        tick: The tick of the cut; 0 before there is one.
         comparison: Its differences; None if nothing was compared (``replace``, ``bootstrap``).
         repaired: Number of keys repaired, or of rows in the new state.
         paused_s: Pause of the consumer for the comparison, in seconds.
@@ -80,12 +80,12 @@ class Reconciled:
     name: str
     consumer: str
     intent: Intent
-    tick: int
-    comparison: StateComparison | None
-    repaired: int
-    paused_s: float
-    held_s: float
-    seconds: float
+    tick: int = 0
+    comparison: StateComparison | None = None
+    repaired: int = 0
+    paused_s: float = 0.0
+    held_s: float = 0.0
+    seconds: float = 0.0
     resumed: int | None = None
 
     @property
@@ -136,26 +136,15 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     except BaseException as error:
         reconciliation.end(result, type(error).__name__)
         raise
-    reconciliation.end(result, _outcome(intent, result))
-    return Reconciled(
-        result.run,
-        spec.name,
-        spec.consumer.name,
-        intent,
-        result.tick or 0,
-        result.comparison,
-        result.repaired,
-        result.paused_s,
-        result.held_s,
-        monotonic() - began,
-        result.resumed,
-    )
+    reconciliation.end(result, _outcome(result))
+    result.seconds = monotonic() - began
+    return result
 
 
-def _outcome(intent: Intent, result: "_RunResult") -> str:
-    if intent in {"replace", "bootstrap"}:
+def _outcome(result: Reconciled) -> str:
+    if result.comparison is None:
         return "replaced"
-    return "equal" if not result.differs else "repaired" if result.repaired else "differs"
+    return "equal" if result.comparison.equal else "repaired" if result.repaired else "differs"
 
 
 def find_reconciliations(
@@ -192,46 +181,24 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
     return not records
 
 
-@dataclass
-class _RunResult:
-    """The state of a run."""
-
-    run: int
-    tick: int | None = None
-    comparison: StateComparison | None = None
-    repaired: int = 0
-    paused_s: float = 0.0
-    held_s: float = 0.0
-    resumed: int | None = None
-    remaining: int = 0
-
-    @property
-    def differs(self) -> bool:
-        return self.comparison is not None and not self.comparison.equal
-
-    def as_columns(self) -> dict[str, Any]:
-        """The columns of its row in ``reconciliations``."""
-        columns = {**_NO_RESULT, "tick": self.tick, "repaired": self.repaired}
-        columns["paused_s"] = self.paused_s
-        if self.comparison is not None:
-            counts = self.comparison.counts
-            different = counts.get(DifferenceKind.DIFFERENT, 0)
-            columns["compared"] = self.comparison.compared
-            columns["missing"] = counts.get(DifferenceKind.MISSING, 0)
-            columns["surplus"] = counts.get(DifferenceKind.SURPLUS, 0)
-            columns["different"] = different + counts.get(DifferenceKind.DOUBLED, 0)
-        return columns
-
-
-_NO_RESULT: dict[str, Any] = {
-    "tick": None,
-    "compared": None,
-    "missing": None,
-    "surplus": None,
-    "different": None,
-    "repaired": 0,
-    "paused_s": None,
-}
+def _to_columns(result: Reconciled) -> dict[str, Any]:
+    """The columns of a run in ``reconciliations``."""
+    columns: dict[str, Any] = dict.fromkeys(("compared", "missing", "surplus", "different"))
+    if result.comparison is not None:
+        counts = Counter(result.comparison.counts)
+        columns = {
+            "compared": result.comparison.compared,
+            "missing": counts[DifferenceKind.MISSING],
+            "surplus": counts[DifferenceKind.SURPLUS],
+            "different": counts[DifferenceKind.DIFFERENT] + counts[DifferenceKind.DOUBLED],
+        }
+    return {
+        **columns,
+        "run": result.run,
+        "tick": result.tick or None,
+        "repaired": result.repaired,
+        "paused_s": result.paused_s,
+    }
 
 
 @dataclass
@@ -242,8 +209,9 @@ class _Run:
     comparer: Comparer
     wait_s: float
     others: Sequence[ReconciliationSpec]
+    remaining: int = 0
 
-    def begin(self, intent: Intent) -> _RunResult:
+    def begin(self, intent: Intent) -> Reconciled:
         with postgres_errors("beginning a reconciliation"), self.connect() as connection:
             if intent == "bootstrap":
                 register_consumer(connection, self.scope, self.spec.consumer)
@@ -256,28 +224,28 @@ class _Run:
                     "engine": self.comparer.engine,
                 },
             ).fetchall()
-        return _RunResult(int(run))
+        return Reconciled(int(run), self.spec.name, self.spec.consumer.name, intent)
 
-    def end(self, result: _RunResult, outcome: str) -> None:
-        if result.remaining:
+    def end(self, result: Reconciled, outcome: str) -> None:
+        if self.remaining:
             log.warning(
                 "repair interrupted",
                 reconciliation=self.spec.name,
                 repaired=result.repaired,
-                remaining=result.remaining,
+                remaining=self.remaining,
                 resume=f"penstock reconcile {self.spec.name} --apply --resume",
             )
         try:
             with postgres_errors("ending a reconciliation"), self.connect() as connection:
                 connection.execute(
                     statements("penstock.reconciling", self.scope.schema)["end_run"],
-                    {**result.as_columns(), "run": result.run, "outcome": outcome},
+                    {**_to_columns(result), "outcome": outcome},
                 )
         except PenstockError as error:
             # What the run found or raised matters more than its row in the history.
             log.warning("run result not recorded", run=result.run, error=type(error).__name__)
 
-    def compare(self, result: _RunResult, intent: Intent) -> None:
+    def compare(self, result: Reconciled, intent: Intent) -> None:
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
             cut(self.connect, self.scope, barrier.place) as at,
@@ -301,7 +269,7 @@ class _Run:
             if keys:
                 deque(self._repair(keys, remaining, result), maxlen=0)
 
-    def resume(self, result: _RunResult) -> bool:
+    def resume(self, result: Reconciled) -> bool:
         """Goes on with the repairs of an interrupted run; returns whether there is one."""
         remaining = RemainingKeys(self.connect, self.scope, result.run)
         left = remaining.take_over(self.spec, self.comparer.engine)
@@ -312,19 +280,19 @@ class _Run:
         result.comparison = combine(found)
         return True
 
-    def _repair(self, keys: Sequence[str], remaining: RemainingKeys, result: _RunResult) -> Iterator[StateComparison]:
+    def _repair(self, keys: Sequence[str], remaining: RemainingKeys, result: Reconciled) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
-        result.remaining = len(keys)
+        self.remaining = len(keys)
         with self.connect() as connection:
             size = choose_batch(connection, self.scope, self.spec, REPAIR_BATCH)
         for first in range(0, len(keys), size):
             batch = keys[first : first + size]
             found = self._repair_batch(batch, result)
             remaining.drop(batch, result.repaired)
-            result.remaining -= len(batch)
+            self.remaining -= len(batch)
             yield found
 
-    def _repair_batch(self, keys: Sequence[str], result: _RunResult) -> StateComparison:
+    def _repair_batch(self, keys: Sequence[str], result: Reconciled) -> StateComparison:
         """Compares some keys again while the consumer is paused, and repairs those that still differ."""
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
@@ -363,7 +331,7 @@ class _Run:
                 ended.set()
                 barrier.lift(watcher)
 
-    def replace(self, result: _RunResult) -> None:
+    def replace(self, result: Reconciled) -> None:
         with cut(self.connect, self.scope) as at, self.connect() as connection:
             tables = [(spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)]
             replaced = replace_state(connection, self.scope, at, tables)
