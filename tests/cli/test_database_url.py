@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.command_line import CommandLine, Started
 from penstock.database.connections import Connection, connect_postgres, make_engine
-from penstock.database.urls import parse_postgres_url
+from penstock.database.postgres_urls import parse_postgres_url
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.testing import eventually

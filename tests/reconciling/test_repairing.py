@@ -14,10 +14,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
 from penstock.reconciling import Reconciled, StateComparison, reconcile
-from penstock.reconciling import repair as repairing
-from penstock.reconciling import run as running
+from penstock.reconciling import reconciliation as running
+from penstock.reconciling import state_repair as repairing
 from penstock.reconciling.inline_comparer import InlineComparer
-from penstock.reconciling.repair import CanonicalRows, choose_batch
+from penstock.reconciling.state_repair import CanonicalRows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 
 

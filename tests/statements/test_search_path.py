@@ -159,7 +159,7 @@ def test_nobody_opens_a_connection_without_our_settings() -> None:
         "spark/sources/connections.py",
         "spark/sources/table.py",  # sends the settings after BEGIN
         "streaming/sequencer.py",  # sends the settings in its own message
-        "staging/connections.py",  # a cursor of the application's own connection
+        "staging/driver_connections.py",  # a cursor of the application's own connection
         "embedded/databases.py",  # creates databases on our own server
         "embedded/postgres.py",
     }

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from penstock.database.errors import ErrorKind, classify
+from penstock.database.driver_errors import ErrorKind, classify
 
 
 @pytest.mark.parametrize(

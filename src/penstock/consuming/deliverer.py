@@ -32,7 +32,7 @@ from penstock.consuming.delivery import (
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
-from penstock.database.errors import driver_error
+from penstock.database.driver_errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable

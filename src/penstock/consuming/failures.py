@@ -11,7 +11,7 @@ import structlog
 
 from penstock.channels.server import is_unavailable
 from penstock.consuming.delivery import AskedToWait, Broken, Conflict, Failed, Outcome, Unavailable
-from penstock.database.errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
+from penstock.database.driver_errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
 from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable, TryAgain
 from penstock.records import Offset, ShardName
 

@@ -27,7 +27,7 @@ from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.consuming.setup import WorkerSetup
 from penstock.database.connections import make_async_engine, make_engine
-from penstock.database.errors import IN_FAILED_TRANSACTION, sqlstate
+from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import JobOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.consuming.failures import Culprit, InvalidPayload
-from penstock.database.errors import first_line
+from penstock.database.driver_errors import first_line
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DeclarationError
 from penstock.records import Record

@@ -26,8 +26,8 @@ from penstock.consuming.failures import Culprit, NotApplied, find_outcome, is_ex
 from penstock.consuming.handler import exit_text, make_caller
 from penstock.consuming.setup import WorkerSetup
 from penstock.crashpoints import crashpoint
-from penstock.database import errors
-from penstock.database.errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
+from penstock.database import driver_errors
+from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
@@ -180,7 +180,7 @@ class HandlerTransaction:
         """The error, or the handler's own fault that is behind it."""
         who = f"consumer {self._consumer.name}"
         match sqlstate(error):
-            case errors.IN_FAILED_TRANSACTION:
+            case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
                     f"{who}: the handler caught a database error and went on, but Postgres had given the transaction up. "
                     "Let the error out, or put what may fail into `with session.begin_nested():`"
@@ -188,7 +188,7 @@ class HandlerTransaction:
                 hidden = BrokenTransaction(text)
                 hidden.__cause__ = self._caller.aborts.last
                 return hidden
-            case errors.READ_ONLY:
+            case driver_errors.READ_ONLY:
                 return BrokenTransaction(
                     f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
                 )
@@ -206,7 +206,7 @@ class HandlerTransaction:
         """
         return (
             monotonic() - self._called_at >= self._consumer.idle_timeout
-            and sqlstate(error) in {errors.IDLE_IN_TRANSACTION, None}
+            and sqlstate(error) in {driver_errors.IDLE_IN_TRANSACTION, None}
             and classify(error) is ErrorKind.UNAVAILABLE
         )
 

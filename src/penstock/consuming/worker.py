@@ -21,7 +21,7 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.errors import CONFLICTS, describe, postgres_errors
+from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.declaring.declarations import ConsumerSpec

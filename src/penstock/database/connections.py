@@ -18,7 +18,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
-from penstock.database.errors import connection_errors
+from penstock.database.driver_errors import connection_errors
+from penstock.database.postgres_urls import parse_postgres_url
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
@@ -29,7 +30,6 @@ from penstock.database.transactions import (
     set_local_in_one,
     table_settings,
 )
-from penstock.database.urls import parse_postgres_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel, ConsumerSpec, Log, Queue

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from penstock.database.connections import connect_postgres, make_engine
-from penstock.database.errors import ErrorKind, classify
+from penstock.database.driver_errors import ErrorKind, classify
 from penstock.demo.rides import LATE_CONSUMER, Booking, Ride, assign_driver, late_pipeline, pipeline
 from penstock.demo.supervision import RATE
 from penstock.engines.stealing import ASGIEnlister, Chores, Outcome, Recruiter

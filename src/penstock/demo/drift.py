@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 from penstock import mark_dirty
 from penstock.database.connections import Connection, connect_postgres, make_engine
-from penstock.database.errors import describe
+from penstock.database.driver_errors import describe
 from penstock.demo.rides import LATE_CONSUMER, Ride, late_pipeline, pipeline, ride_index
 from penstock.demo.supervision import end, last_lines, start_child
 from penstock.reconciling import reconcile

@@ -18,6 +18,6 @@ Four rules hold for each server:
 
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
-from penstock.embedded.servers import EmbeddedServers
+from penstock.embedded.server_pair import EmbeddedServers
 
 __all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServers"]

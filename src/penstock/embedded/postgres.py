@@ -24,8 +24,8 @@ from sqlalchemy.engine import make_url
 
 from penstock.database.connections import plain_url
 from penstock.embedded.directories import Account, hand_over, read_own, write_private
+from penstock.embedded.embedded_server import EmbeddedServer
 from penstock.embedded.processes import account_options, environment, free_port
-from penstock.embedded.server import EmbeddedServer
 from penstock.errors import ServerUnavailable
 
 USER = "postgres"

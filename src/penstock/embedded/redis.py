@@ -11,8 +11,8 @@ from types import MappingProxyType
 import redis
 
 from penstock.embedded.directories import write_private
+from penstock.embedded.embedded_server import EmbeddedServer
 from penstock.embedded.processes import free_port
-from penstock.embedded.server import EmbeddedServer
 from penstock.errors import ServerUnavailable
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(

@@ -11,7 +11,7 @@ from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog

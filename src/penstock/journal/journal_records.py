@@ -15,7 +15,7 @@ from penstock.channels.server import connect_redis
 from penstock.clients import LogSlice
 from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.database.connections import WorkerConnection, connect_postgres
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable

@@ -18,7 +18,7 @@ from penstock.channels.log import Extent, extents, last_records
 from penstock.channels.routing import log_keys
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
 from penstock.journal.journal_reader import (

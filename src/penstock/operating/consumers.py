@@ -7,7 +7,7 @@ from typing import Literal
 import structlog
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.kinds import REPLAY_RULE, checked_consumer
 from penstock.errors import Refused, Unknown

@@ -26,7 +26,7 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, Ick, Log, WorkerSpec

@@ -4,18 +4,27 @@ A tick is a cut: the snapshot that it stores shows exactly the effects of all re
 and its record committed together.  A consumer that has applied exactly those records must hold what the tables show in
 that snapshot.  Any difference is a defect, never lag.
 
-    cut         a snapshot and the offsets that equal it; no producer waits for it
-    barrier     pauses a consumer at the offsets of the cut while a second snapshot pins its state
-    comparison  the differing keys, and how they differ
-    repair      corrects the differing rows, or replaces the whole state with its position, in one transaction
-    run         the whole reconciliation; an engine does the comparing
+    cut              a snapshot and the offsets that equal it; no producer waits for it
+    barrier          pauses a consumer at the offsets of the cut while a second snapshot pins its state
+    comparison       the differing keys, and how they differ
+    state_repair     corrects the differing rows, or replaces the whole state with its position, in one transaction
+    reconciliation   the whole run; an engine does the comparing
+    inline_comparer  compares in Postgres; canonical: what a canonical function is given
+    history          rows of runs, and the keys that an interrupted repair has left
 """
 
 from penstock.reconciling.barrier import Barrier, Pinned, pinned
 from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
 from penstock.reconciling.cut import Connect, Cut, cut
-from penstock.reconciling.repair import CanonicalRows
-from penstock.reconciling.run import Comparer, Intent, Reconciled, find_reconciliations, has_never_applied, reconcile
+from penstock.reconciling.reconciliation import (
+    Comparer,
+    Intent,
+    Reconciled,
+    find_reconciliations,
+    has_never_applied,
+    reconcile,
+)
+from penstock.reconciling.state_repair import CanonicalRows
 
 __all__ = [
     "Barrier",

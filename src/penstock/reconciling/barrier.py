@@ -16,7 +16,7 @@ from psycopg import IsolationLevel
 
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec

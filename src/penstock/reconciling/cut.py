@@ -12,7 +12,7 @@ from typing import Any
 from psycopg import IsolationLevel
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors, sqlstate
+from penstock.database.driver_errors import postgres_errors, sqlstate
 from penstock.database.statements import quote_literal, statements
 from penstock.errors import SnapshotLost
 from penstock.journal import journal_tails

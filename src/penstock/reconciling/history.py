@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import Refused

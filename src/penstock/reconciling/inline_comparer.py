@@ -18,7 +18,7 @@ from psycopg import IsolationLevel, sql
 from psycopg.postgres import types
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
-from penstock.database.errors import first_line, postgres_errors
+from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
 from penstock.declaring.declarations import ReconciliationSpec
@@ -34,7 +34,7 @@ from penstock.reconciling.comparison import (
     choose_columns,
 )
 from penstock.reconciling.cut import import_snapshot
-from penstock.reconciling.repair import CanonicalRows
+from penstock.reconciling.state_repair import CanonicalRows
 
 _FIELDS = ("key", "kind", "columns")
 _ROWS = ("expected", "found")

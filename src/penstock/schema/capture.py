@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psycopg
 
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
-from penstock.database.errors import first_line, postgres_errors
+from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH

@@ -13,7 +13,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, text
 
 from penstock.database.connections import connect_postgres, make_engine
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import directory, quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local

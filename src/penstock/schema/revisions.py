@@ -15,7 +15,7 @@ from functools import cache
 import psycopg
 import structlog
 
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import directory, quote, statements
 from penstock.errors import SchemaMissing

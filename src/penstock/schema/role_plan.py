@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import PrivilegeMissing, SchemaMissing

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal, get_args
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing

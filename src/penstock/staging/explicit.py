@@ -16,7 +16,12 @@ from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.records import Payload
 from penstock.staging import nudge
-from penstock.staging.connections import DriverConnection, insert_by_async_psycopg, insert_directly, is_async_driver
+from penstock.staging.driver_connections import (
+    DriverConnection,
+    insert_by_async_psycopg,
+    insert_directly,
+    is_async_driver,
+)
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
 from penstock.staging.payload import as_plain
 from penstock.staging.rows import Row, insert_rows, make_row

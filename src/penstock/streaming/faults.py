@@ -12,7 +12,7 @@ import structlog
 
 from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal
 from penstock.records import RecordId, Scope, Shard, ShardName

@@ -24,7 +24,7 @@ from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.declaring.outcomes import RESERVED

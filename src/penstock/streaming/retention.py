@@ -22,7 +22,7 @@ from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import evict
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.pipeline import Pipeline

@@ -11,7 +11,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.ick import MarkBatch, coalesce, mark_shards
 from penstock.channels.log import Appended, Batch, Behind, Reply, Unusable, append_together
 from penstock.database.connections import Connection
-from penstock.database.errors import ErrorKind, classify
+from penstock.database.driver_errors import ErrorKind, classify
 from penstock.errors import AppendRefused, ServerUnavailable, UnpublishableRecord
 from penstock.journal.journal_reader import records_at
 from penstock.records import Epoch, Offset, Scope, ShardName

@@ -36,7 +36,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from penstock.database.errors import ErrorKind, classify, first_line, sqlstate
+from penstock.database.driver_errors import ErrorKind, classify, first_line, sqlstate
 
 log = structlog.get_logger("penstock.streamer")
 

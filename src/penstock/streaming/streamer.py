@@ -16,7 +16,7 @@ import structlog
 from penstock.channels.server import check_eviction, connect_redis, redis_errors
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
-from penstock.database.errors import describe, postgres_errors
+from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.transactions import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable

@@ -10,7 +10,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import extents
 from penstock.database.connections import Connection
-from penstock.database.errors import describe
+from penstock.database.driver_errors import describe
 from penstock.database.registry import RegisteredChannel
 from penstock.errors import DamagedJournal, UnpublishableRecord
 from penstock.journal import check_tails, registered_tails

@@ -18,7 +18,7 @@ from penstock.batches import COLUMNS, Columns
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log import Batch
 from penstock.database.connections import Connection, pipelined
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName

@@ -17,7 +17,7 @@ from penstock.declaring.outcomes import RESERVED
 from penstock.errors import InvalidRecord
 from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
-from penstock.staging.connections import DriverConnection, read_directly
+from penstock.staging.driver_connections import DriverConnection, read_directly
 from penstock.staging.payload import json_text, key_text
 from penstock.staging.rules import find_attachments
 

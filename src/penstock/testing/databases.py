@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import make_engine
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.embedded.postgres import create_database, database_url, drop_database
 from penstock.schema.initialise import initialise

@@ -6,9 +6,10 @@ it removes it from the log.  Checkpoints are therefore read first, then the ends
 within each range, the log is read before Postgres.  A record that Postgres still names, and that lies before the end of
 the log, must be in the log or is lost.
 
-    bounds     the range to verify in each shard, and what the ends of log and journal show by themselves
-    comparing  compares one range of a shard entry by entry, without a server
-    run        the whole verification; an engine reads the ranges
+    bounds        the range to verify in each shard, and what the ends of log and journal show by themselves
+    comparing     compares one range of a shard entry by entry, without a server
+    verification  the whole run; an engine reads the ranges
+    examiner      reads them in this process, one after the other
 """
 
 from penstock.verifying.bounds import Start
@@ -20,7 +21,7 @@ from penstock.verifying.comparing import (
     VerificationRange,
     compare,
 )
-from penstock.verifying.run import Examination, Examiner, Verified, verify
+from penstock.verifying.verification import Examination, Examiner, Verified, verify
 
 __all__ = [
     "Examination",

@@ -17,7 +17,7 @@ from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import InvalidSetting, Unknown

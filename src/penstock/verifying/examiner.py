@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.channels.commands import RedisClient
 from penstock.channels.log import NAMES
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.records import Scope
 from penstock.verifying import (
@@ -28,7 +28,7 @@ from penstock.verifying.reading import (
     read_entries,
     read_log_beginning,
 )
-from penstock.verifying.run import FINDINGS_KEPT
+from penstock.verifying.verification import FINDINGS_KEPT
 
 
 class InlineExaminer:

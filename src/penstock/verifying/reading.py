@@ -12,7 +12,7 @@ from penstock.channels.log import NAMES, extents, is_batch, parse_batch
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
 from penstock.records import Scope, ShardName

@@ -21,7 +21,7 @@ from penstock.cli.loops import Stop
 from penstock.cli.render import say, seconds, show, show_json, with_payload
 from penstock.cli.servers import Connections, open_connections
 from penstock.clients import LogReader, LogSlice
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_bounds, known_shards, offsets_since

@@ -26,7 +26,7 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection
-from penstock.database.errors import describe, driver_error
+from penstock.database.driver_errors import describe, driver_error
 from penstock.database.executor import Executor
 from penstock.declaring.kinds import Ick
 from penstock.errors import DamagedEntry, DeclarationError, PenstockError

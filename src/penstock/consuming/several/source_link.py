@@ -15,7 +15,7 @@ from penstock.consuming.log.offset_source import Limit, backfill
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.several.source_positions import SourcePosition
 from penstock.database.connections import Connection, WorkerConnection, connect_postgres
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable

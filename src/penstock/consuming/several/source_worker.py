@@ -24,7 +24,7 @@ from penstock.consuming.several.source_records import SourceRecords
 from penstock.consuming.transaction import Locked, Plan
 from penstock.consuming.worker import HALTED_PAUSE_S
 from penstock.database.connections import Connection
-from penstock.database.errors import CONFLICTS, describe
+from penstock.database.driver_errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable

@@ -17,7 +17,7 @@ import structlog
 from penstock.channels.server import connect_redis
 from penstock.consuming import Worker, make_worker
 from penstock.database.connections import Database, connect_postgres, get_database_url
-from penstock.database.errors import CONFLICTS, describe, sqlstate
+from penstock.database.driver_errors import CONFLICTS, describe, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.stealing.advice import ConsumerLag, Gauges

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.kinds import MAX_SHARDS

@@ -21,7 +21,7 @@ from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import Refused, ServerUnavailable, Unknown

@@ -9,7 +9,7 @@ import redis
 from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection, WorkerConnection
-from penstock.database.errors import describe, first_line
+from penstock.database.driver_errors import describe, first_line
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, NotReplayable, Unknown

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import structlog
 
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal import Since, offsets_since

@@ -13,7 +13,7 @@ from penstock.channels.log import Extent, read
 from penstock.channels.log.streams import read_kept
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import records_at

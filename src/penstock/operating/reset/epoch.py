@@ -34,7 +34,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare

@@ -16,7 +16,7 @@ import structlog
 from penstock.channels.commands import RedisClient
 from penstock.consuming.several.source_link import read_database
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at

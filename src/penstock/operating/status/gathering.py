@@ -13,7 +13,7 @@ from penstock.channels.log import Extent, extents, memory_used
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable

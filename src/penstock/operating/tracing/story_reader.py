@@ -13,7 +13,7 @@ from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds

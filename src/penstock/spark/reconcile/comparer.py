@@ -21,7 +21,7 @@ from penstock.reconciling.comparison import (
     choose_columns,
     wrong_result,
 )
-from penstock.reconciling.repair import CanonicalRows
+from penstock.reconciling.state_repair import CanonicalRows
 from penstock.spark.jobs import named_jobs
 from penstock.spark.reconcile.differences import ORDER, full_join, one_row_per_key
 from penstock.spark.reconcile.exact import align, to_exact

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote
 from penstock.errors import Fenced, Gap, InvalidSetting
 from penstock.records import Shard, ShardName

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, UserDefinedType
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.declaring.declarations import Log
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, checked_channel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.database.connections import WorkerConnection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import Fenced
 from penstock.records import Shard, ShardName

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection, connect_postgres
-from penstock.database.errors import first_line, postgres_errors
+from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, set_local
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown

@@ -16,7 +16,7 @@ from adbc_driver_postgresql import dbapi as adbc
 
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import TableConnection, WorkerConnection, connect_postgres, plain_url
-from penstock.database.errors import LACKS_PRIVILEGE, first_line, hidden_rows
+from penstock.database.driver_errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
 from penstock.errors import HiddenRows, PenstockError, ServerUnavailable
 from penstock.logs import configure_task

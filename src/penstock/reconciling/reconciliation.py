@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import structlog
 from psycopg import IsolationLevel
 
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
@@ -24,7 +24,7 @@ from penstock.reconciling.barrier import EXPIRES_S, Barrier, pinned, wait_until_
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
 from penstock.reconciling.cut import Connect, Cut, cut, export_snapshot
 from penstock.reconciling.history import RemainingKeys
-from penstock.reconciling.repair import CanonicalRows, choose_batch, repair_rows, replace_state
+from penstock.reconciling.state_repair import CanonicalRows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")

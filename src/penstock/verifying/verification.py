@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.journal import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.errors import postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ReconciliationSpec
