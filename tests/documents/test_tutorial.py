@@ -13,7 +13,7 @@ import psycopg
 from documents.conftest import is_printed
 from fixtures.command_line import PENSTOCK, CommandLine
 from fixtures.documents import DOCS, Command, blocks, commands
-from penstock.cli.servers import running_servers
+from penstock.cli.connecting import running_servers
 from penstock.testing import eventually
 
 PAGE = DOCS / "tutorial" / "first-pipeline.md"

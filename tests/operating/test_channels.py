@@ -304,16 +304,16 @@ def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
     """Guarantee 9: a tick that had read the registry before would add to its journal afterwards."""
     locked: list[str] = []
 
-    read = retiring.read_contents
+    read = retiring.read_plan
 
-    def watch(*arguments: Any) -> retiring.Contents:
+    def watch(*arguments: Any) -> retiring.Retirement:
         for table in ("ticks", "journal", "channels"):
             with psycopg.connect(database_url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
                 other.execute(f"LOCK TABLE penstock.{table} IN ROW EXCLUSIVE MODE NOWAIT".encode())
             locked.append(table)
         return read(*arguments)
 
-    monkeypatch.setattr(retiring, "read_contents", watch)
+    monkeypatch.setattr(retiring, "read_plan", watch)
     retire_channel(connection, redis_client, "old", discard=True, apply=True, pause=lambda _: None)
 
     assert locked == ["ticks", "journal", "channels"]

@@ -191,7 +191,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
 ) -> None:
     """With a key, all of the range is read."""
     locked = "SELECT FROM penstock.channels WHERE channel = 'things' FOR UPDATE NOWAIT"
-    count, counts = replaying._Run._count, 0
+    count, counts = replaying._ReplayRun._count, 0
 
     def watch(*arguments: Any) -> int:
         nonlocal counts
@@ -199,7 +199,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
         connection.execute(locked)
         return count(*arguments)
 
-    monkeypatch.setattr(replaying._Run, "_count", watch)
+    monkeypatch.setattr(replaying._ReplayRun, "_count", watch)
     assert ask(apply=True, key="k1").staged == 10
     assert counts
 

@@ -138,10 +138,10 @@ def test_a_redis_that_does_not_answer_is_asked_once(
 def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute(
         """
-        INSERT INTO penstock.reconciliations (name, consumer, intent, compared, missing, surplus, different, outcome, ended_at)
-        VALUES ('copies', 'one', 'compare', 9, 1, 1, 1, 'differs', clock_timestamp()),
-               ('copies', 'one', 'repair', 9, 0, 2, 0, 'repaired', clock_timestamp()),
-               ('totals', 'two', 'compare', NULL, NULL, NULL, NULL, 'running', NULL)
+        INSERT INTO penstock.reconciliations (name, consumer, engine, intent, compared, missing, surplus, different, outcome, ended_at)
+        VALUES ('copies', 'one', 'inline', 'compare', 9, 1, 1, 1, 'differs', clock_timestamp()),
+               ('copies', 'one', 'inline', 'repair', 9, 0, 2, 0, 'repaired', clock_timestamp()),
+               ('totals', 'two', 'inline', 'compare', NULL, NULL, NULL, NULL, 'running', NULL)
         """
     )
 

@@ -52,12 +52,12 @@ COMMANDS = (
     CommandEntry(
         "init", "installation", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
     ),
-    CommandEntry("run", "workers", RUN, "Run the whole pipeline: the streamer and all consumers."),
-    CommandEntry("stream", "workers", RUN, "Sequence and publish staged records; several of these may run at once."),
-    CommandEntry("consume", "workers", RUN, "Apply records with one consumer; several processes share its shards."),
+    CommandEntry("run", "services", RUN, "Run the whole pipeline: the streamer and all consumers."),
+    CommandEntry("stream", "services", RUN, "Sequence and publish staged records; several of these may run at once."),
+    CommandEntry("consume", "services", RUN, "Apply records with one consumer; several processes share its shards."),
     CommandEntry(
         "work",
-        "workers",
+        "services",
         RUN,
         "Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.",
     ),

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.command import require_extra
+from penstock.cli.connecting import Connections
 from penstock.cli.render import say
-from penstock.cli.servers import Connections
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.reconciling import Comparer

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from penstock.cli.servers import open_connections
+from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.errors import Halted

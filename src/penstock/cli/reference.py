@@ -6,6 +6,7 @@ python -m penstock.cli.reference --check    compares them; exits with 1 if one i
 
 import sys
 from collections.abc import Iterable, Iterator
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -26,46 +27,80 @@ EXIT_CODES = (
 )
 
 
+_SETTINGS = """\
+# Settings
+
+{generated}
+
+Where does a command take a setting from?
+From the first of these that has it:
+
+1. the option of the command, such as `--database-url …`;
+2. its environment variable, such as `PENSTOCK_DATABASE_URL=…`;
+3. `[tool.penstock]` in the `pyproject.toml` of the working directory;
+4. its default.
+
+URLs contain passwords: prefer the environment for them, because options are visible in the process list.
+They are never written to logs or errors.
+
+| setting | in the environment | takes | default | what it is |
+| --- | --- | --- | --- | --- |
+{rows}
+
+The option of a setting is its name with `-` instead of `_`: `--log-level`.
+
+## In pyproject.toml
+
+```toml
+[tool.penstock]
+app = "shop.events:pipeline"
+engine = "inline"
+idle = 0.02
+```
+"""
+
+_COMMANDS = """\
+# Commands
+
+{generated}
+
+Data goes to stdout, messages and the log to stderr; every command that only reads has `--json`.
+Commands that change something an operator has to decide show a plan first; `--apply` carries it out.
+SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
+
+| exit code | meaning |
+| --- | --- |
+{codes}
+
+Every command takes these [settings](settings.md) as options: {common}.
+
+{commands}
+"""
+
+
 def pages() -> dict[str, str]:
     """The pages by their names."""
-    return {"settings.md": "\n".join(_render_settings()), "commands.md": "\n".join(_render_commands())}
+    codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    commands = [line for name, each in load_commands().items() for line in _render_command(f"penstock {name}", each)]
+    known = {
+        "generated": GENERATED,
+        "codes": codes,
+        "common": _list_options(COMMON),
+        "commands": "\n".join(commands[:-1]),
+    }
+    return {
+        "settings.md": _SETTINGS.format(
+            generated=GENERATED, rows="\n".join(map(_render_setting, make_parameters(NAMES)))
+        ),
+        "commands.md": _COMMANDS.format(**known),
+    }
 
 
-def _render_settings() -> Iterator[str]:
-    yield "# Settings"
-    yield ""
-    yield GENERATED
-    yield ""
-    yield "Where does a command take a setting from?"
-    yield "From the first of these that has it:"
-    yield ""
-    yield "1. the option of the command, such as `--database-url …`;"
-    yield f"2. its environment variable, such as `{PREFIX}DATABASE_URL=…`;"
-    yield "3. `[tool.penstock]` in the `pyproject.toml` of the working directory;"
-    yield "4. its default."
-    yield ""
-    yield "URLs contain passwords: prefer the environment for them, because options are visible in the process list."
-    yield "They are never written to logs or errors."
-    yield ""
-    yield "| setting | in the environment | takes | default | what it is |"
-    yield "| --- | --- | --- | --- | --- |"
-    for each in make_parameters(NAMES):
-        kind, option = get_args(each.annotation)
-        variable = f"{PREFIX}{each.name.upper()}"
-        default = "none" if each.default in (None, []) else str(each.default).lower()
-        yield f"| `{each.name}` | `{variable}` | {_describe(kind, option)} | {_code(default)} | {option.help} |"
-    yield ""
-    yield "The option of a setting is its name with `-` instead of `_`: `--log-level`."
-    yield ""
-    yield "## In pyproject.toml"
-    yield ""
-    yield "```toml"
-    yield "[tool.penstock]"
-    yield 'app = "shop.events:pipeline"'
-    yield 'engine = "inline"'
-    yield "idle = 0.02"
-    yield "```"
-    yield ""
+def _render_setting(each: Parameter) -> str:
+    kind, option = get_args(each.annotation)
+    default = "none" if each.default in (None, []) else f"`{str(each.default).lower()}`"
+    variable = f"{PREFIX}{each.name.upper()}"
+    return f"| `{each.name}` | `{variable}` | {_describe(kind, option)} | {default} | {option.help} |"
 
 
 def _describe(kind: Any, option: Any) -> str:
@@ -73,30 +108,6 @@ def _describe(kind: Any, option: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     return str(option.metavar or ("true, false" if kind is bool else "number"))
-
-
-def _code(text: str) -> str:
-    return "none" if text == "none" else f"`{text}`"
-
-
-def _render_commands() -> Iterator[str]:
-    yield "# Commands"
-    yield ""
-    yield GENERATED
-    yield ""
-    yield "Data goes to stdout, messages and the log to stderr; every command that only reads has `--json`."
-    yield "Commands that change something an operator has to decide show a plan first; `--apply` carries it out."
-    yield "SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later."
-    yield ""
-    yield "| exit code | meaning |"
-    yield "| --- | --- |"
-    for code, meaning in EXIT_CODES:
-        yield f"| {code} | {meaning} |"
-    yield ""
-    yield f"Every command takes these [settings](settings.md) as options: {_list_options(COMMON)}."
-    yield ""
-    for name, command in load_commands().items():
-        yield from _render_command(f"penstock {name}", command)
 
 
 def _list_options(names: Iterable[str]) -> str:

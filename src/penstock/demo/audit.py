@@ -1,7 +1,8 @@
 """The audit: compares what was committed with what took effect."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from psycopg.rows import dict_row
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.log import extents
@@ -13,44 +14,45 @@ INDEX = "ride_index"
 """Name of both the Ick and its consumer."""
 
 _COUNTS = """
-SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides'),
-       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM rocket_rides_log.journal WHERE channel = 'rides'),
-       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides),
-       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'crash'),
-       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'resent')
+SELECT (SELECT count(*) FROM rocket_rides_log.staged_records WHERE channel = 'rides') AS staged,
+       (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint
+        FROM rocket_rides_log.journal WHERE channel = 'rides') AS sequenced,
+       (SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.rides) AS canonical_cents,
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'crash') AS crashes,
+       (SELECT count(*) FROM rocket_rides.faults WHERE kind = 'resent') AS resent,
+       (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_us / 1000.0)
+        FROM rocket_rides.effects WHERE latency_us > 0) AS p50_ms,
+       (SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_us / 1000.0)
+        FROM rocket_rides.effects WHERE latency_us > 0) AS p99_ms
+"""
+
+_PROGRESS = """
+SELECT coalesce(sum(applied), 0)::bigint AS applied, coalesce(sum(skipped), 0)::bigint AS skipped,
+       coalesce(sum("offset"), 0)::bigint AS position
+FROM rocket_rides_log.checkpoints
+WHERE consumer = %(consumer)s
 """
 
 _EFFECTS = """
 SELECT (SELECT count(*)
         FROM rocket_rides_log.staged_records s
         WHERE s.channel = 'rides'
-          AND NOT EXISTS (SELECT FROM rocket_rides.effects e WHERE e.consumer = %(consumer)s AND e.record_id = s.id)),
+          AND NOT EXISTS (SELECT FROM rocket_rides.effects e
+                          WHERE e.consumer = %(consumer)s AND e.record_id = s.id)) AS lost,
        (SELECT count(*) - count(DISTINCT record_id) FROM rocket_rides.effects WHERE consumer = %(consumer)s)
      + (SELECT count(*)
         FROM rocket_rides.effects e
         WHERE consumer = %(consumer)s
-          AND NOT EXISTS (SELECT FROM rocket_rides_log.staged_records s WHERE s.id = e.record_id))
-"""
-
-_OUT_OF_ORDER = """
-SELECT count(*)
-FROM (
-    SELECT "offset" < lag("offset") OVER (PARTITION BY shard ORDER BY number) AS earlier
-    FROM rocket_rides.effects
-    WHERE consumer = %(consumer)s
-) e
-WHERE earlier
-"""
-
-_PROGRESS = """
-SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(skipped), 0)::bigint, coalesce(sum("offset"), 0)::bigint
-FROM rocket_rides_log.checkpoints
-WHERE consumer = %(consumer)s
+          AND NOT EXISTS (SELECT FROM rocket_rides_log.staged_records s WHERE s.id = e.record_id)) AS doubled,
+       (SELECT count(*)
+        FROM (SELECT "offset" < lag("offset") OVER (PARTITION BY shard ORDER BY number) AS earlier
+              FROM rocket_rides.effects WHERE consumer = %(consumer)s) e
+        WHERE earlier) AS out_of_order
 """
 
 _TOTALS = {
     "ride_totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride_totals'",
-    "ride_copies": "SELECT coalesce(sum(amount_cents), 0)::bigint FROM rocket_rides.copies",
+    "ride_copies": "SELECT coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.copies",
 }
 
 _INDEX = """
@@ -82,12 +84,6 @@ SELECT (SELECT count(*) FROM rocket_rides.bookings),
         FROM rocket_rides.receipts r
         WHERE NOT EXISTS (SELECT FROM rocket_rides.bookings b WHERE b.ride_id = r.ride_id)),
        (SELECT count(*) FROM rocket_rides.bookings WHERE driver = %(flooding)s)
-"""
-
-_LATENCIES = """
-SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY latency_us / 1000.0)
-FROM rocket_rides.effects
-WHERE latency_us > 0
 """
 
 
@@ -191,29 +187,27 @@ class Audit:
 def audit(connection: Connection, client: RedisClient) -> Audit:
     """Reads the log, then Postgres in one snapshot, which contains everything that is in the log."""
     log = extents(client, pipeline.scope.namespace, rides.shard_names)
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        [(staged, sequenced, canonical, crashes, resent)] = connection.execute(_COUNTS)
-        consumers = {name: _consumer(connection, name) for name in CONSUMERS}
-        index = _copy(connection, INDEX, _INDEX)
-        late_consumer = _copy(connection, LATE_CONSUMER, _LATE_CONSUMER)
+    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        [counts] = cursor.execute(_COUNTS)
+        consumers = {}
+        for name in CONSUMERS:
+            rows = [
+                cursor.execute(query.encode(), {"consumer": name}).fetchone()
+                for query in (_PROGRESS, _EFFECTS, _TOTALS[name])
+            ]
+            consumers[name] = {column: value for row in rows if row for column, value in row.items()}
+        copies = [_copy(connection, name, query) for name, query in ((INDEX, _INDEX), (LATE_CONSUMER, _LATE_CONSUMER))]
         [receipts] = connection.execute(_RECEIPTS, {"flooding": FLOODING})
-        [(latencies,)] = connection.execute(_LATENCIES)
-    p50, p99 = latencies or (0.0, 0.0)
+    counts |= {name: counts[name] or 0.0 for name in ("p50_ms", "p99_ms")}
     published = sum(extent.tail for extent in log.values())
     return Audit(
-        staged,
-        sequenced,
-        published,
-        resent,
-        crashes,
-        canonical,
-        consumers,
-        index,
-        late_consumer,
-        Receipts(*receipts),
-        float(p50),
-        float(p99),
+        **counts,
+        published=published,
+        consumers=consumers,
+        index=copies[0],
+        late_consumer=copies[1],
+        receipts=Receipts(*receipts),
     )
 
 
@@ -221,20 +215,3 @@ def _copy(connection: Connection, name: str, query: str) -> Copy:
     [(records, total, different)] = connection.execute(query.encode())
     [(applied, _, position)] = connection.execute(_PROGRESS, {"consumer": name})
     return Copy(records, applied, position, total, different)
-
-
-def _consumer(connection: Connection, name: str) -> dict[str, int]:
-    where: dict[str, Any] = {"consumer": name}
-    [(lost, doubled)] = connection.execute(_EFFECTS, where)
-    [(applied, skipped, position)] = connection.execute(_PROGRESS, where)
-    [(out_of_order,)] = connection.execute(_OUT_OF_ORDER, where)
-    [(total,)] = connection.execute(_TOTALS[name].encode())
-    return {
-        "applied": applied,
-        "skipped": skipped,
-        "position": position,
-        "total_cents": total,
-        "lost": lost,
-        "doubled": doubled,
-        "out_of_order": out_of_order,
-    }

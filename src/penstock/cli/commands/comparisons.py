@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import Json, command, means_position, parse_position, require_pipeline
+from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
 from penstock.cli.render import say, seconds, show, show_json, show_rows, show_table
-from penstock.cli.servers import open_connections
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage

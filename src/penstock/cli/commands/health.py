@@ -9,9 +9,9 @@ import typer
 
 from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline
+from penstock.cli.connecting import Connections, get_scope, open_connections, servers
 from penstock.cli.loops import Stop
 from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_rows, show_table
-from penstock.cli.servers import Connections, get_scope, open_connections, servers
 from penstock.database.connections import connect_postgres
 from penstock.errors import ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose, worst

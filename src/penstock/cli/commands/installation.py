@@ -9,8 +9,8 @@ import typer
 from penstock.channels.acl import SAVE, acl_lines, save_users
 from penstock.channels.server import connect_redis
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
+from penstock.cli.connecting import get_scope, servers
 from penstock.cli.render import say, show_text
-from penstock.cli.servers import get_scope, servers
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline

@@ -17,9 +17,9 @@ from penstock.channels.ick import oldest
 from penstock.channels.log import Follower, extents
 from penstock.channels.queue.inspection import explain_message, oldest_messages
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
+from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
 from penstock.cli.render import say, seconds, show, show_json, with_payload
-from penstock.cli.servers import Connections, open_connections
 from penstock.clients import LogReader, LogSlice
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
+from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
 from penstock.cli.render import say, show, show_found, to_json, with_payload
-from penstock.cli.servers import Connections, open_connections
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import check_registered

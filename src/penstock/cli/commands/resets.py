@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, OnlyShard, command, means_position, parse_point
+from penstock.cli.connecting import open_connections
 from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_found, show_json, show_rows
-from penstock.cli.servers import open_connections
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.operating.replay import Replay, ReplayRequest

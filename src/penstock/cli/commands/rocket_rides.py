@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
+from penstock.cli.connecting import servers
 from penstock.cli.engines import choose_engine
 from penstock.cli.loops import INTERRUPTED, Stop
 from penstock.cli.render import say, show_json, show_text, table_text
-from penstock.cli.servers import servers
 from penstock.settings import Settings, duration
 
 if TYPE_CHECKING:

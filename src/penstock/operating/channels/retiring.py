@@ -7,7 +7,7 @@ journal         in parts, with the records that it names
 keys, again     a streamer that was suspended in the middle of a call may have written one
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import sleep
@@ -51,34 +51,15 @@ class LeftReader:
     dead_letters: int
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Contents of a channel in Postgres.
-
-    Attributes:
-        kind: Its kind; None if it is not registered.
-        shards: Number of its shards, of every generation.
-        staged: Records that are committed and have no offset yet.
-    """
-
-    kind: str | None
-    shards: int
-    records: int
-    staged: int
-    readers: tuple[LeftReader, ...]
-
-
 @contextmanager
-def changing(
-    connection: Connection, doing: str, channels: Iterable[str], scope: Scope, *, apply: bool
-) -> Iterator[None]:
+def changing(connection: Connection, channel: str, scope: Scope, *, apply: bool) -> Iterator[None]:
     """A transaction; with ``apply``, nothing is registered, sequenced or retained meanwhile.
 
     It holds up the ticks of all channels: whatever takes long is done before or after it.
     """
     sql = statements("penstock.operating.channels", scope.schema)
     lock = statements("penstock.database", scope.schema)["lock_channel"]
-    with postgres_errors(doing):
+    with postgres_errors(f"retiring {channel}"):
         try:
             with connection.transaction():
                 if apply:
@@ -87,32 +68,14 @@ def changing(
                     connection.execute("SET LOCAL synchronous_commit = on")
                     connection.execute(sql["lock_registry"])
                     # Retention holds the row while it removes from the journal.
-                    for channel in sorted(channels):
-                        connection.execute(lock, {"channel": channel})
+                    connection.execute(lock, {"channel": channel})
                     connection.execute(sql["lock_ticks"])
                 yield
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise Refused(
-                f"{doing}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
+                f"retiring {channel}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
                 "Try again, or stop the consumer first"
             ) from error
-
-
-@contextmanager
-def finishing(done: str, command: str) -> Iterator[None]:
-    """Wraps the work in Redis after the commit in Postgres: an error says that it was committed, and how to go on."""
-    try:
-        yield
-    except ServerUnavailable as error:
-        raise type(error)(f"{done} in Postgres, but not in Redis: {error}. Then repeat it: {command}") from error
-
-
-def read_contents(connection: Connection, channel: str, scope: Scope) -> Contents:
-    """The contents of a channel in Postgres."""
-    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
-    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
-    readers = connection.execute(sql["channel_readers"], key).fetchall()
-    return Contents(kind, shards, records, staged, tuple(LeftReader(*row) for row in readers))
 
 
 _SHARDS_A_TIME = 500
@@ -217,8 +180,8 @@ def retire_channel(  # noqa: PLR0913  how it is done
     failure, and for records that were staged while it ran.
     """
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
-    with changing(connection, f"retiring {channel}", [channel], scope, apply=apply):
-        plan = _plan(connection, channel, scope)
+    with changing(connection, channel, scope, apply=apply):
+        plan = read_plan(connection, channel, scope)
         if plan.unread and not discard and apply:
             raise Refused(
                 f"{channel}: {plan.unread:,} records have not been read, and would be lost. Let its consumers finish; or lose "
@@ -230,11 +193,14 @@ def retire_channel(  # noqa: PLR0913  how it is done
         return plan
     crashpoint("retire.after_registry")
     pause(SETTLE_S)
-    with finishing(f"{channel} is retired", f"penstock channels retire {channel} --apply"):
+    try:
         delete_keys(client, channel, plan.shards, scope)
         _remove_records(connection, channel, scope)
         crashpoint("retire.after_journal")
         delete_keys(client, channel, plan.shards, scope)
+    except ServerUnavailable as error:
+        done = f"{channel} is retired in Postgres, but not in Redis"
+        raise type(error)(f"{done}: {error}. Then repeat it: penstock channels retire {channel} --apply") from error
     log.warning(
         "channel retired",
         channel=channel,
@@ -257,7 +223,7 @@ def adopt_channel(
             raise Unknown(
                 f"no channel {channel!r} was retired: a name that never was, or is in use, need not be adopted"
             )
-        left = _plan(connection, channel, scope)
+        left = read_plan(connection, channel, scope)
         keys = count_keys(client, channel, left.shards, scope)
         if left.records or left.staged or keys:
             raise Refused(
@@ -271,17 +237,19 @@ def adopt_channel(
     return Adoption(channel, applied=apply)
 
 
-def _plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
+def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
+    """The contents of a channel in Postgres, which a retirement removes."""
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
-    held = read_contents(connection, channel, scope)
-    if held.kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
+    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
+    readers = connection.execute(sql["channel_readers"], key).fetchall()
+    if kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
         raise unknown_channel(connection, scope, channel)
     outstanding = 0
-    if held.kind == "queue":
+    if kind == "queue":
         [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
     # How many shards a retired channel had is not known any more.
-    shards = max(MAX_SHARDS, held.shards) if held.kind is None else held.shards
-    return Retirement(channel, held.kind, shards, held.records, held.staged, outstanding, held.readers)
+    shards = max(MAX_SHARDS, shards) if kind is None else shards
+    return Retirement(channel, kind, shards, records, staged, outstanding, tuple(LeftReader(*row) for row in readers))
 
 
 def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:

@@ -114,7 +114,7 @@ def replay(
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Replay:
     """Plans a replay; with ``apply``, carries it out, or goes on with the same request's that was interrupted."""
-    run = _Run(connection, request, scope)
+    run = _ReplayRun(connection, request, scope)
     found = run.find()
     if again and found is not None and found.ended_at is not None:
         found = None
@@ -128,7 +128,7 @@ def replay(
     return run.carry_out(run.count(found or run.begin()), on_batch)
 
 
-class _Run:
+class _ReplayRun:
     def __init__(self, connection: Connection, request: ReplayRequest, scope: Scope) -> None:
         self._connection, self._request, self._scope = connection, request, scope
         self._sql = statements(__package__, scope.schema)

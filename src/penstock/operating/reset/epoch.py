@@ -113,7 +113,7 @@ class EpochPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _RedisState:
+class _RedisLogs:
     """The logs in Redis: their extents, last records, and newest epoch."""
 
     extents: Mapping[ShardName, Extent]
@@ -201,13 +201,13 @@ def _lock(connection: Connection, sql: dict[str, bytes]) -> None:
         ) from error
 
 
-def _read_redis(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> _RedisState:
+def _read_redis(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> _RedisLogs:
     ends = {shard: read_newest(client, scope.namespace, shard, LAST_ENTRIES) for shard in shards}
     epoch = max(log_epochs(client, scope, shards).values(), default=Epoch(0))
-    return _RedisState(extents(client, scope.namespace, shards), ends, epoch)
+    return _RedisLogs(extents(client, scope.namespace, shards), ends, epoch)
 
 
-def _plan(connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisState, reason: str | None) -> EpochPlan:
+def _plan(connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisLogs, reason: str | None) -> EpochPlan:
     sql = statements("penstock.operating", scope.schema)
     [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
     if reason is None:
@@ -238,7 +238,7 @@ def _plan(connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisS
     )
 
 
-def _find_disagreeing(connection: Connection, scope: Scope, in_redis: _RedisState) -> tuple[DeletedStream, ...]:
+def _find_disagreeing(connection: Connection, scope: Scope, in_redis: _RedisLogs) -> tuple[DeletedStream, ...]:
     """The streams that end beyond the journal, or whose last record differs from the journal's."""
     journal = journal_bounds(connection, scope, in_redis.extents)
     lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
@@ -258,7 +258,7 @@ def _find_disagreeing(connection: Connection, scope: Scope, in_redis: _RedisStat
 
 
 def _find_doubt(
-    connection: Connection, client: RedisClient, scope: Scope, plan: EpochPlan, in_redis: _RedisState
+    connection: Connection, client: RedisClient, scope: Scope, plan: EpochPlan, in_redis: _RedisLogs
 ) -> tuple[OffsetsInDoubt, ...]:
     """The offsets in doubt of the streams that disagree."""
     names = {each.shard for each in plan.deleted}
@@ -278,7 +278,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     snapshot: str,
     plan: EpochPlan,
     identity: ServerIdentity,
-    in_redis: _RedisState,
+    in_redis: _RedisLogs,
 ) -> None:
     connection.execute("SET LOCAL synchronous_commit = on")
     connection.execute(
@@ -304,7 +304,7 @@ def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
     _skip_ids(connection, sql, scope, in_redis)
 
 
-def _kept_tails(in_redis: _RedisState, plan: EpochPlan) -> dict[str, list[Any]]:
+def _kept_tails(in_redis: _RedisLogs, plan: EpochPlan) -> dict[str, list[Any]]:
     """The last offset of each log; 0 for those that are deleted."""
     deleted = {each.shard for each in plan.deleted}
     return {
@@ -314,7 +314,7 @@ def _kept_tails(in_redis: _RedisState, plan: EpochPlan) -> dict[str, list[Any]]:
     }
 
 
-def _skip_ids(connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisState) -> None:
+def _skip_ids(connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisLogs) -> None:
     """New records get ids that no lost record had: some readers identify records by them."""
     highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
     [(sequence,)] = connection.execute(sql["id_sequence"], {"table": quote(scope.schema, "staged_records")}).fetchall()

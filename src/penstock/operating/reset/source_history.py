@@ -56,7 +56,7 @@ class AcceptedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _AppliedPosition:
     """A checkpoint, as the consumer has it."""
 
     shard: ShardName
@@ -131,13 +131,13 @@ def _logged(each: AcceptedShard) -> dict[str, Any]:
     return {name: getattr(each, name) for name in names}
 
 
-def _parse(row: tuple[Any, ...]) -> _Known:
+def _parse(row: tuple[Any, ...]) -> _AppliedPosition:
     channel, shard, offset, epoch, record_id, staged_us, halted, letters = row
     record = None if record_id is None else JournaledRecord(record_id, staged_us)
-    return _Known(ShardName(channel, Shard(shard)), offset, epoch, record, halted, letters)
+    return _AppliedPosition(ShardName(channel, Shard(shard)), offset, epoch, record, halted, letters)
 
 
-def _read_source(connection: Connection, scope: Scope, known: Sequence[_Known]) -> _SourceState:
+def _read_source(connection: Connection, scope: Scope, known: Sequence[_AppliedPosition]) -> _SourceState:
     sql = statements("penstock.operating", scope.schema)
     with postgres_errors("reading the source"), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -158,7 +158,7 @@ def _read_source(connection: Connection, scope: Scope, known: Sequence[_Known]) 
         )
 
 
-def _plan(consumer: str, known: _Known, state: _SourceState, to: Place | None) -> AcceptedShard:
+def _plan(consumer: str, known: _AppliedPosition, state: _SourceState, to: Place | None) -> AcceptedShard:
     _, tail = state.bounds[known.shard]
     after = _find_common(known, state, tail) if to is None else to.offset
     if after > (tail if _is_same(known, state, tail) else min(known.offset, tail)):
@@ -200,7 +200,7 @@ def _count_twice(
     return replace(plan, known=known, still_there=still_there)
 
 
-def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
+def _find_common(known: _AppliedPosition, state: _SourceState, tail: Offset) -> Offset:
     """The last offset up to the checkpoint that both histories have."""
     if _is_same(known, state, tail):
         return known.offset
@@ -214,7 +214,7 @@ def _find_common(known: _Known, state: _SourceState, tail: Offset) -> Offset:
     return Offset(min(known.offset, tail, begins - 1))
 
 
-def _is_same(known: _Known, state: _SourceState, tail: Offset) -> bool:
+def _is_same(known: _AppliedPosition, state: _SourceState, tail: Offset) -> bool:
     """True if the source has the record at the checkpoint, as far as its journal tells."""
     found = state.records.get(known.shard)
     return known.offset <= tail and (found is None or found.is_same_as(known.record))

@@ -55,7 +55,7 @@ def status(
     limited = [
         shard for shard in log if (found := tables.registered.get(shard.channel)) and found.redis_memory is not None
     ]
-    in_redis = _RedisState(
+    in_redis = _Answers(
         log,
         damage,
         reading.ask(memory_used, limited),
@@ -200,7 +200,7 @@ def _select(shards: list[ShardName], tables: _Tables, pipeline: Pipeline | None,
 
 
 @dataclass(frozen=True, slots=True)
-class _RedisState:
+class _Answers:
     """Answers of Redis; ages are by Postgres' clock, which marks use."""
 
     log: Mapping[ShardName, Extent]
@@ -239,7 +239,7 @@ class _RedisState:
 class _Channels:
     """Builds the channels from what is registered, declared and in Redis."""
 
-    def __init__(self, tables: _Tables, redis: _RedisState, pipeline: Pipeline | None) -> None:
+    def __init__(self, tables: _Tables, redis: _Answers, pipeline: Pipeline | None) -> None:
         self._registered = tables.registered
         self._declared = None if pipeline is None else pipeline.channels
         self._staged = {ShardName(channel, shard): (count, age) for channel, shard, count, age in tables.waiting}

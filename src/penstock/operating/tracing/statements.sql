@@ -27,12 +27,12 @@ WITH last AS (
     ORDER BY tick DESC
     LIMIT 1
 )
-SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text,
-       CASE WHEN r.created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN r.created_at END,
+SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text AS transaction,
+       CASE WHEN r.created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN r.created_at END AS staged_at,
        CASE WHEN current_setting('track_commit_timestamp')::boolean AND r.xid BETWEEN '3' AND pg_snapshot_xmax(pg_current_snapshot())
             THEN pg_xact_commit_timestamp(r.xid::xid)
-       END,
-       pg_visible_in_snapshot(r.xid, last.snapshot),
+       END AS committed_at,
+       pg_visible_in_snapshot(r.xid, last.snapshot) AS is_seen,
        (
            SELECT t.tick
            FROM {schema}.ticks t
@@ -42,12 +42,12 @@ SELECT r.id, r.channel, r.shard, r.key, r.action, r.object, r.xid::text,
                  )
            ORDER BY t.tick
            LIMIT 1
-       ),
+       ) AS tick,
        (
            SELECT i.reason
            FROM {schema}.isolated_records i
            WHERE i.record_id = r.id AND i.xid = r.xid AND NOT (i.is_early AND pg_visible_in_snapshot(i.xid, last.snapshot))
-       )
+       ) AS isolated
 FROM {schema}.staged_records r
 CROSS JOIN last
 WHERE r.id = %(id)s;
@@ -65,8 +65,8 @@ LIMIT 1;
 
 -- :name letter_of_record
 -- Where a record stood that is gone, and of which a dead letter is left.  Those of queues are numbered otherwise than by offset.
-SELECT l.channel, l.shard, l.key, l.action, l.object, l.staged_at,
-       CASE WHEN coalesce(c.kind, 'log') = 'log' THEN l."offset" END
+SELECT l.record_id AS id, l.channel, l.shard, l.key, l.action, l.object, l.staged_at,
+       CASE WHEN coalesce(c.kind, 'log') = 'log' THEN l."offset" END AS "offset"
 FROM {schema}.dead_letters l
 LEFT JOIN {schema}.channels c USING (channel)
 WHERE l.record_id = %(id)s AND l.record_id > 0
@@ -153,7 +153,7 @@ LIMIT 1;
 -- :name open_writers
 -- Transactions that have inserted into staged_records, or deleted from it, and are not committed: they hold the lock on the table
 -- until they end.  Those of prepared ones name no process; which transaction they are of, the lock on its id says.
-SELECT l.pid, p.gid, coalesce(a.application_name, ''), a.state,
+SELECT l.pid, p.gid, nullif(a.application_name, ''), a.state,
        extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8,
        coalesce(a.usename, p.owner)::text,
        CASE WHEN %(with_query)s THEN a.query END

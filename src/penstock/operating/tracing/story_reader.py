@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from psycopg.rows import dict_row
+
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.shard_states import find_member
 from penstock.channels.log import extents
@@ -81,34 +83,15 @@ class StoryReader:
         return replace(story, readers=tuple(_wait(story, each, unpassed) for each in readers))
 
     def _read_place(self, record: RecordId) -> Story | None:
-        staged = self._rows("staged_record", {"id": record})
-        story = Story(*staged[0][:3]) if staged else None
-        if story is not None:
-            _, _, _, key, action, object_, transaction, at, committed, seen, tick, isolated = staged[0]
-            story = replace(
-                story,
-                key=key,
-                action=action,
-                object=object_,
-                transaction=transaction,
-                staged_at=at,
-                committed_at=committed,
-                is_seen=seen,
-                tick=tick,
-                isolated=isolated,
-            )
+        story = next((Story(**row) for row in self._named("staged_record", {"id": record})), None)
         channel = None if story is None else story.channel
         for staged_shard in (None,) if story is None else (story.shard, None):
             where = {"channel": channel, "shard": staged_shard, "id": record}
             for found, shard, offset, at, _ in self._rows("place_of_record", where):
                 story = story or Story(record, found, shard)
                 return replace(story, shard=shard, offset=offset, sequenced_at=at)
-        for channel, shard, key, action, object_, at, offset in (
-            () if story else self._rows("letter_of_record", {"id": record})
-        ):
-            named = Story(record, channel, shard, key=key, action=action, object=object_)
-            return replace(named, staged_at=at, offset=offset)
-        return story
+        letters = () if story else self._named("letter_of_record", {"id": record})
+        return next((Story(**row) for row in letters), story)
 
     def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
         """The story with what Redis has of the record, if it can be there."""
@@ -178,15 +161,13 @@ class StoryReader:
         """Facts that hold for all records."""
         with postgres_errors("reading the last tick"):
             bounds = journal_bounds(self._connection, self._scope)
-            rows = self._rows(
-                "situation",
-                {
-                    "table": self._table,
-                    "channels": [shard.channel for shard in bounds],
-                    "shards": [shard.shard for shard in bounds],
-                    "firsts": [first for first, _ in bounds.values()],
-                },
-            )
+            values = {
+                "table": self._table,
+                "channels": [shard.channel for shard in bounds],
+                "shards": [shard.shard for shard in bounds],
+                "firsts": [first for first, _ in bounds.values()],
+            }
+            rows = self._rows("situation", values)
         if not rows:
             raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")
         return Situation(*rows[0])
@@ -196,14 +177,16 @@ class StoryReader:
         found = {"table": self._table, "with_query": with_query}
         with postgres_errors("reading open transactions"):
             rows = self._rows("open_writers", found)
-        return tuple(
-            OpenWriter(pid, prepared, application or None, state, age_s, user, query)
-            for pid, prepared, application, state, age_s, user, query in rows
-        )
+        return tuple(OpenWriter(*row) for row in rows)
 
     @property
     def _table(self) -> str:
         return quote(self._scope.schema, "staged_records")
+
+    def _named(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rows whose columns have the names of a story's attributes."""
+        with postgres_errors("tracing a record"), self._connection.cursor(binary=True, row_factory=dict_row) as cursor:
+            return cursor.execute(self._sql[name], values).fetchall()
 
     def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
         with postgres_errors("tracing a record"):

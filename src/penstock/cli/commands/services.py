@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import Json, command, require_extra, require_pipeline, spared_from_garbage_collection
+from penstock.cli.connecting import Servers, open_connections, servers
 from penstock.cli.engines import choose_engine, open_comparer
 from penstock.cli.loops import ProgressLine, Stop, choose_share, raise_if_halted, run_loop
 from penstock.cli.render import say, show_json
-from penstock.cli.servers import Servers, open_connections, servers
 from penstock.consuming import Consumed, make_worker
 from penstock.declaring.declarations import WorkerSpec
 from penstock.engines import inline
