@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records
-from penstock.batches.entries import MAX_RECORDS
+from penstock.batches.entry import MAX_RECORDS
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))

@@ -21,7 +21,7 @@ from fixtures.clients import connect_redis
 from fixtures.restored import reset
 from fixtures.running_pipeline import Processes
 from penstock import Ick, Job, Log, Pipeline, Queue
-from penstock.consuming.workers import make_worker
+from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import connect_postgres
 from penstock.declaring.declarations import Channel
 from penstock.embedded import EmbeddedPostgres

@@ -4,7 +4,7 @@ import pytest
 
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
+from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.connections import Connection
 from penstock.database.executor import Executor
 from penstock.testing import eventually
@@ -12,9 +12,9 @@ from penstock.testing import eventually
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
 
 
-def read_process(executor: Executor, _: Locked) -> Plan[int]:
+def read_process(executor: Executor, _: Locked) -> TransactionPlan[int]:
     [(process,)] = executor.execute(b"SELECT pg_backend_pid()").fetchall()
-    return Plan(int(process))
+    return TransactionPlan(int(process))
 
 
 @pytest.mark.parametrize("pooled", [True, False])

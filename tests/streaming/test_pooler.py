@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue
-from penstock.consuming.workers import make_worker
+from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.operating.doctor import CheckContext, diagnose
 from penstock.records import DEFAULT_SCOPE, Record

@@ -19,7 +19,7 @@ from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer, tick
-from penstock.streaming.slices import Slices
+from penstock.streaming.tick_slices import Slices
 from penstock.testing import eventually
 
 KEYS = 4
@@ -268,7 +268,7 @@ def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
     flow: Pipeline, connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     """Guarantee 13: as by a proxy with a time limit, or a server that ran out of memory."""
-    monkeypatch.setattr("penstock.streaming.slices.MAX_RECORDS", 50_000)
+    monkeypatch.setattr("penstock.streaming.tick_slices.MAX_RECORDS", 50_000)
     stage_many(connection, 100, 1000)
     connection.execute(LIMIT.format(act=act).encode())
     with running(Streamer(flow, database_url, redis_url).run):

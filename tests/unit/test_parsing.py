@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fixtures.damaged_entries import mutate
 from penstock import parsing
 from penstock.batches import CODECS, Columns, Entry
-from penstock.batches.entries import FIELDS
+from penstock.batches.entry import FIELDS
 from penstock.channels.log import NAMES
 from penstock.channels.log.stream_entries import parse_entries, parse_first, parse_last
 from penstock.errors import ForeignLog

@@ -1,9 +1,8 @@
 """Batches of consecutive records, in columns: as Postgres writes them, a log keeps them, and a consumer reads them."""
 
-from penstock.batches.columns import COLUMNS, Columns, DamagedColumns
-from penstock.batches.compression import CODECS, MAX_BYTES, Codec, compress
-from penstock.batches.entries import FIELDS, MAX_RECORDS, Entry
-from penstock.batches.records import Records
+from penstock.batches.columns import CODECS, COLUMNS, MAX_BYTES, Codec, Columns, DamagedColumns, compress
+from penstock.batches.entry import FIELDS, MAX_RECORDS, Entry
+from penstock.batches.record_batch import Records
 
 __all__ = [
     "CODECS",

@@ -11,17 +11,105 @@
 A column of equal lines may be written as one line.  Postgres writes the columns (``unpublished`` and
 ``sequence_committed``), so a worker passes on a batch without a step for each record; numbers are differences because
 most of them are then 0.
+
+Columns may be compressed: a choice of the channel, named in every entry.  Measured on payloads of 170 bytes, 500 a batch: zstd
+takes 0.26 µs a record and leaves 23 %, and reads it back in 0.09 µs; zlib takes 1.0 µs, leaves 28 %, and reads it back in 0.32 µs.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import Any, Literal, TypeVar
 
-from penstock.batches.compression import MAX_BYTES, Codec, DamagedFrame, compress, decompress, size
+from penstock.errors import CodecMissing
 from penstock.parsing import MAX_NUMBER, decode_json
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, RecordId
+
+Codec = Literal["none", "zstd"]
+"""Compression of the columns of an entry."""
+
+CODECS: tuple[Codec, ...] = ("none", "zstd")
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Largest column that is compressed, in bytes.
+
+A frame of a few kilobytes could otherwise say that it holds as much as a process has memory.
+"""
+
+
+class DamagedFrame(ValueError):
+    """A frame that was not compressed, or not as a whole."""
+
+
+def compress(codec: Codec, text: bytes) -> bytes:
+    """The text as a channel stores it.
+
+    Raises:
+        CodecMissing: The library is not installed.
+    """
+    return text if codec == "none" else _zstd()[0](text)
+
+
+def is_installed(codec: Codec) -> bool:
+    """Whether this process can read and write what is compressed with it."""
+    try:
+        compress(codec, b"")
+    except CodecMissing:
+        return False
+    return True
+
+
+def size(codec: Codec, stored: bytes) -> int:
+    """Size of the text, in bytes.
+
+    Raises:
+        CodecMissing: The library is not installed.
+        DamagedFrame: It is damaged, or says more than ``MAX_BYTES``, or nothing.
+    """
+    return len(stored) if codec == "none" else _zstd()[1](stored)
+
+
+def decompress(codec: Codec, stored: bytes) -> bytes:
+    """The text again.
+
+    Raises:
+        CodecMissing: The library is not installed.
+        DamagedFrame: As ``size``.
+    """
+    return stored if codec == "none" else _zstd()[2](stored)
+
+
+@cache
+def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], int], Callable[[bytes], bytes]]:
+    try:
+        import zstandard  # noqa: PLC0415  only where a channel compresses
+    except ImportError as error:
+        raise CodecMissing(
+            "a channel with compression='zstd' needs the library zstandard. Install it: pip install 'penstock[zstd]'"
+        ) from error
+
+    def compressed(text: bytes) -> bytes:
+        return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(text)
+
+    def get_size(stored: bytes) -> int:
+        try:
+            found: int = zstandard.frame_content_size(stored)
+        except zstandard.ZstdError as error:
+            raise DamagedFrame from error
+        if not 0 <= found <= MAX_BYTES:
+            raise DamagedFrame
+        return found
+
+    def decompressed(stored: bytes) -> bytes:
+        get_size(stored)
+        try:
+            return zstandard.ZstdDecompressor().decompress(stored)
+        except zstandard.ZstdError as error:
+            raise DamagedFrame from error
+
+    return compressed, get_size, decompressed
+
 
 _Value = TypeVar("_Value")
 
@@ -132,12 +220,12 @@ class Columns:
 
     @cached_property
     def actions(self) -> list[str]:
-        """What happened, by record."""
+        """Action of each record."""
         return self._strings(2)
 
     @cached_property
     def objects(self) -> list[str]:
-        """What it happened to, by record."""
+        """Object of each record."""
         return self._strings(3)
 
     @cached_property
@@ -152,7 +240,7 @@ class Columns:
 
     @cached_property
     def staged_us(self) -> list[int]:
-        """When the records were staged, in microseconds since 1970."""
+        """Time of each record's staging, in microseconds since 1970."""
         first = self.first_us
         return [first + after for after in self._numbers(6)]
 

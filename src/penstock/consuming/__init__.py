@@ -8,7 +8,7 @@ An offset at or below the checkpoint was applied before and is skipped; the next
 which is filled from the journal, or stops the shard with an error.  Delivery may be repeated, by anyone, and the effect
 happens once.
 
-    workers         the worker that a consumer needs; setup: its arguments
+    worker_kinds    the worker that a consumer needs; setup: its arguments
     worker          the loop of every worker
     deliverer       attempts at the items of one shard
     transaction     locks, calls the handler, advances, commits
@@ -23,7 +23,7 @@ happens once.
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.worker import Worker
-from penstock.consuming.workers import SeveralRunners, make_worker
+from penstock.consuming.worker_kinds import SeveralRunners, make_worker
 from penstock.errors import TryAgain
 
 __all__ = ["Consumed", "SeveralRunners", "TryAgain", "Worker", "WorkerSetup", "make_worker"]

@@ -103,7 +103,7 @@ class Checkpoints:
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
     def all(self, connection: Executor) -> dict[ShardName, Offset]:
-        """Where the consumer stands in each shard that is not halted; raises why it has no checkpoints at all."""
+        """The offset of each shard that is not halted; raises the reason if there is no checkpoint at all."""
         channel = self._consumer.channel.name
         rows = connection.execute(
             self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}

@@ -57,7 +57,7 @@ class DeadLetters:
         executor.execute(self._sql["note_later_range"], where)
 
     def parked_keys(self, executor: Executor, shard: ShardName, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that have a dead letter."""
+        """The keys that have a dead letter."""
         where = {**self._where(shard), "keys": [*keys]}
         rows = executor.execute(self._sql["parked_keys"], where)
         return {key for (key,) in rows.fetchall()}

@@ -31,7 +31,7 @@ from penstock.consuming.delivery import (
     state_for_part,
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
+from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.driver_errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
@@ -105,7 +105,7 @@ class Refusals:
 
 
 class Source(Protocol[Item_contra]):
-    """Where items come from, and what the transaction that applies or dead-letters them writes.
+    """Source of items: the plans of the transactions that apply or dead-letter them.
 
     Attributes:
         name: Of the crash points.
@@ -266,10 +266,10 @@ class Deliverer(Generic[Item]):
             seconds=round(after_s, 1),
         )
 
-        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
             if delivery.shard in locked:
                 self._checkpoints.note_waiting(executor, delivery.shard, f"waiting after {failed.reason}")
-            return Plan(None)
+            return TransactionPlan(None)
 
         try:
             delivery.apply(plan)
@@ -301,12 +301,12 @@ class Deliverer(Generic[Item]):
         which = self._source.describe(delivery.shard, part[0])
         said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
 
-        def plan(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(delivery.shard)
             if checkpoint is None:
-                return Plan(Delivered())
+                return TransactionPlan(Delivered())
             self._checkpoints.halt(executor, delivery.shard, said)
-            return Plan(Delivered(position=checkpoint.offset, halted=said))
+            return TransactionPlan(Delivered(position=checkpoint.offset, halted=said))
 
         with suppress(NotApplied):  # it fails again, and halts then
             delivery.total.add(delivery.apply(plan))

@@ -1,4 +1,4 @@
-"""What an exception in a handler's transaction means, and how it is put into words that hold no payload."""
+"""Failures: the meaning of an exception in a handler's transaction, and its text, which holds no payload."""
 
 import re
 import traceback
@@ -59,14 +59,9 @@ class InvalidPayload(ValueError):
 
 
 def find_outcome(error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES) -> Outcome:
-    """What an exception means for the items, raised by the handler, its flush, the advance or COMMIT.
+    """Meaning of an exception for the items, raised by the handler, its flush, the advance or COMMIT.
 
     An exception that was raised from another one, or a group of them, means what these mean.
-
-    Args:
-        error: What was raised.
-        culprit: Index of the item at fault, if it is known.
-        depth: How many causes to follow: they may form a circle.
     """
     if isinstance(error, BaseExceptionGroup) and depth:
         members = (find_outcome(each, culprit, depth - 1) for each in error.exceptions)
@@ -81,7 +76,7 @@ _GRAVITY = (Conflict, AskedToWait, Unavailable, Failed, Broken)
 
 
 def _gravity(outcome: Outcome) -> int:
-    """Which of several outcomes counts."""
+    """Rank of an outcome: the greatest of several counts."""
     return _GRAVITY.index(type(outcome))
 
 
@@ -131,7 +126,7 @@ def _text(error: BaseException) -> str:
 
 
 def frames(error: BaseException) -> list[str]:
-    """Where an error was raised, the handler's caller first: ``shop/events.py:41 in ride_totals``; no values."""
+    """Frames in which an error was raised, the handler's caller first: ``shop/events.py:41 in ride_totals``; no values."""
     links = list(_chain(error))
     walked = chain.from_iterable(traceback.walk_tb(link.__traceback__) for link in reversed(links))
     found = [

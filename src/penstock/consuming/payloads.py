@@ -24,12 +24,7 @@ def make_decoder(consumer: ConsumerSpec) -> Decode | None:
 
 
 def make_model_decoder(model: Any, whose: str) -> Decode:
-    """The decoder of a model.
-
-    Args:
-        model: A dataclass, TypedDict, msgspec Struct or Pydantic model.
-        whose: What has it, for the error.
-    """
+    """The decoder of a model."""
     try:
         return _msgspec_decoder(model) if hasattr(model, "__struct_fields__") else _pydantic_decoder(model)
     except Exception as error:

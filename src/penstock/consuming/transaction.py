@@ -45,7 +45,7 @@ def _nothing(_: Executor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[Result]):
+class TransactionPlan(Generic[Result]):
     """The work of one transaction.
 
     Attributes:
@@ -61,7 +61,7 @@ class Plan(Generic[Result]):
     settle: Callable[[Executor], None] = _nothing
 
 
-Planner = Callable[[Executor, Locked], Plan[Result]]
+Planner = Callable[[Executor, Locked], TransactionPlan[Result]]
 """Makes the plan of a transaction from the checkpoints that it has locked."""
 
 
@@ -135,7 +135,9 @@ class HandlerTransaction:
         crashpoint(f"{name}.after_commit")
         return planned.result
 
-    def _plan(self, statements: Executor, shards: Collection[ShardName], plan: Planner[Result]) -> Plan[Result]:
+    def _plan(
+        self, statements: Executor, shards: Collection[ShardName], plan: Planner[Result]
+    ) -> TransactionPlan[Result]:
         """Locks and plans; remembers the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
@@ -167,7 +169,7 @@ class HandlerTransaction:
         error = committed or error
         raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
 
-    def _advance(self, statements: Executor, planned: Plan[Result]) -> None:
+    def _advance(self, statements: Executor, planned: TransactionPlan[Result]) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them."""
         try:
             planned.settle(statements)

@@ -19,7 +19,7 @@ from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan
+from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
 from penstock.database.executor import Executor
@@ -125,7 +125,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         """Reads what else is needed of Postgres at the start."""
 
     def _source(self) -> Source[Item] | None:
-        """Where the items of a shard come from; None for a worker that delivers otherwise."""
+        """The source of the items of a shard; None for a worker that delivers otherwise."""
         return None
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._transaction = self._client = None
 
     def _opened(self) -> tuple[HandlerTransaction, Deliverer[Item]]:
-        """What a round works with."""
+        """The open transaction and deliverer."""
         if self._transaction is None:
             self.open()
         assert self._transaction is not None
@@ -251,10 +251,10 @@ class Worker(Runner[Consumed], Generic[Item]):
         """Writes why a shard waits, for `penstock status`; None if it does no more."""
         assert self._transaction is not None
 
-        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
             if shard in locked:
                 self._checkpoints.note_waiting(executor, shard, reason)
-            return Plan(None)
+            return TransactionPlan(None)
 
         with suppress(NotApplied):  # `penstock status` can do without
             self._transaction.apply([shard], plan)

@@ -18,7 +18,7 @@ from penstock.errors import ForeignLog
 from penstock.records import Epoch, LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
 
 CLOCK_MARGIN = timedelta(minutes=10)
-"""How far a server's clock may be set back, while a record waits for its tick, without its being missed by a search by time."""
+"""Limit by which a server's clock may be set back while a record waits for its tick: a search by time then still finds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class MissedRecords:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Where the records of a shard since a time begin.
+    """Beginning of the records of a shard since a time.
 
     Attributes:
         before: The offset before the first of them; the shard's last one if there is none.
@@ -76,7 +76,7 @@ class Since:
 def offsets_since(
     connection: Connection, scope: Scope, shards: Iterable[ShardName], moment: Moment
 ) -> dict[ShardName, Since]:
-    """Where the records that were staged at a time or later begin, of each shard.
+    """Beginnings, of each shard, of the records that were staged at a time or later.
 
     Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
     """
@@ -179,7 +179,7 @@ def records_at(
 
 
 _EPOCH = re.compile(r"[0-9]{1,10}")
-"""What ``append.lua`` accepts."""
+"""Epochs that ``append.lua`` accepts."""
 
 
 def shards_to_compare(

@@ -154,7 +154,7 @@ def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
 
 
 def server_start_us(connection: Connection, scope: Scope) -> int:
-    """When the server was started: microseconds since 1970.
+    """Start of the server: microseconds since 1970.
 
     Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
     """

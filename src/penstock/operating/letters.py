@@ -24,7 +24,7 @@ from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import NO_FAILURE, Broken, Conflict, Policy, Retry, Unavailable, decide
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.transaction import HandlerTransaction, Locked, Plan, Planner
+from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
@@ -288,7 +288,7 @@ class _Trial:
         """
         shard = letter.place.shard
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Result]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Result]:
             if shard not in locked:
                 raise _ShardBusy
             return plan(executor, locked)
@@ -308,24 +308,24 @@ class _Trial:
     def _plan(self, letter: DeadLetterRow) -> Planner[Retried]:
         """Effect and removal in one transaction."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Retried]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Retried]:
             checkpoint = locked[letter.place.shard]
             row = executor.execute(self._sql["lock_dead_letter"], letter_key(letter)).fetchone()
             if row is None:
-                return Plan(Retried(letter, "gone"))
+                return TransactionPlan(Retried(letter, "gone"))
             if isinstance(self._consumer, WorkerSpec):
                 executor.execute(self._sql["stage_again"], letter_key(letter))
                 self._remove(executor, letter)
                 advance = Advance(checkpoint, checkpoint.offset, dead=-1)
-                return Plan(Retried(letter, "staged"), advances=[advance])
+                return TransactionPlan(Retried(letter, "staged"), advances=[advance])
             *record, later_shard, later_offset, earlier_shard, earlier_offset = row
             later = find_later(letter.channel, later_shard, later_offset)
             if later and self._checks_order:
-                return Plan(_superseded(letter, later))
+                return TransactionPlan(_superseded(letter, later))
             if earlier_shard is not None and self._consumer.park_key:
                 earlier = ShardName(letter.channel, Shard(earlier_shard))
                 why = f"{Place(earlier, Offset(earlier_offset))} of its key is dead-lettered, and comes first"
-                return Plan(Retried(letter, "kept", why))
+                return TransactionPlan(Retried(letter, "kept", why))
 
             def settle(settling: Executor) -> None:
                 self._remove(settling, letter)
@@ -333,7 +333,7 @@ class _Trial:
                     place = letter.place
                     self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
 
-            return Plan(
+            return TransactionPlan(
                 Retried(letter, "applied"),
                 self._items(make_record(letter, record)),
                 [Advance(checkpoint, checkpoint.offset, applied=1, dead=-1)],
@@ -354,9 +354,9 @@ class _Trial:
         executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
-        def planner(executor: Executor, _: Locked) -> Plan[None]:
+        def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:
             executor.execute(self._sql["failed_again"], {**letter_key(letter), "reason": reason})
-            return Plan(None)
+            return TransactionPlan(None)
 
         self._apply(letter, planner)
 

@@ -1,4 +1,4 @@
-"""What is wrong with single records and shards, as the streamer notes it in Postgres: for its log, ``status`` and ``doctor``.
+"""Faults of single records and shards, noted by the streamer in Postgres: for its log, ``status`` and ``doctor``.
 
 isolated records    staged rows that no tick can give an offset: an impossible time, id, name or transaction id
 unknown shards      records that have their offsets, and that belong to no registered channel: not published
@@ -105,7 +105,7 @@ class Faults:
 
 
 def read_faults(connection: Connection, scope: Scope) -> Faults:
-    """What streamers have noted."""
+    """Reads the faults that streamers have noted."""
     with postgres_errors("reading what is isolated and stopped"):
         return Faults(
             _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
@@ -220,13 +220,7 @@ class FaultLog:
     def note_stopped(
         self, connection: Connection, stopped: Mapping[ShardName, ShardError], others: Iterable[ShardName] = ()
     ) -> None:
-        """Notes which shards are stopped, if that has changed.
-
-        Args:
-            connection: In autocommit mode.
-            stopped: The shards, and why.
-            others: Shards of other streamers, whose notes are left as they are.
-        """
+        """Notes which shards are stopped, if that has changed."""
         reasons = {shard: str(error) for shard, error in stopped.items()}
         kept = sorted(str(shard) for shard in {*stopped, *others})
         if (reasons, kept) == self._noted:

@@ -21,7 +21,7 @@ from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 
 CLEARED = 8
-"""When there is no room, this part of the budget is cleared, one in so many, or as much as the batch takes."""
+"""Without room, an eighth of the budget is cleared, or as much as the batch takes."""
 
 UNDERWAY = 16
 """Most batches of a shard that may have been sent and not be in the log."""
@@ -35,7 +35,7 @@ ENTRY_BYTES, RECORD_BYTES = 256, 64
 
 @dataclass
 class _Known:
-    """What a publisher knows of a log.
+    """A log, as a publisher knows it.
 
     Attributes:
         tail: Last offset that is counted.

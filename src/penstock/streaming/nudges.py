@@ -24,7 +24,7 @@ MAX_NUDGES = 1000
 """More nudges than this in a window are a flood: a round that follows another within a millisecond needs none."""
 
 MAX_PAYLOAD_BYTES = 4096
-"""So are more bytes of payload than this: a nudge has none."""
+"""More bytes of payload than this are a flood, too: a nudge has none."""
 
 DEAF_S = 10.0
 """Seconds that the streamer polls without nudges after a flood, or if it cannot listen."""
@@ -34,12 +34,7 @@ class Nudges:
     """Waits for nudges, on a connection of its own."""
 
     def __init__(self, url: str, scope: Scope) -> None:
-        """Does not connect yet; see ``open``.
-
-        Args:
-            url: Of the database.
-            scope: Of the pipeline: its schema names the channel.
-        """
+        """Does not connect yet; see ``open``."""
         self._url, self._scope = url, scope
         self._connection: Connection | None = None
         self._deaf_until = self._window_ends = 0.0

@@ -205,11 +205,7 @@ class Publisher:
             self.unusable.remove(shard)
 
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
-        """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks.
-
-        Args:
-            prefetched: Batches that need not be read from the journal: the inline records of the last tick.
-        """
+        """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks."""
         try:
             return self._send(self.tails, prefetched)
         except (ServerUnavailable, psycopg.Error) as error:
@@ -334,11 +330,7 @@ class Publisher:
         return self._budgets.keep(shards, self.unusable.add)
 
     def maintain_queues(self, *, everywhere: bool = False) -> int:
-        """Gives Redis waiting records, and those that it lacks, for a while.
-
-        Args:
-            everywhere: In the queues of other shares, too.
-        """
+        """Gives Redis waiting records, and those that it lacks, for a while."""
         shards = self.ends.known if everywhere else self.ends.own
         filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
         tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
@@ -353,7 +345,7 @@ class Publisher:
         may_begin: bool,
         for_s: float | None = None,
     ) -> Generator[Batch, None, None]:
-        """Those prefetched batches that continue a log, then those read from the journal."""
+        """Prefetched batches that continue a log, then batches of the journal."""
         following = [
             batch
             for batch in prefetched

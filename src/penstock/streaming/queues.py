@@ -76,10 +76,6 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     """A record as a message.
 
     What names the record's action, object and time goes into the reserved header, whose last mention counts.
-
-    Args:
-        offset: Its offset.
-        values: id, tenant, action, object, data, headers, and when it was staged in microseconds since 1970.
     """
     id_, tenant, action, object_, data, headers, staged_us = values
     own = _read_own(headers, id_)
@@ -160,7 +156,7 @@ RETRY_PAUSE = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who has a unique name, until it is handed over (``is_queued``), for a time (``in_window``), or until it is done."""
+    """Holder of a unique name, until it is handed over (``is_queued``), for a time (``in_window``), or until it is done."""
 
     record: RecordId
     shard: int
@@ -278,12 +274,7 @@ class Queues:
         self._writer(shard).sweep()
 
     def maintain(self, tails: Mapping[ShardName, Offset], on_unusable: OnUnusable) -> int:
-        """Refills, reconciles and sweeps usable shards for about ``MAINTAIN_S``; returns the number of records given to Redis.
-
-        Args:
-            tails: The position of each shard that can be used.
-            on_unusable: Called with a shard whose keys cannot be used.
-        """
+        """Refills, reconciles and sweeps usable shards for about ``MAINTAIN_S``; returns the number of records given to Redis."""
         end, fed = monotonic() + MAINTAIN_S, 0
         shards = [shard for shard in sorted(tails) if shard.channel in self._channels]
         for _ in shards:

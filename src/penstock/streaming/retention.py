@@ -53,7 +53,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class _Removed:
-    """What one transaction removed.
+    """Result of one transaction of retention.
 
     Attributes:
         journaled: Records that the removed journal rows named.

@@ -10,7 +10,7 @@ before it answers, and a suspended sequencer holds nothing.  Two sequencers are 
 ``ticks`` lets only one through.  Nothing that matters stays in memory between ticks, and a long transaction delays no
 records but its own.
 
-If a tick fails because it is too large, it is divided: see ``slices``.
+If a tick fails because it is too large, it is divided: see ``tick_slices``.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from penstock.database.statements import quote, statements
 from penstock.database.transactions import set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
-from penstock.streaming.slices import Slices
+from penstock.streaming.tick_slices import Slices
 from penstock.streaming.unpublished import BATCH_BYTES
 
 JOURNAL_CHUNK = 200
@@ -87,15 +87,7 @@ class Sequencer:
     def __init__(
         self, connection: Connection, scope: Scope, *, prepare: bool = False, slices: Slices | None = None
     ) -> None:
-        """Sends nothing yet.
-
-        Args:
-            connection: In autocommit mode, to a primary whose lineage has been checked (``check_lineage``).
-            scope: Of the pipeline.
-            prepare: Whether to use prepared statements, which pay off after a few ticks.  Behind a pooler that switches
-                sessions, the sequencer stops using them.
-            slices: Of the sequencer before, which may have lost its connection in a tick that was too large.
-        """
+        """Sends nothing yet."""
         self._connection, self._scope = connection, scope
         self._sql = statements("penstock.streaming", scope.schema)
         # The limits are literals: a message of several statements takes no parameters.
@@ -204,7 +196,7 @@ class Sequencer:
 
     @cached_property
     def _isolation(self) -> tuple[bytes, ...]:
-        """What sets the isolation level; nothing if the server's default is right."""
+        """Statement that sets the isolation level; nothing if the server's default is right."""
         default = self._connection.execute("SHOW default_transaction_isolation").fetchone()
         return () if default == ("read committed",) else (self._sql["isolate"],)
 

@@ -44,16 +44,7 @@ class ShardSender:
     def send(
         self, shard: ShardName, after: Offset, target: Offset, *, kind: str, entries: str, narrow: bool
     ) -> Iterator[Sent]:
-        """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails.
-
-        Args:
-            shard: The shard.
-            after: Where its log ends.
-            target: Where the journal ends.
-            kind: Kind of the channel.
-            entries: Of a log: see ``Batch.stored_as``.
-            narrow: Whether to find the record at fault.
-        """
+        """Sends up to a batch; with ``narrow``, in smaller and smaller parts if it fails."""
         end = min(target, after + BATCH_RECORDS)
         most = end - after
         while after < end:

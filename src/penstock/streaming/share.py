@@ -85,7 +85,7 @@ class Share:
         return self.number == 1
 
     def distances(self, shards: Iterable[ShardName]) -> dict[ShardName, int]:
-        """How far each shard's share is from this one: 0 for its own shards, 1 for those of the share before it, and so on.
+        """Distance of each shard's share from this one: 0 for its own shards, 1 for those of the share before it, and so on.
 
         Shards are dealt out in the order of their names, so all streamers compute the same.
         """
@@ -130,13 +130,7 @@ class ShardTakeover:
     def update(
         self, distances: Mapping[ShardName, int], lacking: Collection[ShardName], moved: Collection[ShardName]
     ) -> None:
-        """Takes over the shards that have stalled.
-
-        Args:
-            distances: How far the share of each shard is from this one.
-            lacking: Shards whose log lacks records.
-            moved: Shards to whose log another process has appended since the last call.
-        """
+        """Takes over the shards that have stalled."""
         now = monotonic()
         for shard in moved:
             self.give_back(shard)
@@ -175,12 +169,7 @@ class TickTakeover:
         self.is_ticking = False
 
     def is_due(self, tick: int, *, has_new: bool) -> bool:
-        """Whether to tick now.
-
-        Args:
-            tick: The newest one.
-            has_new: Whether records were committed since.
-        """
+        """Whether to tick now."""
         if tick != self._tick:
             self._tick, self._since = tick, monotonic()
             if self.is_ticking:

@@ -53,7 +53,7 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
 -- the records, and the statement can be a transaction of its own.  If nothing was committed, there is no tick.
 --
--- A tick of a slice (see `slices.py`) is given an older snapshot, `target`, and the tick that it must follow, `after`: after
+-- A tick of a slice (see `tick_slices.py`) is given an older snapshot, `target`, and the tick that it must follow, `after`: after
 -- any other, nothing happens.
 -- Result: one row a shard that got offsets, or one row a record where the tick returns records inline; if nothing was
 -- sequenced, one row with the previous tick and nulls.

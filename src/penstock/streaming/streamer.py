@@ -32,8 +32,8 @@ from penstock.streaming.publisher import Publisher, SlicePublisher
 from penstock.streaming.retention import StreamerUpkeep
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
 from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
-from penstock.streaming.slices import Slices
 from penstock.streaming.tails import UnusableShards
+from penstock.streaming.tick_slices import Slices
 
 log = structlog.get_logger("penstock.streamer")
 

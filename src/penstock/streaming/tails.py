@@ -115,7 +115,7 @@ class Tails:
         return self._channels[shard.channel].kind if shard.channel in self._channels else "log"
 
     def entries(self, shard: ShardName) -> str:
-        """How a log stores its records: see ``Batch.stored_as``."""
+        """Form of a log's entries: see ``Batch.stored_as``."""
         return self._channels[shard.channel].entries if shard.channel in self._channels else "plain"
 
     @property
@@ -196,7 +196,7 @@ class Tails:
         self.log.update(found)
 
     def read_logs(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
-        """Where the logs of those shards end that can be used."""
+        """Ends of the logs of usable shards."""
         read = partial(extents, self._client, self._scope.namespace)
         found = ask_each(read, shards, self.unusable.add)
         return {shard: extent.tail for shard, extent in found.items()}

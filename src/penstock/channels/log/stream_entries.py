@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records
-from penstock.batches.compression import DamagedFrame, size
+from penstock.batches.columns import DamagedFrame, size
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
 from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName

@@ -17,7 +17,7 @@ from time import monotonic
 
 import structlog
 
-from penstock.batches.compression import CODECS, is_installed
+from penstock.batches.columns import CODECS, is_installed
 from penstock.channels.commands import RedisCommands
 from penstock.channels.driving import Steps
 from penstock.channels.routing import GroupKeys, group_keys, next_shards

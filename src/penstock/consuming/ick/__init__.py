@@ -1,1 +1,1 @@
-"""Consumers of an Ick: ``ick_worker`` reserves members, ``ick_members`` are due whenever they are reserved."""
+"""Consumers of an Ick: ``ick_worker`` reserves members, ``reserved_members`` are due whenever they are reserved."""

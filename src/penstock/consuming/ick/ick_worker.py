@@ -30,9 +30,9 @@ from penstock.channels.server import redis_errors
 from penstock.clients import Busy, HolderWatch, Reservation, Reservations, Superseded
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.ick.ick_members import IckMembers, ReservedMember, plan_progress, reserved_members
+from penstock.consuming.ick.reserved_members import IckMembers, ReservedMember, plan_progress, reserved_members
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.transaction import Plan
+from penstock.consuming.transaction import TransactionPlan
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.errors import ServerUnavailable
@@ -189,7 +189,7 @@ class IckWorker(Worker[ReservedMember]):
         """Whether nobody works on the shard now, as far as Postgres knows."""
         transaction, _ = self._opened()
         try:
-            return transaction.apply([shard], lambda _, locked: Plan(shard in locked))
+            return transaction.apply([shard], lambda _, locked: TransactionPlan(shard in locked))
         except NotApplied:  # not known
             return False
 

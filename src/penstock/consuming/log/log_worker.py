@@ -134,7 +134,7 @@ class LogWorker(Worker[Placed]):
         return self.round(block_ms=0)
 
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
-        """Where the consumer stands; opens again if the channel has more shards than before: see `penstock channels reshard`."""
+        """The consumer's checkpoints; opens again if the channel has more shards than before: see `penstock channels reshard`."""
         read = self._checkpoints.all
         transaction, _ = self._opened()
         standing = transaction.read(read)

@@ -15,7 +15,7 @@ from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
 from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets
-from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
@@ -51,10 +51,10 @@ class OffsetSource(ABC, Generic[Placed]):
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
         """Applies the due records of one shard."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
-                return Plan(stopped or Delivered())
+                return TransactionPlan(stopped or Delivered())
             comparison = compare(checkpoint.offset, records, checkpoint.barrier)
             if comparison.gap and not comparison.fresh:
                 return self._fill(executor, checkpoint, records)
@@ -65,12 +65,12 @@ class OffsetSource(ABC, Generic[Placed]):
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
         """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
-                return Plan(stopped or Delivered())
+                return TransactionPlan(stopped or Delivered())
             if checkpoint.offset >= damaged.last:
-                return Plan(Delivered(position=checkpoint.offset))
+                return TransactionPlan(Delivered(position=checkpoint.offset))
             try:
                 return self._read_missing(executor, checkpoint, Offset(damaged.last + 1))
             except Gap as error:
@@ -86,7 +86,7 @@ class OffsetSource(ABC, Generic[Placed]):
         gap has to be delivered alone.
         """
 
-        def planner(executor: Executor, locked: Locked) -> Plan[dict[ShardName, Delivered]]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
             due = {
                 checkpoint: comparison
                 for shard, checkpoint in sorted(locked.items())
@@ -94,7 +94,7 @@ class OffsetSource(ABC, Generic[Placed]):
             }
             for checkpoint, comparison in due.items():
                 self._note_if_later(executor, checkpoint, comparison.fresh)
-            return Plan(
+            return TransactionPlan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
                 self._join([comparison.fresh for comparison in due.values() if comparison.fresh]),
                 [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
@@ -105,16 +105,16 @@ class OffsetSource(ABC, Generic[Placed]):
     def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
         """Dead-letters a record that has failed alone."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
                 # Another process has gone on, or an operator has moved the checkpoint back.
-                return Plan(Delivered())
+                return TransactionPlan(Delivered())
             record = self._read(executor, shard, item)
             self._dead_letters.write(executor, shard, [record], reason=reason, attempts=attempts)
             last = f"the last is {record.place} (record {record.id}): {reason}"
             halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
-            return Plan(
+            return TransactionPlan(
                 Delivered(position=record.offset, dead=1, halted=halted),
                 advances=[Advance(checkpoint, record.offset, dead=1)],
             )
@@ -135,11 +135,11 @@ class OffsetSource(ABC, Generic[Placed]):
 
     @abstractmethod
     def describe(self, shard: ShardName, item: Placed) -> str:
-        """Where the record stands, and its number if that is known."""
+        """The record's place, and its number if that is known."""
 
     @abstractmethod
     def name_in_log(self, shard: ShardName, item: Placed) -> str:
-        """Where the record stands."""
+        """The record's place."""
 
     @abstractmethod
     def find_missing(
@@ -172,7 +172,9 @@ class OffsetSource(ABC, Generic[Placed]):
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> list[int]:
         """For each record the time from staging to its handler; empty if the source does not know."""
 
-    def _fill(self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]) -> Plan[Delivered]:
+    def _fill(
+        self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]
+    ) -> TransactionPlan[Delivered]:
         """Reads the records between the checkpoint and the delivery from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
@@ -182,16 +184,16 @@ class OffsetSource(ABC, Generic[Placed]):
             if error.last is not None:
                 why += f": {self.how_to_go_past(checkpoint.shard, Offset(error.last))}"
             self._checkpoints.halt(executor, checkpoint.shard, why)
-            return Plan(Delivered(position=checkpoint.offset, halted=why))
+            return TransactionPlan(Delivered(position=checkpoint.offset, halted=why))
 
-    def _read_missing(self, executor: Executor, checkpoint: Checkpoint, before: Offset) -> Plan[Delivered]:
+    def _read_missing(self, executor: Executor, checkpoint: Checkpoint, before: Offset) -> TransactionPlan[Delivered]:
         """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
         missing = self.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
-        return Plan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
+        return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
-    def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> Plan[Delivered]:
+    def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> TransactionPlan[Delivered]:
         parked, fresh = self._parked(executor, checkpoint.shard, due.fresh)
         self._note_if_later(executor, checkpoint, fresh)
         last = _end(checkpoint, due)
@@ -200,7 +202,7 @@ class OffsetSource(ABC, Generic[Placed]):
         delivered.dead = len(parked)
         advance = Advance(checkpoint, last, len(fresh), due.skipped, dead=len(parked))
         moves = last > checkpoint.offset or due.skipped
-        return Plan(delivered, self._join([fresh] if fresh else []), [advance] if moves else [])
+        return TransactionPlan(delivered, self._join([fresh] if fresh else []), [advance] if moves else [])
 
     def _parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]

@@ -11,7 +11,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit
 from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import WorkerSpec
@@ -58,21 +58,21 @@ class JobDeadLetters:
     ) -> Planner[DeadLettered | None]:
         """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[DeadLettered | None]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[DeadLettered | None]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 raise _busy()
             if not is_ours():
-                return Plan(None)
+                return TransactionPlan(None)
             if checkpoint.halted is not None:
-                return Plan(DeadLettered(is_written=False, halted=checkpoint.halted))
+                return TransactionPlan(DeadLettered(is_written=False, halted=checkpoint.halted))
             if not self._dead_letters.write_job(
                 executor, shard, record_id, staged_us, reason=reason, attempts=attempts
             ):
-                return Plan(DeadLettered(is_written=False))
+                return TransactionPlan(DeadLettered(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"
             halted = break_circuit(self._worker, self._checkpoints, executor, shard, last)
-            return Plan(
+            return TransactionPlan(
                 DeadLettered(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
             )
 
@@ -81,25 +81,25 @@ class JobDeadLetters:
     def halt(self, shard: ShardName, reason: str) -> Planner[None]:
         """Halts a shard: none of its jobs is begun until an operator lets it go on."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[None]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[None]:
             if shard not in locked:
                 raise _busy()
             self._checkpoints.halt(executor, shard, reason)
-            return Plan(None)
+            return TransactionPlan(None)
 
         return planner
 
     def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
         """Counts jobs, and moves the checkpoint; false if another process writes to the row: they are to be counted later."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[bool]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
-                return Plan(result=False)
+                return TransactionPlan(result=False)
             to = self._done_up_to(executor, checkpoint)
             advance = Advance(checkpoint, to, applied=applied, skipped=skipped)
             moves = applied or skipped or to > checkpoint.offset
-            return Plan(result=True, advances=[advance] if moves else [])
+            return TransactionPlan(result=True, advances=[advance] if moves else [])
 
         return planner
 

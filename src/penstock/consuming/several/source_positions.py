@@ -1,4 +1,4 @@
-"""Where a consumer stands in the shards of a source, in its own database, and which record is there."""
+"""Checkpoints of a consumer in the shards of a source, in its own database, and the record at each of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from penstock.consuming.delivery import Delivered, get_offsets
 from penstock.consuming.log.offset_source import MAX_JOURNAL_BYTES, Limit, LogRecords
 from penstock.consuming.several.source_link import SourceLink
 from penstock.consuming.several.source_positions import SourcePositions
-from penstock.consuming.transaction import Locked, Plan, Planner, Result
+from penstock.consuming.transaction import Locked, Planner, Result, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap, HistoryDiverged, ServerUnavailable
@@ -73,19 +73,21 @@ class SourceRecords(LogRecords):
     def _guarded(self, shard: ShardName, records: Sequence[Record], planner: Planner[Delivered]) -> Planner[Delivered]:
         """A source that is away lets this shard alone wait; a source whose history has diverged halts it."""
 
-        def guarded(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def guarded(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             try:
                 return self._noting(planner(executor, locked), {shard: records})
             except ServerUnavailable as error:
                 self._checkpoints.note_waiting(executor, shard, str(error))
-                return Plan(Delivered())
+                return TransactionPlan(Delivered())
             except HistoryDiverged as error:
                 self._checkpoints.halt(executor, shard, str(error))
-                return Plan(Delivered(position=locked[shard].offset, halted=str(error)))
+                return TransactionPlan(Delivered(position=locked[shard].offset, halted=str(error)))
 
         return guarded
 
-    def _noting(self, plan: Plan[Result], found: Mapping[ShardName, Sequence[Record]]) -> Plan[Result]:
+    def _noting(
+        self, plan: TransactionPlan[Result], found: Mapping[ShardName, Sequence[Record]]
+    ) -> TransactionPlan[Result]:
         """The plan, which also writes the record that each checkpoint moves to."""
         reached = {
             advance.locked.shard: _record_at(found[advance.locked.shard], advance.to)

@@ -21,7 +21,7 @@ from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.several.source_records import SourceRecords
-from penstock.consuming.transaction import Locked, Plan
+from penstock.consuming.transaction import Locked, TransactionPlan
 from penstock.consuming.worker import HALTED_PAUSE_S
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import CONFLICTS, describe
@@ -207,10 +207,10 @@ class SourceWorker(LogWorker[Record]):
     def _accept(self, shard: ShardName, epoch: Epoch) -> None:
         assert self._transaction is not None
 
-        def plan(executor: Executor, locked: Locked) -> Plan[None]:
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
             if shard in locked:
                 self._source_positions.accept_epoch(executor, shard, epoch)
-            return Plan(None)
+            return TransactionPlan(None)
 
         with suppress(NotApplied):  # then it is compared again
             self._transaction.apply([shard], plan)
@@ -224,11 +224,11 @@ class SourceWorker(LogWorker[Record]):
         """Stops a shard whose source has diverged; the others go on."""
         assert self._transaction is not None
 
-        def plan(executor: Executor, locked: Locked) -> Plan[bool]:
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
             is_running = shard in locked and locked[shard].halted is None
             if is_running:
                 self._checkpoints.halt(executor, shard, reason)
-            return Plan(is_running)
+            return TransactionPlan(is_running)
 
         with suppress(NotApplied):  # it is compared again
             if self._transaction.apply([shard], plan):

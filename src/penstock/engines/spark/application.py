@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.workers import check_sources
+from penstock.consuming.worker_kinds import check_sources
 from penstock.database.driver_errors import describe
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line

@@ -1,4 +1,4 @@
-"""Which rate keeps up: from the requests, the records that arrive, and those that wait.
+"""Rates that keep up: from the requests, the records that arrive, and those that wait.
 
     jobs a second = (2 * arrivals + backlog / 60 s) / records of a slice, and at least one in 5 s
     rate          = jobs a second / requests a second
@@ -20,7 +20,7 @@ from penstock.errors import InvalidChore, Unknown
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """How far a consumer is behind.
+    """Lag of a consumer.
 
     Attributes:
         records: Sequenced records beyond its checkpoints; of a queue, its messages that wait or are worked on.
@@ -35,7 +35,7 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What a process has measured last; other processes have their own.
+    """Last measurement of a process; other processes have their own.
 
     Attributes:
         unsequenced: Committed records without an offset; at most 100,000 are counted.
@@ -59,7 +59,7 @@ class Gauges:
 
     @property
     def age_s(self) -> float:
-        """How long ago this was measured, in seconds."""
+        """Age of the measurement, in seconds."""
         return monotonic() - self.measured_at
 
     @property
@@ -83,7 +83,7 @@ WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a chore has to do.
+    """Work of a chore.
 
     Attributes:
         arrivals_s: Records that arrive a second.
@@ -96,7 +96,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Which rate would keep up with a load; as text, it says so.
+    """Rate that would keep up with a load; as text, for people.
 
     Attributes:
         rate: The share of requests to recruit, at most 1; None without requests.

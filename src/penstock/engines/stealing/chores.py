@@ -227,7 +227,7 @@ class Chores:
         return Chore(self._prefix + name, weight, self, step)
 
     def _tools(self) -> "Tools":
-        """Those of this thread.  Those from before a fork belong to the parent process: they are kept and never used."""
+        """Tools of this thread.  Tools from before a fork belong to the parent process: they are kept and never used."""
         from penstock.engines.stealing.tools import Tools  # noqa: PLC0415  a process that recruits nobody needs no drivers
 
         # Made now, of the class that is there now: see `recruit`.  Two threads that come first get the same.

@@ -1,4 +1,4 @@
-"""What happened to the jobs of a recruiter in this process, in numbers."""
+"""Counters of the jobs of a recruiter in this process."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from threading import Lock
 
 
 class Outcome(Enum):
-    """How a recruited job ended.  A job returns one of these, or anything else, which means ``FINISHED``."""
+    """End of a recruited job.  A job returns one of these, or anything else, which means ``FINISHED``."""
 
     FINISHED = "finished"
     NOTHING_TO_DO = "nothing to do"
@@ -49,7 +49,7 @@ class AtomicCounter:
         self._lock = Lock()
 
     def read(self) -> int:
-        """How often ``add`` was called."""
+        """Number of calls of ``add``."""
         with self._lock:
             value = self.add() - self._reads
             self._reads += 1

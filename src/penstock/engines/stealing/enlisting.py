@@ -1,4 +1,4 @@
-"""Where an application enlists: after a response, after a commit, after a cache hit.
+"""Places at which an application enlists: after a response, after a commit, after a cache hit.
 
     ASGIEnlister          around an ASGI application, such as one of FastAPI, Starlette or Django
     WSGIEnlister          around a WSGI application, such as one of Flask or Django
@@ -117,7 +117,7 @@ def enlist_after_commit(recruiter: Recruiter, target: object) -> None:
 
 
 _attached: WeakKeyDictionary[Target, WeakSet[Recruiter]] = WeakKeyDictionary()
-"""Which recruiters listen to which sessions: attaching twice has no further effect."""
+"""Recruiters that listen to a session: attaching twice has no further effect."""
 
 
 def enlist_on_hit(

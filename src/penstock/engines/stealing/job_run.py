@@ -17,7 +17,7 @@ from penstock.engines.stealing.counters import Outcome
 
 @dataclass(slots=True)
 class JobContext:
-    """What one run of a job was given.
+    """Context of one run of a job.
 
     Attributes:
         ends_at: When its budget is spent, by ``time.monotonic``.
@@ -104,7 +104,7 @@ async def _limited(awaitable: Awaitable[object], limit_s: float) -> object:
 
 
 def _frames(error: BaseException) -> list[str]:
-    """Where an error was raised, outermost first: the last two parts of each path, line and function; no values."""
+    """Frames in which an error was raised, outermost first: the last two parts of each path, line and function; no values."""
     walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
     return [
         f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{line} in {frame.f_code.co_name}"

@@ -154,7 +154,7 @@ class JobThread:
             return None
 
     def _dismiss_rest(self) -> None:
-        """What other callers handed over at the same moment."""
+        """Dismisses jobs that other callers handed over at the same moment."""
         while (assignment := self._next(wait_s=0)) is not None:
             assignment.counters.dismiss()
 
@@ -198,7 +198,7 @@ class JobThread:
 
 
 MAX_HUNG = 3
-"""So many threads may hang in their jobs while another one goes on; if that hangs too, no job is done until one returns."""
+"""Limit of the threads that hang in their jobs while another one goes on; if that hangs too, no job is done until one returns."""
 
 
 class ThreadSupervisor:

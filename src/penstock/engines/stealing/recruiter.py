@@ -17,7 +17,7 @@ from penstock.engines.stealing.sampler import Assignment, Sampler
 from penstock.errors import DeclarationError
 
 MAX_END_S = 1.0
-"""How long the end of the process waits for a job that runs, at most."""
+"""Limit of the wait for a running job at the end of the process, in seconds."""
 
 Report = Callable[[str, JobCounters], object]
 

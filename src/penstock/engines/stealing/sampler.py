@@ -11,7 +11,7 @@ from penstock.engines.stealing.job_run import Job
 from penstock.errors import InvalidChore, Unknown
 
 TOLERANCE = 1e-9
-"""What a sum of rates may exceed 1 by: ten times 0.1 is not exactly 1."""
+"""Limit by which a sum of rates may exceed 1: ten times 0.1 is not exactly 1."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,7 +49,7 @@ class Sampler:
         self._thresholds = list(accumulate(each.rate for each in assignments))
 
     def draw(self, number: float) -> Assignment | None:
-        """What a number from 0 to below 1 draws: the job whose part of that range it falls into, if any."""
+        """The job whose part of the range from 0 to below 1 a number falls into, if any."""
         at = bisect_right(self._thresholds, number)
         return self.assignments[at] if at < len(self.assignments) else None
 

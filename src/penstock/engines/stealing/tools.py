@@ -1,4 +1,4 @@
-"""What the chores of a pipeline work with, in one thread of one process.  Imported when the first chore runs.
+"""Tools of the chores of a pipeline, in one thread of one process.  Imported when the first chore runs.
 
 The streamer and the workers are those of the other engines, in slices.  Each keeps its connections until the thread is idle
 or a server fails.
@@ -32,7 +32,7 @@ from penstock.streaming import Streamer
 
 
 def summarise(found: Status) -> Gauges:
-    """How far the pipeline is behind, in a few numbers."""
+    """The pipeline's lag, in a few numbers."""
     shards = [shard for channel in found.channels for shard in channel.shards]
     behind = (shard.sequenced - shard.published for shard in shards if shard.published is not None)
     queues = {channel.channel: channel for channel in found.channels if channel.kind == "queue"}
@@ -48,7 +48,7 @@ def summarise(found: Status) -> Gauges:
 
 
 def _lag(consumer: ConsumerStatus, queue: ChannelStatus | None) -> ConsumerLag:
-    """How far a consumer is behind.
+    """Lag of a consumer.
 
     Args:
         consumer: The consumer.

@@ -67,7 +67,7 @@ class TickSlice:
 
 
 class Slices:
-    """How much a tick may take, and the slices that are planned.  A streamer keeps it when it reconnects.
+    """Limit of a tick, and the planned slices.  A streamer keeps it when it reconnects.
 
     Attributes:
         most: About how many records; None as long as no tick has failed.
@@ -110,7 +110,7 @@ class Slices:
 
     @property
     def doing(self) -> str:
-        """What is being done, for an error's text."""
+        """Current activity, for an error's text."""
         if not self._planned:
             return "sequencing"
         return f"sequencing {self._planned[0].records:,} records, which only one tick can take"

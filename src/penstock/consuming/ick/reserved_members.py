@@ -8,7 +8,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit
 from penstock.consuming.delivery import Delivered, Failed
 from penstock.consuming.failures import InvalidPayload, NotApplied
-from penstock.consuming.transaction import Locked, Plan, Planner
+from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.records import Offset, Scope, ShardName
@@ -64,13 +64,13 @@ class IckMembers:
     def plan(self, shard: ShardName, members: Sequence[ReservedMember]) -> Planner[Delivered]:
         """Applies the members."""
 
-        def planner(_: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(_: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None:
-                return Plan(Delivered(halted=checkpoint.halted if checkpoint else None))
+                return TransactionPlan(Delivered(halted=checkpoint.halted if checkpoint else None))
             _refuse_bytes(members)
             texts = [each.text for each in members]
-            return Plan(
+            return TransactionPlan(
                 Delivered(
                     position=checkpoint.offset,
                     applied=len(members),
@@ -89,16 +89,16 @@ class IckMembers:
     ) -> Planner[Delivered]:
         """Dead-letters a member that has failed alone."""
 
-        def planner(executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None:
-                return Plan(Delivered())  # it stays dirty
+                return TransactionPlan(Delivered())  # it stays dirty
             self._dead_letters.write_member(
                 executor, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
             )
             last = f"the last is {self.describe(shard, member)}: {reason}"
             halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
-            return Plan(
+            return TransactionPlan(
                 Delivered(position=checkpoint.offset, dead=1, members=[member.member], halted=halted),
                 advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
@@ -128,11 +128,11 @@ class IckMembers:
 def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
     """Moves the checkpoint: everything up to ``done_up_to`` is done.  It never goes back."""
 
-    def planner(_: Executor, locked: Locked) -> Plan[None]:
+    def planner(_: Executor, locked: Locked) -> TransactionPlan[None]:
         checkpoint = locked.get(shard)
         if checkpoint is None or checkpoint.offset >= done_up_to:
-            return Plan(None)
-        return Plan(None, advances=[Advance(checkpoint, done_up_to)])
+            return TransactionPlan(None)
+        return TransactionPlan(None, advances=[Advance(checkpoint, done_up_to)])
 
     return planner
 

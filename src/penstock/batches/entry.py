@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from penstock.batches.columns import COLUMNS, Columns, DamagedColumns
-from penstock.batches.compression import CODECS
+from penstock.batches.columns import CODECS, COLUMNS, Columns, DamagedColumns
 from penstock.parsing import parse_number
 from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, overload
 
-from penstock.batches.entries import Entry
+from penstock.batches.entry import Entry
 from penstock.parsing import check_nesting, decode_json, parse_json
 from penstock.records import Offset, Payload, Record, RecordId
 
@@ -129,12 +129,12 @@ class Records(Sequence[Record[Payload]]):
 
     @property
     def actions(self) -> list[str]:
-        """What happened."""
+        """Action of each record."""
         return self._column("action")
 
     @property
     def objects(self) -> list[str]:
-        """What it happened to."""
+        """Object of each record."""
         return self._column("object")
 
     @property
@@ -149,7 +149,7 @@ class Records(Sequence[Record[Payload]]):
 
     @property
     def staged_us(self) -> list[int]:
-        """When each record was staged, in microseconds since 1970."""
+        """Time of each record's staging, in microseconds since 1970."""
         return self._column("staged_us")
 
     @property
