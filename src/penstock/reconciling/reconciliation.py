@@ -126,7 +126,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
         ServerUnavailable: Postgres does not answer.
     """
     began = monotonic()
-    reconciliation = _Run(connect, scope, spec, comparer, wait_s, others)
+    reconciliation = _Reconciliation(connect, scope, spec, comparer, wait_s, others)
     result = reconciliation.begin(intent)
     try:
         if intent in {"replace", "bootstrap"}:
@@ -202,7 +202,7 @@ def _to_columns(result: Reconciled) -> dict[str, Any]:
 
 
 @dataclass
-class _Run:
+class _Reconciliation:
     connect: Connect
     scope: Scope
     spec: ReconciliationSpec

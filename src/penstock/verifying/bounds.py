@@ -24,7 +24,7 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
-from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange
+from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange, make_finding
 
 Start = Offset | Place | str | None
 """The first record to verify: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With
@@ -95,7 +95,9 @@ def read_bounds(
         if ends[shard] > end:
             beyond = list(_read_beyond(client, scope, shard, end, ends[shard]))
             unexpected += beyond
-            findings += [] if beyond else [_log_ahead(shard, ends[shard], end)]
+            if not beyond:
+                text = f"the log has given offsets up to {ends[shard]}, the journal ends at {end}"
+                findings.append(make_finding(shard, FindingKind.SURPLUS, "log", end + 1, text))
         after = max(state.begins[shard], first.get(shard, end + 1)) - 1
         if after < end:
             # An Ick holds members and has no entries to compare; nor has a queue.
@@ -106,11 +108,6 @@ def read_bounds(
             ranges.append(VerificationRange(shard, after, end, published, evicts))
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
-
-
-def _log_ahead(shard: ShardName, log_end: int, journal_end: int) -> Finding:
-    text = f"the log has given offsets up to {log_end}, the journal ends at {journal_end}"
-    return Finding(FindingKind.SURPLUS, "log", shard.channel, shard.shard, journal_end + 1, 1, None, text)
 
 
 def _shard_parameters(shards: Sequence[ShardName]) -> dict[str, Any]:
@@ -170,7 +167,7 @@ def _read_log_ends(
         unreadable: list[Finding] = []
 
         def note(shard: ShardName, error: ShardError, found: list[Finding] = unreadable) -> None:
-            found.append(_unreadable(shard, error))
+            found.append(make_finding(shard, FindingKind.SURPLUS, "log", 0, str(error)))
 
         ends = ask_each(lambda some: last_offsets(client, scope.namespace, some), shards, note)
         for shard in _missing_icks(client, scope, state.icks & ends.keys()):
@@ -179,10 +176,6 @@ def _read_log_ends(
         if not behind or monotonic() > deadline:
             return ends, unreadable
         sleep(_POLL_S)
-
-
-def _unreadable(shard: ShardName, error: ShardError) -> Finding:
-    return Finding(FindingKind.SURPLUS, "log", shard.channel, shard.shard, 0, 1, None, str(error))
 
 
 def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> Iterator[ShardName]:
@@ -219,8 +212,7 @@ def _check_checkpoints(
             first, count = at + 1, begins - at - 1
         else:
             continue
-        where = f"consumer {consumer}"
-        yield Finding(kind, where, shard.channel, shard.shard, first, count, None, text)
+        yield make_finding(shard, kind, f"consumer {consumer}", first, text, count=count)
 
 
 def _check_unread(
@@ -238,16 +230,12 @@ def _check_unread(
         is_declared = shard in declared and shard.channel not in channels
         if shard not in state.registered and not is_declared:
             text = "no channel is registered or declared with this shard, so no consumer reads its records"
-            yield _missing("consumers", shard, begins, end, text)
+            yield make_finding(shard, FindingKind.MISSING, "consumers", begins, text, count=end - begins + 1)
         for consumer in sorted(name for name, channel in state.consumers if channel == shard.channel):
             if (consumer, shard) not in state.checkpoints:
                 text = "it has no checkpoint in this shard, so it reads none of its records"
-                yield _missing(f"consumer {consumer}", shard, begins, end, text)
-
-
-def _missing(where: str, shard: ShardName, first: int, last: int, text: str) -> Finding:
-    count = last - first + 1
-    return Finding(FindingKind.MISSING, where, shard.channel, shard.shard, first, count, None, text)
+                where = f"consumer {consumer}"
+                yield make_finding(shard, FindingKind.MISSING, where, begins, text, count=end - begins + 1)
 
 
 def _read_beyond(

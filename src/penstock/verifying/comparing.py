@@ -65,6 +65,20 @@ class Finding:
     text: str
 
 
+def make_finding(  # noqa: PLR0913  a finding has so many parts
+    shard: ShardName,
+    kind: FindingKind,
+    where: str,
+    offset: int,
+    text: str,
+    *,
+    record: int | None = None,
+    count: int = 1,
+) -> Finding:
+    """A finding in a shard."""
+    return Finding(kind, where, shard.channel, shard.shard, offset, count, record, text)
+
+
 @dataclass(frozen=True, slots=True)
 class UnexpectedEntry:
     """A log entry that is not the record expected at its offset.  Classifying it takes the whole journal.
@@ -223,31 +237,31 @@ def compare(
         begins: First offset of the journal, read last: retention has removed everything before it.
         log_begins: As ``read_log_beginning``, read after ``entries``: what comes before has been evicted.
     """
-    finding = _FindingFactory(verified.shard)
+    shard = verified.shard
     by_offset: dict[int, ExpectedRecord] = {}
     for each in expected:
         if each.offset in by_offset:
             text = "two rows of the journal hold this offset"
-            yield finding(FindingKind.DOUBLED, "journal", each.offset, each.record, text)
+            yield make_finding(shard, FindingKind.DOUBLED, "journal", each.offset, text, record=each.record)
         by_offset.setdefault(each.offset, each)
     offsets = range(max(verified.after + 1, begins), verified.until + 1)
     for first, count in _runs(n for n in offsets if n not in by_offset):
         text = "no row of the journal holds these offsets"
-        yield finding(FindingKind.MISSING, "journal", first, None, text, count)
+        yield make_finding(shard, FindingKind.MISSING, "journal", first, text, count=count)
     queued = verified.published == QUEUED
     there = [each for each in expected if each.values is not None] if queued else expected
-    yield from _compare_staged(finding, there)
-    yield from _compare_order(finding, expected)
+    yield from _compare_staged(shard, there)
+    yield from _compare_order(shard, expected)
     damaged = [error for error in _find_damaged(verified, entries) if error.first <= verified.until]
     for error in damaged:
         first, last = max(error.first, verified.after + 1), min(error.last, verified.until)
         text = f"{error}; delete the key of its shard, and the streamer replays it from the journal"
-        yield finding(FindingKind.DAMAGED, "log", first, None, text, last - first + 1)
+        yield make_finding(shard, FindingKind.DAMAGED, "log", first, text, count=last - first + 1)
     readable = [entry for entry in entries if not is_batch(entry[1])]
-    yield from _compare_entries(finding, by_offset, readable)
+    yield from _compare_entries(shard, by_offset, readable)
     present = {n for error in damaged for n in range(error.first, error.last + 1)}
     present |= {n for n in by_offset if n < log_begins}
-    yield from _missing_entries(finding, by_offset, readable, present, verified.published)
+    yield from _missing_entries(shard, by_offset, readable, present, verified.published)
 
 
 def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iterator[DamagedEntry]:
@@ -260,41 +274,28 @@ def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iter
                 yield error
 
 
-@dataclass(frozen=True, slots=True)
-class _FindingFactory:
-    """Makes findings in one shard."""
-
-    shard: ShardName
-
-    def __call__(
-        self, kind: FindingKind, where: str, offset: int, record: int | None, text: str, count: int = 1
-    ) -> Finding:
-        shard = self.shard
-        return Finding(kind, where, shard.channel, shard.shard, offset, count, record, text)
-
-
-def _compare_staged(finding: _FindingFactory, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
+def _compare_staged(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Compares the journal with the staged records."""
     for each in expected:
         record = each.record
         if each.values is None:
             text = f"the journal names record {record}, which is not there: it cannot be sent again"
-            yield finding(FindingKind.MISSING, "staged", each.offset, record, text)
+            yield make_finding(shard, FindingKind.MISSING, "staged", each.offset, text, record=record)
         elif not each.at_home:
             text = f"record {record} names another channel or shard than the journal"
-            yield finding(FindingKind.CHANGED, "staged", each.offset, record, text)
+            yield make_finding(shard, FindingKind.CHANGED, "staged", each.offset, text, record=record)
 
 
-def _compare_order(finding: _FindingFactory, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
+def _compare_order(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Within a tick, the journal lists records in the order of their ids."""
     for before, each in pairwise(expected):
         if before.entry == each.entry and before.record > each.record:
             text = f"record {each.record} comes after record {before.record} of the same tick"
-            yield finding(FindingKind.INVERTED, "journal", each.offset, each.record, text)
+            yield make_finding(shard, FindingKind.INVERTED, "journal", each.offset, text, record=each.record)
 
 
 def _compare_entries(
-    finding: _FindingFactory, expected: Mapping[int, ExpectedRecord], entries: Sequence[Entry]
+    shard: ShardName, expected: Mapping[int, ExpectedRecord], entries: Sequence[Entry]
 ) -> Iterator[Finding | UnexpectedEntry]:
     for entry_id, fields in entries:
         offset, sequence = _parse_id(entry_id)
@@ -305,16 +306,15 @@ def _compare_entries(
         if sequence or belongs is None or values is None or find_number(values[0]) != belongs.record:
             record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
             wanted = belongs.record if belongs is not None and sequence == 0 else None
-            shard = finding.shard
             yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, wanted)
         elif belongs.values is not None and values != tuple(belongs.values):
             names = " and ".join(_differing(values, belongs.values))
             text = f"{names} of record {belongs.record}: the log has another than the staged record"
-            yield finding(FindingKind.CHANGED, "log", offset, belongs.record, text)
+            yield make_finding(shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record)
 
 
 def _missing_entries(
-    finding: _FindingFactory,
+    shard: ShardName,
     expected: Mapping[int, ExpectedRecord],
     entries: Sequence[Entry],
     present: set[int],
@@ -326,7 +326,7 @@ def _missing_entries(
     for first, count in _runs(missing):
         record = expected[first].record if count == 1 else None
         text = "the log has no entry there"
-        yield finding(FindingKind.MISSING, "log", first, record, text, count)
+        yield make_finding(shard, FindingKind.MISSING, "log", first, text, record=record, count=count)
 
 
 _SHOWN = {name: name.decode() for name in NAMES} | {b"ts": "time of staging"}

@@ -21,6 +21,7 @@ from penstock.verifying.comparing import (
     VerificationRange,
     classify,
     find_duplicates,
+    make_finding,
 )
 
 FINDINGS_KEPT = 10_000
@@ -155,15 +156,14 @@ def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dic
 
 def _find_overlooked(connection: Connection, scope: Scope) -> list[Finding]:
     return [
-        Finding(
+        make_finding(
+            each.shard,
             FindingKind.OVERLOOKED,
             "staged",
-            each.shard.channel,
-            each.shard.shard,
             0,
-            each.count,
-            each.first,
             f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
+            record=each.first,
+            count=each.count,
         )
         for each in missed_records(connection, scope)
     ]
