@@ -334,5 +334,5 @@ class _Reconciliation:
     def replace(self, result: Reconciled) -> None:
         with cut(self.connect, self.scope) as at, self.connect() as connection:
             tables = [(spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)]
-            replaced = replace_state(connection, self.scope, at, tables)
-        result.tick, result.repaired = at.tick, replaced.after
+            result.repaired = replace_state(connection, self.scope, at, tables)
+        result.tick = at.tick

@@ -54,7 +54,7 @@ class RepairStatements:
         spec: ReconciliationSpec,
         columns: Sequence[str],
         types: Mapping[str, ColumnType],
-        incoming: sql.Identifier = sql.Identifier("pg_temp", "penstock_incoming_0"),  # noqa: B008  a constant
+        rows: sql.Identifier = sql.Identifier("pg_temp", "penstock_differences"),  # noqa: B008  a constant
     ) -> None:
         """Builds the statements.
 
@@ -62,20 +62,15 @@ class RepairStatements:
             spec: The reconciliation.
             columns: The columns to set, besides the key.
             types: The SQL type of each column of the table.
-            incoming: The temporary table of the rows for ``insert_incoming``.
+            rows: The temporary table that has the canonical rows, in a column ``expected``.
         """
         _check_columns(spec, columns, types)
-        self._names = _build_names(spec, columns, types, incoming)
+        self._names = _build_names(spec, columns, types, rows)
         self.delete_all = self._build("DELETE FROM {table}")
-        self.insert_incoming = self._build("INSERT INTO {table} ({columns}) SELECT {incoming} FROM {incoming_rows} i")
+        self.insert_all = self._build("INSERT INTO {table} ({columns}) SELECT {expected} FROM {rows} d")
         # The first column that cannot hold one of its values, if there is any.
         self.find_unfit = self._build(
-            "SELECT unfit.name FROM (SELECT {unfit_expected} AS name FROM pg_temp.penstock_differences d) unfit "
-            "WHERE unfit.name IS NOT NULL LIMIT 1"
-        )
-        self.find_unfit_incoming = self._build(
-            "SELECT unfit.name FROM (SELECT {unfit_incoming} AS name FROM {incoming_rows} i) unfit "
-            "WHERE unfit.name IS NOT NULL LIMIT 1"
+            "SELECT unfit.name FROM (SELECT {unfit} AS name FROM {rows} d) unfit WHERE unfit.name IS NOT NULL LIMIT 1"
         )
         self.keys = self._build(
             'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '
@@ -126,7 +121,7 @@ def _check_columns(spec: ReconciliationSpec, columns: Sequence[str], types: Mapp
 
 
 def _build_names(
-    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType], incoming: sql.Identifier
+    spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType], rows: sql.Identifier
 ) -> dict[str, sql.Composable]:
     """The parts of the statements that depend on the table."""
 
@@ -144,24 +139,22 @@ def _build_names(
             for column in columns or spec.key  # rows of nothing but a key do not differ
         ),
         "columns": sql.SQL(", ").join(map(sql.Identifier, everything)),
-        "incoming_rows": incoming,
-        "incoming": sql.SQL(", ").join(value("i.row", column) for column in everything),
+        "rows": rows,
         "expected": sql.SQL(", ").join(value("d.expected", column) for column in everything),
-        "unfit_expected": _find_unfit("d.expected", everything, types),
-        "unfit_incoming": _find_unfit("i.row", everything, types),
+        "unfit": _find_unfit(everything, types),
         "key_values": sql.SQL("").join(
             sql.SQL(", {} AS {}").format(value("d.key", column), sql.Identifier(column)) for column in spec.key
         ),
     }
 
 
-def _find_unfit(row: LiteralString, columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.Composable:
+def _find_unfit(columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.Composable:
     """The name of a column whose type would round or truncate the value of a row; NULL if there is none."""
     limited = [c for c in columns if types[c].declared != types[c].unlimited]
     cases = [
         sql.SQL("WHEN {value} IS DISTINCT FROM CAST({value} AS {declared}) THEN {column}").format(
-            value=sql.SQL("CAST({} ->> {} AS {})").format(
-                sql.SQL(row), sql.Literal(column), sql.SQL(types[column].unlimited)
+            value=sql.SQL("CAST(d.expected ->> {} AS {})").format(
+                sql.Literal(column), sql.SQL(types[column].unlimited)
             ),
             declared=sql.SQL(types[column].declared),
             column=sql.Literal(column),
@@ -186,19 +179,6 @@ class CanonicalRows:
 
     columns: tuple[str, ...]
     rows: Iterable[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """The result of a whole replacement.
-
-    Attributes:
-        before: Number of rows that the state had.
-        after: Number of rows that it has.
-    """
-
-    before: int
-    after: int
 
 
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
@@ -264,8 +244,8 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 
 def replace_state(
     connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
-) -> Replaced:
-    """Replaces a consumer's whole state by canonical rows, and its checkpoints by the cut in which they were read.
+) -> int:
+    """Replaces a consumer's whole state by canonical rows, and its checkpoints by their cut; returns the number of rows.
 
     Args:
         connection: In autocommit mode.
@@ -275,7 +255,7 @@ def replace_state(
     """
     sql_ = statements("penstock.reconciling", scope.schema)
     spec = tables[0][0]
-    before = after = 0
+    written = 0
     with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
         connection.execute(FIX_FORMATS)
         copied = [_copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)]
@@ -290,11 +270,11 @@ def replace_state(
         connection.execute(sql_["drop_dead_letters"], positions)
         connection.execute(ROLES_SEARCH_PATH)
         for table in copied:
-            before += connection.execute(table.delete_all).rowcount
-            after += connection.execute(table.insert_incoming).rowcount
+            connection.execute(table.delete_all)
+            written += connection.execute(table.insert_all).rowcount
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
-    return Replaced(before, after)
+    return written
 
 
 def _copy_differences(connection: Connection, differences: Sequence[Difference]) -> None:
@@ -311,14 +291,14 @@ def _copy_rows(
     types = _read_types(connection, scope, spec)
     table = RepairStatements(spec, rows.columns, types, incoming)
     connection.execute(
-        sql.SQL("CREATE TEMPORARY TABLE {} (row jsonb NOT NULL) ON COMMIT DROP").format(
+        sql.SQL("CREATE TEMPORARY TABLE {} (expected jsonb NOT NULL) ON COMMIT DROP").format(
             sql.Identifier(f"penstock_incoming_{number}")
         )
     )
     with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(incoming)) as copy:
         for row in rows.rows:
             copy.write_row((row,))
-    _refuse_unfit(connection, spec, types, table.find_unfit_incoming)
+    _refuse_unfit(connection, spec, types, table.find_unfit)
     return table
 
 
