@@ -155,11 +155,7 @@ def _is_hidden(cause: BaseException) -> bool:
 
 
 def hidden_rows(said: str) -> str:
-    """The remedy for row-level security.
-
-    Args:
-        said: Postgres' message, which names the table.
-    """
+    """The remedy for row-level security."""
     return (
         f"{said}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or connect as the table's owner, or: "
         "ALTER TABLE … DISABLE ROW LEVEL SECURITY"

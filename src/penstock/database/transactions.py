@@ -66,12 +66,7 @@ Settings = Mapping[str, str]
 
 @cache
 def own_settings(server_version: int, limits: Timeouts | None = None) -> Settings:
-    """The settings of a transaction that runs statements of ours.
-
-    Args:
-        server_version: As in ``connection.info.server_version``.
-        limits: Those of a caller that cannot wait as long as a worker.
-    """
+    """The settings of a transaction that runs statements of ours."""
     statement_s, lock_s = REPLY_TIMEOUT_S, float(LOCK_TIMEOUT_S)
     if limits is not None:
         statement_s, lock_s = limits.statement_s, limits.lock_s
@@ -89,13 +84,7 @@ def table_settings(server_version: int) -> Settings:
 
 @cache
 def handler_settings(server_version: int, idle_s: float, limits: Timeouts | None = None) -> Settings:
-    """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``.
-
-    Args:
-        server_version: As in ``connection.info.server_version``.
-        idle_s: Longest pause of the handler between two statements, in seconds.
-        limits: Those of a caller that cannot wait as long as a worker.
-    """
+    """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``."""
     statement_s, lock_s = HANDLER_TIMEOUT_S, 0.0
     if limits is not None:
         statement_s, lock_s = limits.handler_s, limits.handler_lock_s
@@ -126,11 +115,7 @@ def _literal(name: str, value: str) -> str:
 
 
 def guarded(more: Settings) -> tuple[bytes, bytes]:
-    """The statements before and after one of ours in somebody else's transaction.
-
-    Args:
-        more: Settings that stay until the end of the transaction.
-    """
+    """The statements before and after one of ours in somebody else's transaction."""
     before = [
         f"pg_catalog.set_config('penstock.{name}', pg_catalog.current_setting('{name}'), true), "
         f"pg_catalog.set_config('{name}', '{value}', true)"

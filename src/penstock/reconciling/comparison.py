@@ -100,13 +100,7 @@ def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[
 
 
 def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> None:
-    """Checks that a key identifies a row.
-
-    Args:
-        spec: The reconciliation.
-        without_key: Number of rows of both sides with NULL in their key.
-        twice: Number of keys that the canonical rows have more than once.
-    """
+    """Checks that a key identifies a row."""
     key = ", ".join(spec.key)
     if without_key:
         raise DeclarationError(

@@ -56,14 +56,7 @@ class RepairStatements:
         types: Mapping[str, ColumnType],
         rows: sql.Identifier = sql.Identifier("pg_temp", "penstock_differences"),  # noqa: B008  a constant
     ) -> None:
-        """Builds the statements.
-
-        Args:
-            spec: The reconciliation.
-            columns: The columns to set, besides the key.
-            types: The SQL type of each column of the table.
-            rows: The temporary table that has the canonical rows, in a column ``expected``.
-        """
+        """Builds the statements."""
         _check_columns(spec, columns, types)
         self._names = _build_names(spec, columns, types, rows)
         self.delete_all = self._build("DELETE FROM {table}")
@@ -182,14 +175,7 @@ class CanonicalRows:
 
 
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
-    """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON.
-
-    Args:
-        connection: In autocommit mode.
-        scope: Of the pipeline.
-        spec: The reconciliation.
-        most: Upper bound.
-    """
+    """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON."""
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
         found = connection.execute(
             statements("penstock.reconciling", scope.schema)["row_bytes"],
@@ -208,17 +194,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     columns: Sequence[str],
     run: int,
 ) -> int:
-    """Repairs the rows of some keys, of a consumer paused at a cut; returns the number of keys.
-
-    Args:
-        connection: In autocommit mode.
-        scope: Of the pipeline.
-        spec: The reconciliation.
-        at: The cut in which the canonical rows of the differences were read.
-        differences: Those found at this cut.
-        columns: The columns that are compared and set.
-        run: Number of the run, for the audit.
-    """
+    """Repairs the rows of some keys, of a consumer paused at a cut; returns the number of keys."""
     sql_ = statements("penstock.reconciling", scope.schema)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
         connection.execute(FIX_FORMATS)
@@ -245,14 +221,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 def replace_state(
     connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> int:
-    """Replaces a consumer's whole state by canonical rows, and its checkpoints by their cut; returns the number of rows.
-
-    Args:
-        connection: In autocommit mode.
-        scope: Of the pipeline.
-        at: The cut.
-        tables: Every table that the consumer maintains, and its canonical rows.
-    """
+    """Replaces a consumer's whole state by canonical rows, and its checkpoints by their cut; returns the number of rows."""
     sql_ = statements("penstock.reconciling", scope.schema)
     spec = tables[0][0]
     written = 0

@@ -63,7 +63,7 @@ class CaptureFault:
     is_refused: bool = True
 
 
-def make_triggers(pipeline: Pipeline) -> list[Trigger]:
+def make_triggers(pipeline: Declarations) -> list[Trigger]:
     """Makes the triggers of a pipeline's rules, in the order of their declaration."""
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     return [make_trigger(rule, pipeline.scope.schema) for rule in rules]
@@ -88,17 +88,10 @@ def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
 
 
 def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
-    """Installs or replaces the triggers of a pipeline's rules; those that are as declared are left alone.
+    """Installs or replaces the triggers of a pipeline's rules that are not as declared; returns their tables.
 
     Each is installed in a transaction of its own, so that one table is locked at a time, for a moment.  Several processes
     may call it at once.
-
-    Args:
-        database: With the application's tables and Penstock's: a URL, or an engine whose URL is used.
-        pipeline: Declares the rules.
-
-    Returns:
-        The tables whose triggers were installed or replaced.
     """
     triggers = make_triggers(pipeline)
     if not triggers:
@@ -221,10 +214,9 @@ def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: s
         revision: Id of the migration.
         down_revision: Id of the migration before it.  Penstock's own tables must exist by then.
     """
-    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
-    if not rules:
+    triggers = make_triggers(pipeline)
+    if not triggers:
         raise DeclarationError('no staging rule has capture="trigger": there is nothing to migrate')
-    triggers = [make_trigger(rule, pipeline.scope.schema) for rule in rules]
     up = [sql for trigger in triggers for sql in trigger.statements]
     down = [sql for trigger in reversed(triggers) for sql in trigger.drop]
     return _MIGRATION.format(revision=revision, down=down_revision, up=_render_list(up), drop=_render_list(down))

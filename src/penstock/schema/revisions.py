@@ -59,12 +59,7 @@ def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
 
 
 def check_revision(connection: Executor, scope: Scope) -> None:
-    """Checks that this release works with the schema: one round trip, if the version table is the schema's own.
-
-    Args:
-        connection: In autocommit mode.
-        scope: Names the schema.
-    """
+    """Checks that this release works with the schema: one round trip, if the version table is the schema's own."""
     with postgres_errors("reading the revision of the schema"):
         try:
             found = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)

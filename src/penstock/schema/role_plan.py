@@ -67,10 +67,7 @@ class _Present:
 def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
     """The statements that make the roles of a schema: those that are missing, tables of another owner, privileges too few or too many.
 
-    Args:
-        connection: As a superuser, or as the owner of schema and tables with CREATEROLE.
-        schema: The Penstock schema.
-        prefix: First part of the roles' names.
+    The connection's role is a superuser, or owns schema and tables and has CREATEROLE.
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):

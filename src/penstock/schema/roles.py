@@ -33,11 +33,20 @@ _MAX_PREFIX = 63 - len("_producer")
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
+_REGISTERING = {
+    "alembic_version": "SELECT",
+    "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
+    "retired_channels": "SELECT",
+    "former_consumers": "SELECT",
+    **_JOURNAL_BOUNDS,
+    **_CHECK_CHANNEL,
+}
+"""Privileges of each worker: it registers what it declares."""
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
     "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})", **_CHECK_CHANNEL},
     "streamer": {
-        "alembic_version": "SELECT",
+        **_REGISTERING,
         "staged_records": "SELECT, DELETE",
         "journal": "SELECT, INSERT, DELETE",
         "ticks": "SELECT, INSERT, DELETE",
@@ -46,29 +55,19 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
         "unique_names": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
-        "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
-        "retired_channels": "SELECT",
-        "former_consumers": "SELECT",
         "checkpoints": "SELECT, INSERT",
-        **_JOURNAL_BOUNDS,
-        **_CHECK_CHANNEL,
     },
     "consumer": {
-        "alembic_version": "SELECT",
+        **_REGISTERING,
         "staged_records": "SELECT",
         "journal": "SELECT",
         "ticks": "SELECT",
         "epochs": "SELECT",
-        "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
-        "retired_channels": "SELECT",
-        "former_consumers": "SELECT",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
-        **_JOURNAL_BOUNDS,
-        **_CHECK_CHANNEL,
     },
 }
 """Privileges for the work itself, by object: a worker without one of these does not start."""
@@ -166,13 +165,7 @@ def _parse(given: Mapping[str, str]) -> Iterator[Right]:
 
 
 def grant_sql(wanted: Iterable[Right], schema: str, to: str) -> list[str]:
-    """``GRANT`` statements, one for each object.
-
-    Args:
-        wanted: The rights.
-        schema: The Penstock schema.
-        to: Name of the role, as Postgres has it.
-    """
+    """``GRANT`` statements, one for each object."""
     return _render("GRANT", "TO", wanted, schema, to)
 
 
@@ -214,14 +207,7 @@ def object_sql(kind: str, name: str, schema: str) -> str:
 
 
 def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None) -> list[Right]:
-    """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out.
-
-    Args:
-        connection: In autocommit mode.
-        scope: Gives the schema.
-        wanted: The rights.
-        role: Name of the role; None is the connection's own.
-    """
+    """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out."""
     listed = sorted(wanted, key=lambda right: right.place)
     with postgres_errors("reading privileges"):
         rows = connection.execute(
@@ -239,14 +225,7 @@ def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role:
 
 
 def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False) -> None:
-    """Checks that the connection's role may do the work of a producer, streamer or consumer.
-
-    Args:
-        connection: The connection.
-        scope: The pipeline's schema.
-        role: The work.
-        does_jobs: True if the consumer is the worker of a queue.
-    """
+    """Checks that the connection's role may do the work of a producer, streamer or consumer."""
     wanted = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
     missing = lacking(connection, scope, wanted)
     if missing:

@@ -38,13 +38,7 @@ class InlineExaminer:
     """
 
     def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
-        """Sets up.
-
-        Args:
-            connection: To Postgres, in autocommit mode.
-            redis_url: The Redis that holds the log.
-            scope: Of the pipeline.
-        """
+        """Sets up."""
         self._connection, self._redis_url, self._scope = connection, redis_url, scope
         self._sql = statements("penstock.verifying", scope.schema)
 

@@ -49,13 +49,7 @@ def _flatten(reply: Any, **_options: Any) -> Any:
 
 
 def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
-    """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record.
-
-    Args:
-        client: Made by ``connect_unparsed``.
-        scope: Names the log's keys.
-        wanted: The range.
-    """
+    """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record."""
     key = log_keys(scope.namespace, wanted.shard).stream
     until = min(wanted.until, wanted.published)
     if until <= wanted.after:
