@@ -19,7 +19,7 @@ from penstock.cli import loops
 from penstock.cli.command import Json, command, configure_log
 from penstock.cli.render import say, show_json, show_table, show_text
 from penstock.errors import InvalidSetting, Unknown
-from penstock.settings import Settings
+from penstock.settings import Settings, read_defaults
 
 LEFT_OUT = "left out by --quick"
 ON_REQUEST = "measured only if --only gives its full name"
@@ -183,4 +183,4 @@ app.command()(bench)
 
 def main() -> None:
     """Runs the command line; ends the process."""
-    app(prog_name="python -m benchmarks")
+    app(prog_name="python -m benchmarks", default_map=read_defaults())

@@ -326,13 +326,13 @@ def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
     scene.stage(database_url, 20, "first")
     scene.stream(database_url)
     pretend_loss(scene, 2)
-    original = epoch_module._fence
+    original = epoch_module._Opening._fence
 
     def crash(*arguments: object) -> None:
         original(*arguments)  # type: ignore[arg-type]  # passed on unchanged
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(epoch_module, "_fence", crash)
+    monkeypatch.setattr(epoch_module._Opening, "_fence", crash)
     with pytest.raises(KeyboardInterrupt):
         reset_epoch(connection, scene.client, flow, apply=True)
     monkeypatch.undo()

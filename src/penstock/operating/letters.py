@@ -81,22 +81,18 @@ def newest(
     connection: Connection, consumer: str | None = None, *, limit: int = 50, scope: Scope = DEFAULT_SCOPE
 ) -> list[DeadLetterRow]:
     """The newest dead letters, of one consumer or of all."""
-    with postgres_errors("reading dead letters"):
-        rows = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letters"],
-            {"consumer": consumer, "limit": limit},
-            binary=True,
-        ).fetchall()
-    return [DeadLetterRow(*row) for row in rows]
+    sql = statements("penstock.operating", scope.schema)["dead_letters"]
+    return _read(connection, sql, {"consumer": consumer, "limit": limit})
 
 
 def of_consumer(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[DeadLetterRow]:
     """All dead letters of a consumer, in the order of the log."""
+    return _read(connection, statements("penstock.operating", scope.schema)["dead_letters_of"], {"consumer": consumer})
+
+
+def _read(connection: Connection, sql: bytes, values: dict[str, Any]) -> list[DeadLetterRow]:
     with postgres_errors("reading dead letters"):
-        rows = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letters_of"], {"consumer": consumer}, binary=True
-        ).fetchall()
-    return [DeadLetterRow(*row) for row in rows]
+        return [DeadLetterRow(*row) for row in connection.execute(sql, values, binary=True)]
 
 
 def find_later(channel: str, shard: int | None, offset: int | None) -> str:

@@ -98,18 +98,18 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
             raise unknown_consumer(connection, consumer, scope)
         moves = _plan(rows, request)
         for move in moves if apply else ():
-            connection.execute(
-                sql["move_checkpoint"],
-                {
-                    "consumer": consumer,
-                    "channel": move.channel,
-                    "shard": move.shard,
-                    "offset": move.after,
-                    "resume": resume,
-                },
-            )
-    if apply:
-        _log_moves(moves)
+            where = {"consumer": consumer, "channel": move.channel, "shard": move.shard}
+            connection.execute(sql["move_checkpoint"], {**where, "offset": move.after, "resume": resume})
+    for move in moves if apply else ():
+        log.warning(
+            "checkpoint moved",
+            consumer=move.consumer,
+            shard=f"{move.channel}/{move.shard}",
+            before=move.before,
+            after=move.after,
+            resumed=move.resumes,
+            dead_letters_removed=move.dead_letters,
+        )
     return moves
 
 
@@ -127,19 +127,6 @@ def _find_time(connection: Connection, consumer: str, moment: Moment, scope: Sco
         rows = connection.execute(sql, {"consumer": consumer}).fetchall()
     shards = [ShardName(channel, Shard(shard)) for channel, shard, *_ in rows]
     return offsets_since(connection, scope, shards, moment)
-
-
-def _log_moves(moves: tuple[CheckpointMove, ...]) -> None:
-    for move in moves:
-        log.warning(
-            "checkpoint moved",
-            consumer=move.consumer,
-            shard=f"{move.channel}/{move.shard}",
-            before=move.before,
-            after=move.after,
-            resumed=move.resumes,
-            dead_letters_removed=move.dead_letters,
-        )
 
 
 def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMove, ...]:

@@ -135,30 +135,187 @@ def reset_epoch(
     """
     if pipeline is not None:
         scope = pipeline.scope
-    sql = statements("penstock.operating", scope.schema)
-    identity = server_identity(connection, scope)
-    reason = _reason(connection, client, scope)
     declared = pipeline.shard_names if pipeline else ()
-    shards = shards_to_compare(connection, client, scope, declared)
-    with postgres_errors("planning an epoch"), connection.transaction():
-        if apply and reason is not None:
-            _lock(connection, sql)
-        [(snapshot,)] = connection.execute(sql["current_snapshot"]).fetchall()
-        in_redis = _read_redis(client, scope, shards)
-        plan = _plan(connection, scope, snapshot, in_redis, reason)
-        plan = replace(plan, in_doubt=_find_doubt(connection, client, scope, plan, in_redis))
-        if apply and reason is not None:
-            _write(connection, sql, scope, snapshot, plan, identity, in_redis)
-            crashpoint("reset.before_redis")
-            _fence(client, scope, shards, plan)
-            crashpoint("reset.before_commit")
-    is_applied = apply and reason is not None
-    if is_applied:
-        crashpoint("reset.after_commit")
-        _log_opened(plan)
-    # Outside of the transaction, which keeps everybody waiting: there may be millions.
-    in_doubt = count_each(connection, client, scope, plan.in_doubt, applied=is_applied)
-    return replace(plan, in_doubt=in_doubt, applied=is_applied)
+    return _Opening(connection, client, scope).run(declared, apply=apply)
+
+
+class _Opening:
+    """Plans an epoch and opens it."""
+
+    def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
+        self._connection, self._client, self._scope = connection, client, scope
+        self._sql = statements("penstock.operating", scope.schema)
+
+    def run(self, declared: Sequence[ShardName], *, apply: bool) -> EpochPlan:
+        identity = server_identity(self._connection, self._scope)
+        reason = self._reason()
+        shards = shards_to_compare(self._connection, self._client, self._scope, declared)
+        is_applied = apply and reason is not None
+        with postgres_errors("planning an epoch"), self._connection.transaction():
+            if is_applied:
+                self._lock()
+            snapshot = self._value("current_snapshot")
+            logs = self._read_redis(shards)
+            plan = self._plan(snapshot, logs, reason)
+            plan = replace(plan, in_doubt=self._find_doubt(plan, logs))
+            if is_applied:
+                self._write(snapshot, plan, identity, logs)
+                crashpoint("reset.before_redis")
+                self._fence(shards, plan)
+                crashpoint("reset.before_commit")
+        if is_applied:
+            crashpoint("reset.after_commit")
+            _log_opened(plan)
+        # Outside of the transaction, which keeps everybody waiting: there may be millions.
+        in_doubt = count_each(self._connection, self._client, self._scope, plan.in_doubt, applied=is_applied)
+        return replace(plan, in_doubt=in_doubt, applied=is_applied)
+
+    def _value(self, name: str, **values: object) -> Any:
+        """The only column of the only row."""
+        [(value,)] = self._connection.execute(self._sql[name], values).fetchall()
+        return value
+
+    def _reason(self) -> str | None:
+        """Reason for a new epoch; None if none is needed."""
+        try:
+            lineage = examine_lineage(self._connection, self._client, self._scope)
+        except (HistoryDiverged, DamagedJournal) as error:
+            return str(error)
+        if any(not missed.is_isolated for missed in missed_records(self._connection, self._scope)):
+            return "committed records have no offset"
+        if self._value("count_missing"):
+            return "the journal names records that are gone"
+        moved = "the server was promoted or replaced; no published record was lost"
+        return moved if lineage.has_moved else None
+
+    def _lock(self) -> None:
+        self._connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+        try:
+            self._connection.execute(self._sql["lock_pipeline"])
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            raise Refused(
+                f"transactions that have staged records did not end within {LOCK_TIMEOUT_S} s; nothing was changed. "
+                "penstock doctor names them; end them, including prepared ones, and try again"
+            ) from error
+
+    def _read_redis(self, shards: Sequence[ShardName]) -> _RedisLogs:
+        client, scope = self._client, self._scope
+        ends = {shard: read_newest(client, scope.namespace, shard, LAST_ENTRIES) for shard in shards}
+        epoch = max(log_epochs(client, scope, shards).values(), default=Epoch(0))
+        return _RedisLogs(extents(client, scope.namespace, shards), ends, epoch)
+
+    def _plan(self, snapshot: str, in_redis: _RedisLogs, reason: str | None) -> EpochPlan:
+        epoch = self._value("newest_epoch")
+        if reason is None:
+            return EpochPlan(None, epoch, epoch)
+        unsequenced = self._connection.execute(self._sql["unsequenced"]).fetchall()
+        beyond = self._connection.execute(self._sql["checkpoints_beyond"]).fetchall()
+        return EpochPlan(
+            reason,
+            epoch,
+            max(epoch, in_redis.epoch) + 1,
+            self._value("count_foreign", snapshot=snapshot),
+            {str(ShardName(channel, shard)): count for channel, shard, count in unsequenced},
+            tuple(
+                RewoundCheckpoint(
+                    consumer,
+                    str(ShardName(channel, shard)),
+                    offset,
+                    journal,
+                    letters,
+                    find_kind(consumer, is_reported=is_reported),
+                )
+                for consumer, channel, shard, offset, journal, letters, is_reported in beyond
+            ),
+            self._find_disagreeing(in_redis),
+            missing=self._value("count_missing"),
+        )
+
+    def _find_disagreeing(self, in_redis: _RedisLogs) -> tuple[DeletedStream, ...]:
+        """The streams that end beyond the journal, or whose last record differs from the journal's."""
+        journal = journal_bounds(self._connection, self._scope, in_redis.extents)
+        lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
+        journaled = records_at(self._connection, self._scope, {shard: record.offset for shard, record in lasts.items()})
+        found = []
+        for shard, extent in in_redis.extents.items():
+            end = journal[shard][1]
+            last = lasts.get(shard)
+            if extent.tail > end:
+                why = "the log is ahead"
+            elif last is not None and shard in journaled and not journaled[shard].is_same_as(last):
+                why = f"another record at {last.offset}"
+            else:
+                continue
+            found.append(DeletedStream(str(shard), extent.tail, end, why))
+        return tuple(found)
+
+    def _find_doubt(self, plan: EpochPlan, in_redis: _RedisLogs) -> tuple[OffsetsInDoubt, ...]:
+        """The offsets in doubt of the streams that disagree."""
+        names = {each.shard for each in plan.deleted}
+        disagreeing = [shard for shard in in_redis.extents if str(shard) in names]
+        epoch, extents_of = Epoch(plan.new_epoch), in_redis.extents
+        found = (
+            find_doubt(self._connection, self._client, self._scope, shard, extents_of[shard], bounds, epoch)
+            for shard, bounds in journal_bounds(self._connection, self._scope, disagreeing).items()
+        )
+        return tuple(doubt for doubt in found if doubt is not None)
+
+    def _write(self, snapshot: str, plan: EpochPlan, identity: ServerIdentity, in_redis: _RedisLogs) -> None:
+        connection, sql = self._connection, self._sql
+        connection.execute("SET LOCAL synchronous_commit = on")
+        connection.execute(
+            statements("penstock.journal", self._scope.schema)["open_epoch"],
+            {
+                "epoch": plan.new_epoch,
+                "system_identifier": identity.system_identifier,
+                "timeline": identity.timeline,
+                "reason": f"penstock reset epoch: {plan.reason}",
+            },
+        )
+        # Before anything is added to the journal: its current end is the last record that the consumers have passed.
+        for rewound in plan.rewound:
+            channel, _, shard = rewound.shard.rpartition("/")
+            where = {"consumer": rewound.consumer, "channel": channel, "shard": int(shard)}
+            connection.execute(sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False})
+        epoch = {"epoch": plan.new_epoch}
+        connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
+        connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
+        connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
+        connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
+        connection.execute(sql["set_checkpoint_epochs"], epoch)
+        self._skip_ids(in_redis)
+
+    def _skip_ids(self, in_redis: _RedisLogs) -> None:
+        """New records get ids that no lost record had: some readers identify records by them."""
+        highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
+        sequence = self._value("id_sequence", table=quote(self._scope.schema, "staged_records"))
+        self._connection.execute(self._sql["skip_ids"], {"table": sequence, "least": highest})
+
+    def _fence(self, shards: Sequence[ShardName], plan: EpochPlan) -> None:
+        """Fences publishers of older epochs, and deletes the streams that disagree with the journal.
+
+        Of a log, the entries in doubt stay under another name.
+        """
+        disagreeing = {each.shard: each.journal for each in plan.deleted}
+        doubts = {each.shard: each for each in plan.in_doubt}
+        for shard in shards:
+            keys = log_keys(self._scope.namespace, shard)
+            with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
+                together: Any = self._client.pipeline(transaction=True)
+                together.set(keys.epoch, plan.new_epoch)
+                doubt = doubts.get(str(shard))
+                if doubt is not None and doubt.kept_as is not None:
+                    # Not `rename`: the client of a cluster has none in a pipeline.  The keys share a slot.
+                    together.execute_command("RENAME", keys.stream, doubt.kept_as)
+                    together.xtrim(doubt.kept_as, minid=f"{doubt.first}-0", approximate=False)
+                if str(shard) in disagreeing:
+                    # Groups of readers go back to there: the offsets behind are given out again.
+                    kept = doubt.first - 1 if doubt else disagreeing[str(shard)]
+                    together.hset(keys.ends, str(plan.new_epoch), str(kept))
+                    # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
+                    together.delete(*keys_to_delete(self._scope.namespace, shard))
+                together.execute()
+            crashpoint("reset.between_shards")
 
 
 def _log_opened(plan: EpochPlan) -> None:
@@ -174,136 +331,6 @@ def _log_opened(plan: EpochPlan) -> None:
     )
 
 
-def _reason(connection: Connection, client: RedisClient, scope: Scope) -> str | None:
-    """Reason for a new epoch; None if none is needed."""
-    try:
-        lineage = examine_lineage(connection, client, scope)
-    except (HistoryDiverged, DamagedJournal) as error:
-        return str(error)
-    if any(not missed.is_isolated for missed in missed_records(connection, scope)):
-        return "committed records have no offset"
-    sql = statements("penstock.operating", scope.schema)
-    [(missing,)] = connection.execute(sql["count_missing"]).fetchall()
-    if missing:
-        return "the journal names records that are gone"
-    moved = "the server was promoted or replaced; no published record was lost"
-    return moved if lineage.has_moved else None
-
-
-def _lock(connection: Connection, sql: dict[str, bytes]) -> None:
-    connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-    try:
-        connection.execute(sql["lock_pipeline"])
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise Refused(
-            f"transactions that have staged records did not end within {LOCK_TIMEOUT_S} s; nothing was changed. "
-            "penstock doctor names them; end them, including prepared ones, and try again"
-        ) from error
-
-
-def _read_redis(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> _RedisLogs:
-    ends = {shard: read_newest(client, scope.namespace, shard, LAST_ENTRIES) for shard in shards}
-    epoch = max(log_epochs(client, scope, shards).values(), default=Epoch(0))
-    return _RedisLogs(extents(client, scope.namespace, shards), ends, epoch)
-
-
-def _plan(connection: Connection, scope: Scope, snapshot: str, in_redis: _RedisLogs, reason: str | None) -> EpochPlan:
-    sql = statements("penstock.operating", scope.schema)
-    [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
-    if reason is None:
-        return EpochPlan(None, epoch, epoch)
-    [(foreign,)] = connection.execute(sql["count_foreign"], {"snapshot": snapshot}).fetchall()
-    [(missing,)] = connection.execute(sql["count_missing"]).fetchall()
-    unsequenced = connection.execute(sql["unsequenced"]).fetchall()
-    beyond = connection.execute(sql["checkpoints_beyond"]).fetchall()
-    return EpochPlan(
-        reason,
-        epoch,
-        max(epoch, in_redis.epoch) + 1,
-        foreign,
-        {str(ShardName(channel, shard)): count for channel, shard, count in unsequenced},
-        tuple(
-            RewoundCheckpoint(
-                consumer,
-                str(ShardName(channel, shard)),
-                offset,
-                journal,
-                letters,
-                find_kind(consumer, is_reported=is_reported),
-            )
-            for consumer, channel, shard, offset, journal, letters, is_reported in beyond
-        ),
-        _find_disagreeing(connection, scope, in_redis),
-        missing=missing,
-    )
-
-
-def _find_disagreeing(connection: Connection, scope: Scope, in_redis: _RedisLogs) -> tuple[DeletedStream, ...]:
-    """The streams that end beyond the journal, or whose last record differs from the journal's."""
-    journal = journal_bounds(connection, scope, in_redis.extents)
-    lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
-    journaled = records_at(connection, scope, {shard: record.offset for shard, record in lasts.items()})
-    found = []
-    for shard, extent in in_redis.extents.items():
-        end = journal[shard][1]
-        last = lasts.get(shard)
-        if extent.tail > end:
-            why = "the log is ahead"
-        elif last is not None and shard in journaled and not journaled[shard].is_same_as(last):
-            why = f"another record at {last.offset}"
-        else:
-            continue
-        found.append(DeletedStream(str(shard), extent.tail, end, why))
-    return tuple(found)
-
-
-def _find_doubt(
-    connection: Connection, client: RedisClient, scope: Scope, plan: EpochPlan, in_redis: _RedisLogs
-) -> tuple[OffsetsInDoubt, ...]:
-    """The offsets in doubt of the streams that disagree."""
-    names = {each.shard for each in plan.deleted}
-    disagreeing = [shard for shard in in_redis.extents if str(shard) in names]
-    epoch, extents_of = Epoch(plan.new_epoch), in_redis.extents
-    found = (
-        find_doubt(connection, client, scope, shard, extents_of[shard], bounds, epoch)
-        for shard, bounds in journal_bounds(connection, scope, disagreeing).items()
-    )
-    return tuple(doubt for doubt in found if doubt is not None)
-
-
-def _write(  # noqa: PLR0913, PLR0917  all of it belongs to one transaction
-    connection: Connection,
-    sql: dict[str, bytes],
-    scope: Scope,
-    snapshot: str,
-    plan: EpochPlan,
-    identity: ServerIdentity,
-    in_redis: _RedisLogs,
-) -> None:
-    connection.execute("SET LOCAL synchronous_commit = on")
-    connection.execute(
-        statements("penstock.journal", scope.schema)["open_epoch"],
-        {
-            "epoch": plan.new_epoch,
-            "system_identifier": identity.system_identifier,
-            "timeline": identity.timeline,
-            "reason": f"penstock reset epoch: {plan.reason}",
-        },
-    )
-    # Before anything is added to the journal: its current end is the last record that the consumers have passed.
-    for rewound in plan.rewound:
-        channel, _, shard = rewound.shard.rpartition("/")
-        where = {"consumer": rewound.consumer, "channel": channel, "shard": int(shard)}
-        connection.execute(sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False})
-    epoch = {"epoch": plan.new_epoch}
-    connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
-    connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
-    connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
-    connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
-    connection.execute(sql["set_checkpoint_epochs"], epoch)
-    _skip_ids(connection, sql, scope, in_redis)
-
-
 def _kept_tails(in_redis: _RedisLogs, plan: EpochPlan) -> dict[str, list[Any]]:
     """The last offset of each log; 0 for those that are deleted."""
     deleted = {each.shard for each in plan.deleted}
@@ -312,37 +339,3 @@ def _kept_tails(in_redis: _RedisLogs, plan: EpochPlan) -> dict[str, list[Any]]:
         "shards": [shard.shard for shard in in_redis.extents],
         "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
     }
-
-
-def _skip_ids(connection: Connection, sql: dict[str, bytes], scope: Scope, in_redis: _RedisLogs) -> None:
-    """New records get ids that no lost record had: some readers identify records by them."""
-    highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
-    [(sequence,)] = connection.execute(sql["id_sequence"], {"table": quote(scope.schema, "staged_records")}).fetchall()
-    connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
-
-
-def _fence(client: RedisClient, scope: Scope, shards: Sequence[ShardName], plan: EpochPlan) -> None:
-    """Fences publishers of older epochs, and deletes the streams that disagree with the journal.
-
-    Of a log, the entries in doubt stay under another name.
-    """
-    disagreeing = {each.shard: each.journal for each in plan.deleted}
-    doubts = {each.shard: each for each in plan.in_doubt}
-    for shard in shards:
-        keys = log_keys(scope.namespace, shard)
-        with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
-            together: Any = client.pipeline(transaction=True)
-            together.set(keys.epoch, plan.new_epoch)
-            doubt = doubts.get(str(shard))
-            if doubt is not None and doubt.kept_as is not None:
-                # Not `rename`: the client of a cluster has none in a pipeline.  The keys share a slot.
-                together.execute_command("RENAME", keys.stream, doubt.kept_as)
-                together.xtrim(doubt.kept_as, minid=f"{doubt.first}-0", approximate=False)
-            if str(shard) in disagreeing:
-                # Groups of readers go back to there: the offsets behind are given out again.
-                kept = doubt.first - 1 if doubt else disagreeing[str(shard)]
-                together.hset(keys.ends, str(plan.new_epoch), str(kept))
-                # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
-                together.delete(*keys_to_delete(scope.namespace, shard))
-            together.execute()
-        crashpoint("reset.between_shards")
