@@ -84,7 +84,7 @@ local function leave_flight(account, record)
 end
 
 -- Moves a message to the dead letters; its unique name is free again.
-local function bury(id, record, reason, payload, headers)
+local function dead_letter(id, record, reason, payload, headers)
   local account = forget(id, record)
   redis.call("HINCRBY", meta, "died", 1)
   park(id, record, "x", now, reason, payload, headers)

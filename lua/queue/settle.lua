@@ -62,7 +62,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
   elseif outcome == "dead" then
     local payload, headers = read_entry(record)
     if payload then
-      bury(id, record, reason, payload, headers)
+      dead_letter(id, record, reason, payload, headers)
     else
       lose(id, record)
     end

@@ -1,4 +1,4 @@
--- Sweep: bury what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
+-- Sweep: dead-letter what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
 -- args: wanted:int, interval:int
@@ -55,14 +55,14 @@ for _, id in ipairs(late) do
     local payload, headers = read_entry(record)
     if payload then
       strike_out(tenant_account(record.tenant), id, record)
-      bury(id, record, "its deadline has passed", payload, headers)
+      dead_letter(id, record, "its deadline has passed", payload, headers)
     end
   elseif record and record.state == "d" then
     local body = redis.call("HGET", parked, id)
     if body then
       local values = cmsgpack.unpack(body)
       redis.call("ZREM", delayed, parked_member(id, record))
-      bury(id, record, "its deadline has passed", values[1], values[2])
+      dead_letter(id, record, "its deadline has passed", values[1], values[2])
     end
   end
   redis.call("ZREM", deadlines, id)

@@ -32,7 +32,7 @@ local function hand_over(account, id, record)
     lose(id, record)
     return place(account)
   elseif record.deadline > 0 and record.deadline <= now then
-    bury(id, record, "its deadline has passed", payload, headers)
+    dead_letter(id, record, "its deadline has passed", payload, headers)
     return place(account)
   end
   count_dwell(account, record)

@@ -1,14 +1,13 @@
 """Pinned keys: values and locks that live until their time is over, and are not evicted before."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.clients.calls import SLICE, Text, checked_ms, checked_value, checked_wait_s
+from penstock.clients.calls import SLICE, Text, checked_ms, checked_value
 from penstock.clients.locks import AsyncFencedLock, FencedLock, try_lock, unlock
 from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown
 from penstock.errors import LockBusy, ServerUnavailable
@@ -20,24 +19,6 @@ F = TypeVar("F")
 
 LEASE_S = 30.0
 """Lease of a lock, in seconds, by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """Arguments of ``PinnedKeys.compute``, checked."""
-
-    key: Text
-    function: Callable[[], Any]
-    ttl_s: float
-    fresh_s: float
-    wait_s: float
-    lease_s: float
-
-    def __post_init__(self) -> None:
-        checked_ms("ttl_s", self.ttl_s)
-        checked_ms("fresh_s", self.fresh_s)
-        checked_wait_s("wait_s", self.wait_s)
-        checked_ms("lease_s", self.lease_s)
 
 
 class _PinnedKeys(Operations[C], Generic[C, F]):
@@ -136,7 +117,10 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
             LockBusy: There is no value, and another process has not finished within ``wait_s``.
             PenstockError: As ``put``.
         """
-        recipe = _Recipe(key, function, ttl_s, ttl_s if fresh_s is None else fresh_s, wait_s, lease_s)  # type: ignore[arg-type]
+        fresh_s = ttl_s if fresh_s is None else fresh_s
+        for field, seconds in (("ttl_s", ttl_s), ("fresh_s", fresh_s), ("lease_s", lease_s)):
+            checked_ms(field, seconds)
+        make: Any = function
         lock, pause = computing_name(key), GrowingPause(wait_s)
         while True:
             found = yield from self._operations.get(key)
@@ -144,7 +128,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
                 return found.value
             held = yield from try_lock(self._operations, lock, lease_s)
             if isinstance(held, Granted):
-                return (yield from self._compute(recipe, lock))
+                return (yield from self._compute(key, lock, make, (ttl_s, fresh_s, lease_s)))
             if found:
                 return found.value
             step = pause.next(held.left_s)
@@ -155,29 +139,26 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
                 )
             yield step
 
-    def _compute(self, recipe: _Recipe, lock: LockName) -> Steps[bytes]:
-        """Computes the value as the holder of its lock."""
+    def _compute(
+        self, key: Text, lock: LockName, make: Callable[[], Any], times: tuple[float, float, float]
+    ) -> Steps[bytes]:
+        """Computes the value as the holder of its lock; the caller gets it even if it cannot be pinned."""
+        ttl_s, fresh_s, lease_s = times
         try:
-            found = yield from self._operations.get(recipe.key)
+            found = yield from self._operations.get(key)
             if found and found.fresh_s > 0:  # from one that finished just before
                 yield from unlock(self._operations, lock)
                 return found.value
-            value = checked_value("the function's result", (yield Invoke(recipe.function)))
-            yield from self._put(recipe, lock, value)
+            value = checked_value("the function's result", (yield Invoke(make)))
+            try:
+                if not (yield from self._operations.put_computed(key, value, ttl_s, fresh_s, lock)):
+                    log.warning("a computed value was not pinned: it took longer than lease_s", lease_s=lease_s)
+            except ServerUnavailable as error:
+                log.warning("a computed value was not pinned", error=type(error).__name__)
         except BaseException:
             yield from unlock(self._operations, lock)
             raise
         return value
-
-    def _put(self, recipe: _Recipe, lock: LockName, value: bytes) -> Steps[None]:
-        """Pins what was computed; its caller gets it even if it cannot be pinned."""
-        try:
-            is_ours = yield from self._operations.put_computed(recipe.key, value, recipe.ttl_s, recipe.fresh_s, lock)
-        except ServerUnavailable as error:
-            log.warning("a computed value was not pinned", error=type(error).__name__)
-        else:
-            if not is_ours:
-                log.warning("a computed value was not pinned: it took longer than lease_s", lease_s=recipe.lease_s)
 
     @both
     def reap(self, most: int = SLICE) -> Steps[int]:

@@ -118,27 +118,19 @@ def _extent(found: Any, shard: ShardName) -> Extent:
     return Extent(parse_first(shard, *oldest), tail, found["length"], last)
 
 
-def read(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
+def read(
+    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int, *, stream: str = ""
+) -> Records:
     """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
-    Raises ``ServerUnavailable`` or ``ForeignLog``.
+    Of another ``stream``, they are those of the shard that are kept there; none if there is no such key.  Raises
+    ``ServerUnavailable`` or ``ForeignLog``.
     """
-    return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_entries)
-
-
-def read_kept(client: RedisClient, stream: str, shard: ShardName, after: Offset, count: int) -> Records:
-    """As ``read``, from entries of the shard that are kept under another key; none if there is no such key.
-
-    Raises ``ServerUnavailable`` or ``ForeignLog``.
-    """
-    return _read(client, stream, shard, after, count, parse_entries)
+    return _read(client, stream or log_keys(namespace, shard).stream, shard, after, count, parse_entries)
 
 
 def read_leading(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
-    """As ``read``, up to the first entry that Penstock did not write.
-
-    Raises ``ServerUnavailable`` or ``ForeignLog``.
-    """
+    """As ``read``, up to the first entry that Penstock did not write."""
     return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_leading)
 
 

@@ -196,7 +196,7 @@ class QueueWriter:
         return found is not None and found["has_name"] == "0.000"
 
     def sweep(self) -> None:
-        """Buries what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 
         Raises as ``find_missing``.
         """

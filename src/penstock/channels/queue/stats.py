@@ -146,11 +146,8 @@ def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
         return sum(shard[name] for shard in shards)
 
     ages = [shard["oldest"] / 1000 for shard in shards if shard["oldest"] >= 0]
+    same = ("waiting", "leased", "delayed", "dead", "damaged", "written", "done", "died", "reclaimed", "lost")
     return QueueStats(
-        waiting=total("waiting"),
-        leased=total("leased"),
-        delayed=total("delayed"),
-        dead=total("dead"),
         oldest_s=max(ages, default=None),
         quiet=_dwell(shards, "quiet"),
         noisy=_dwell(shards, "noisy"),
@@ -158,12 +155,7 @@ def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
         over_tenants=total("over"),
         blocked_tenants=total("blocked"),
         streams=max(shard["streams"] for shard in shards),
-        damaged=total("damaged"),
-        written=total("written"),
-        done=total("done"),
-        died=total("died"),
-        reclaimed=total("reclaimed"),
-        lost=total("lost"),
+        **{name: total(name) for name in same},
     )
 
 

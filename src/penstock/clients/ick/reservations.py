@@ -26,7 +26,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -200,7 +200,7 @@ class Reservations:
         id_ = self._first_request if request is None else request
         reply = self._exchange(id_, in_place_of, (0,), above, follows=False)
         if isinstance(reply, CurrentReservation):
-            return Busy(reply.number, reply.request, reply.holder, reply.heartbeats)
+            return Busy(*astuple(reply))
         if request is None:
             self._first_request = _request_id()
         return reply
@@ -229,7 +229,7 @@ class Reservations:
         request = _request_for(reservation.next_request, arguments)
         reply = self._exchange(request, reservation, arguments, above, follows=True)
         if isinstance(reply, CurrentReservation):
-            return Superseded(reply.number, reply.request, reply.holder, reply.heartbeats)
+            return Superseded(*astuple(reply))
         return reply
 
     def read(self, reservation: Reservation) -> Reservation | Superseded:
@@ -242,7 +242,7 @@ class Reservations:
         # A repeated request only returns the reservation that it began.
         reply = self._exchange(reservation.request, reservation, (0,), 0, follows=True)
         if isinstance(reply, CurrentReservation):
-            return Superseded(reply.number, reply.request, reply.holder, reply.heartbeats)
+            return Superseded(*astuple(reply))
         return replace(reply, next_request=reservation.next_request)
 
     def commit(self, reservation: Reservation, members: Iterable[Member]) -> Committed | Superseded:
@@ -328,11 +328,6 @@ def _current(reply: Sequence[Any]) -> CurrentReservation:
     return CurrentReservation(int(number), as_text(request), as_text(holder), int(heartbeats))
 
 
-def _superseded(reply: Sequence[Any]) -> Superseded:
-    current = _current(reply)
-    return Superseded(current.number, current.request, current.holder, current.heartbeats)
-
-
 def _read_exchange(reply: Any) -> Reservation | CurrentReservation:
     if as_text(reply[0]) != "held":
         return _current(reply)
@@ -341,10 +336,10 @@ def _read_exchange(reply: Any) -> Reservation | CurrentReservation:
 
 
 def _read_commit(reply: Any) -> Committed | Superseded:
-    return Committed(int(reply[1])) if as_text(reply[0]) == "committed" else _superseded(reply)
+    return Committed(int(reply[1])) if as_text(reply[0]) == "committed" else Superseded(*astuple(_current(reply)))
 
 
 def _read_release(reply: Any) -> Released | Superseded:
     if as_text(reply[0]) == "released":
         return Released(int(reply[1]), int(reply[2]))
-    return _superseded(reply)
+    return Superseded(*astuple(_current(reply)))

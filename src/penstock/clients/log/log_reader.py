@@ -14,9 +14,17 @@ from penstock.channels.log.stream_entries import parse_entries, take_within
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.scripts import Call, Operation, as_text, operate
 from penstock.channels.server import redis_errors
-from penstock.clients.log.arguments import NEWEST, Source, check_number, check_seconds, check_source, name_and_shards
+from penstock.clients.log.arguments import (
+    NEWEST,
+    Source,
+    check_number,
+    check_seconds,
+    check_source,
+    name_and_shards,
+    refuse_left_out,
+    wait_for_more,
+)
 from penstock.clients.log.log_slices import LogInfo, LogSlice
-from penstock.clients.log.steps import refuse_left_out, wait_for_more
 from penstock.declaring.kinds import MAX_SHARDS, Log, checked_channel
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
 from penstock.records import BEGINNING, Offset, Record, Shard, ShardName, checked_schema

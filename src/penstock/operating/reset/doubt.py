@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.log import Extent, read
-from penstock.channels.log.streams import read_kept
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
@@ -157,7 +156,7 @@ def count_still_there(
     first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
     while after < doubt.last:
         try:
-            found = read_kept(client, stream, doubt.shard, after, RECORDS_AT_ONCE)
+            found = read(client, scope.namespace, doubt.shard, after, RECORDS_AT_ONCE, stream=stream)
         except ForeignLog:  # what comes after it is not known either
             break
         found = found[: bisect_right(found.offsets, doubt.last)]
