@@ -51,7 +51,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("unique.until", {"unique": Unique("n", until="forever")}),  # type: ignore[arg-type]
     ("unique.within", {"unique": Unique("n", within="shard")}),  # type: ignore[arg-type]
     ("unique.window", {"unique": Unique("n", window="soon")}),
-    ("unique.window", {"unique": Unique("n", window=3)}),
+    ("unique.window", {"unique": Unique("n", window=-1)}),
     ("unique.window", {"unique": Unique("n", window=NAN)}),
     ("unique.window", {"unique": Unique("n", window=INF)}),
 ]

@@ -31,7 +31,7 @@ UNIQUES = st.one_of(
     st.none(),
     st.none(),
     st.builds(Unique, st.sampled_from(["u", "v"]), st.sampled_from(["queued", "running"])),
-    st.builds(Unique, st.sampled_from(["u", "v"]), st.just("window"), st.just(60.0)),
+    st.builds(Unique, st.sampled_from(["u", "v"]), window=st.just(60.0)),
 )
 Fields = tuple[str, str, Unique | None, float, float | None]
 FIELDS: st.SearchStrategy[Fields] = st.tuples(
