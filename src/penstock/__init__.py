@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.declaring.declarations import Ick, Log, Queue
     from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
     from penstock.declaring.unique import TenantLimits, Unique
-    from penstock.errors import PenstockError, TryAgain
+    from penstock.errors import PenstockError
     from penstock.pipeline import Pipeline
     from penstock.records import Record
     from penstock.staging.explicit import (
@@ -72,7 +72,6 @@ __all__ = [
     "Snooze",
     "Staging",
     "TenantLimits",
-    "TryAgain",
     "Unique",
     "mark_dirty",
     "mark_dirty_async",
@@ -84,7 +83,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
-    **dict.fromkeys(("PenstockError", "TryAgain"), "errors"),
+    "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),
     "Pipeline": "pipeline",

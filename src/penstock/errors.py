@@ -23,7 +23,6 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   ├── InvalidRecord         a field of the record is not acceptable
     │   ├── BypassedStaging       a statement bypasses the staging rules
     │   └── NotAttached           the session has no pipeline attached
-    ├── TryAgain                  raised by a handler: not the record's fault     (1)
     ├── BrokenTransaction         a handler ended or spoiled its transaction      (1)
     │   ├── HandlerCommitted      its effects are committed, its checkpoint is not
     │   └── HandlerNotRun         it returned a coroutine or a generator
@@ -64,8 +63,6 @@ command line ends with; ``page`` is the section of the documentation that explai
         └── UnsafeSetting         a setting of a server endangers records
 """
 
-from datetime import timedelta
-from math import isnan
 from typing import ClassVar, Self
 
 
@@ -193,31 +190,6 @@ class BypassedStaging(StagingError):
 
 class NotAttached(StagingError):
     """Records are staged on a session that the pipeline was not attached to."""
-
-
-class TryAgain(PenstockError):
-    """Raised by a handler: not the record's fault (a service is away). The batch is retried, however long it takes.
-
-    Attributes:
-        after: Seconds until the next attempt, or a ``timedelta``; None lets the pauses grow, up to ten seconds.
-    """
-
-    after: float | timedelta | None = None
-
-    def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
-        super().__init__(message)
-        self.after = after
-
-    @property
-    def after_s(self) -> float | None:
-        """``after`` in seconds; None if it is missing, or no such number."""
-        given = self.after
-        if isinstance(given, timedelta):
-            return given.total_seconds()
-        try:
-            return None if given is None or isnan(float(given)) else float(given)
-        except (TypeError, ValueError):  # a handler's mistake in asking to wait is no reason to end
-            return None
 
 
 class BrokenTransaction(PenstockError):

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from fixtures.intervals import take_for_fast
 from fixtures.reader import Handler, Reader, apply
+from penstock import Snooze
 from penstock.channels.log import extents
-from penstock.consuming import Consumed, TryAgain
+from penstock.consuming import Consumed
 from penstock.crashpoints import install_crashpoint
 from penstock.errors import HistoryDiverged
 from penstock.operating.reset import reset_checkpoint
@@ -378,13 +379,13 @@ def test_a_consumer_that_halts_on_poison_stops_its_shard_with_the_reason(reader:
     assert 5 not in reader.effects()
 
 
-def test_a_handler_that_raises_try_again_is_retried_until_it_succeeds(reader: Reader) -> None:
+def test_a_handler_that_raises_snooze_is_retried_until_it_succeeds(reader: Reader) -> None:
     """An unavailable service is not the record's fault: nothing is dead-lettered."""
     failures = iter([True] * 6)
 
     def check(record: Record) -> None:
         if next(failures, False):
-            raise TryAgain("the service is away")
+            raise Snooze(reason="the service is away")
 
     reader.declare(checked(check), attempts=1)
     worker = reader.worker()

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from fixtures.flow import running, stage_rows
 from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
-from penstock import Ick, Log, Pipeline, TryAgain, stage
+from penstock import Ick, Log, Pipeline, Snooze, stage
 from penstock.consuming import make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
@@ -405,14 +405,14 @@ def test_a_stop_is_noticed_between_attempts(reader: Reader, twenty_records: int)
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_shard_whose_handler_raises_try_again_holds_up_no_other(reader: Reader) -> None:
-    """Guarantee 21: the shard waits for `TryAgain(after=…)`, and the other shard goes on."""
+def test_a_shard_whose_handler_raises_snooze_holds_up_no_other(reader: Reader) -> None:
+    """Guarantee 21: the shard waits for `Snooze(…)`, and the other shard goes on."""
     asked: list[float] = []
 
     def waits(session: Session, record: Record) -> None:
         if record.shard == 0:
             asked.append(monotonic())
-            raise TryAgain("the service is away", after=0.6 if len(asked) == 1 else 3600)
+            raise Snooze(0.6 if len(asked) == 1 else "1h", "the service is away")
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
     reader.declare(waits, each=True)
@@ -429,7 +429,7 @@ def test_a_shard_whose_handler_asks_to_wait_again_and_again_holds_up_no_other(re
 
     def waits(session: Session, record: Record) -> None:
         if record.shard == 0:
-            raise TryAgain("the service is away", after=0.01)
+            raise Snooze(0.01, "the service is away")
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
     reader.declare(waits, each=True)

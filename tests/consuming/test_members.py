@@ -16,7 +16,7 @@ from fixtures.crashing import repeated
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
-from penstock import Ick, Log, Pipeline
+from penstock import Cancel, DeadLetter, Ick, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, HolderWatch, Reservation, Reservations
 from penstock.consuming import WorkerSetup
@@ -391,6 +391,27 @@ def test_a_poison_member_is_dead_lettered_and_the_others_are_processed(
     streamer.drain()
     worker.drain()
     assert documents.execute(letters).fetchall() == []
+
+
+def test_a_member_is_cancelled_or_dead_lettered_if_the_handler_says_so(
+    documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
+) -> None:
+    said = {"d7": Cancel("gone"), "d9": DeadLetter("unreadable")}
+
+    def picky(session: Session, members: Sequence[str]) -> None:
+        for member in members:
+            if member in said:
+                raise said[member]
+        copy_documents(session, members)
+
+    mark_changed(documents, [f"d{n}" for n in range(20)])
+    streamer.drain()
+    make_worker(picky, attempts=5).drain()
+
+    assert documents.execute("SELECT key, reason FROM penstock.dead_letters").fetchall() == [
+        ("d9", "DeadLetter: unreadable")
+    ]
+    assert waiting(redis_client) == {}
 
 
 def test_a_member_that_is_not_text_is_dead_lettered(

@@ -1,14 +1,12 @@
 """What a server, another process or the handler itself has to wait for is waited for: it dead-letters no record, and ends no worker."""
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any, cast
 
 import psycopg
 import pytest
@@ -17,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.reader import ALL, Handler, Reader, apply, apply_all
-from penstock import TryAgain
+from penstock import Snooze
 from penstock.consuming import delivery
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record
@@ -25,18 +23,18 @@ from penstock.records import Record
 # --- the handler asks to wait ---
 
 
-class Busy(TryAgain):
-    def __init__(self) -> None:  # without calling TryAgain's
+class Busy(Snooze):
+    def __init__(self) -> None:  # without calling Snooze's
         self.service = "billing"
 
 
 @pytest.mark.parametrize(
     "make_error",
-    [Busy, lambda: TryAgain(after=cast("Any", timedelta(seconds=0.1))), lambda: TryAgain(after=cast("Any", "0.1"))],
+    [Busy, lambda: Snooze(timedelta(seconds=0.1)), lambda: Snooze("0.1")],
     ids=["subclass", "timedelta", "text"],
 )
 @pytest.mark.usefixtures("twenty_records")
-def test_no_form_of_try_again_ends_the_worker(reader: Reader, make_error: Callable[[], TryAgain]) -> None:
+def test_no_form_of_snooze_ends_the_worker(reader: Reader, make_error: Callable[[], Snooze]) -> None:
     asks = iter([True])
 
     def waits(session: Session, records: Sequence[Record]) -> None:
@@ -51,12 +49,12 @@ def test_no_form_of_try_again_ends_the_worker(reader: Reader, make_error: Callab
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_may_raise_try_again_without_an_end(reader: Reader) -> None:
+def test_a_handler_may_raise_snooze_without_an_end(reader: Reader) -> None:
     """An operator may then move the checkpoint, or fix the handler."""
 
     def waits(session: Session, records: Sequence[Record]) -> None:
         if records[0].shard == 0:
-            raise TryAgain(after=math.inf)
+            raise Snooze("3650d")
         apply(session, records)
 
     reader.declare(waits)
@@ -66,12 +64,12 @@ def test_a_handler_may_raise_try_again_without_an_end(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_try_again_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
+def test_snooze_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
     calls: list[int] = []
 
     def waits(_: Session, records: Sequence[Record]) -> None:
         calls.append(len(records))
-        raise TryAgain(after=0)
+        raise Snooze(0)
 
     reader.declare(waits)
     reader.run(lambda: False, 0.4)
@@ -80,12 +78,12 @@ def test_try_again_without_a_pause_is_not_a_busy_loop(reader: Reader) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_task_in_a_group_may_raise_try_again(reader: Reader) -> None:
+def test_a_task_in_a_group_may_raise_snooze(reader: Reader) -> None:
     asks = iter(range(5))
 
     async def call() -> None:
         if next(asks, None) is not None:
-            raise TryAgain
+            raise Snooze
 
     async def waits(session: AsyncSession, record: Record) -> None:
         async with asyncio.TaskGroup() as group:
@@ -106,7 +104,7 @@ def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
 
     def waits(_: Session, __: Sequence[Record]) -> None:
         moved.start()
-        raise TryAgain(after=0.3)  # longer than the interval at which checkpoints are read again
+        raise Snooze(0.3)  # longer than the interval at which checkpoints are read again
 
     moved = threading.Timer(0.05, partial(reset_checkpoint, reader.connection, "reader", "latest", apply=True))
     reader.declare(waits)
@@ -119,7 +117,7 @@ def test_a_reason_for_waiting_is_cleared_when_the_shard_no_longer_waits(reader: 
     reader.stage(1)
 
     def waits(_: Session, __: Sequence[Record]) -> None:
-        raise TryAgain("the service is away", after=0.6)
+        raise Snooze(0.6, "the service is away")
 
     reader.declare(waits)
     worker = reader.worker()

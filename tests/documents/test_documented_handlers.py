@@ -240,7 +240,7 @@ SUMS = {
 def test_the_handlers_of_the_how_to_take_every_action(declare: Declare) -> None:
     """All but the one that needs Spark, which ``tests/spark/test_pages_on_spark.py`` has."""
     names: dict[str, Any] = {"carrier": Carrier()}
-    run_blocks(blocks(HOW_TO, "python"), names, {"after=30": "after=0.01"})
+    run_blocks(blocks(HOW_TO, "python"), names, {'Snooze("30s", ': "Snooze(0.01, "})
     order = names["Order"]
     shop = declare(names, left_out=frozenset({"orders_by_customer"}))
     with shop.sessions.begin() as session:

@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze, TryAgain
+from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
-from penstock.declaring.outcomes import JobOutcome
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.testing import eventually
 
 
@@ -232,9 +232,9 @@ def test_what_fails_at_commit_is_the_jobs_failure(start_worker: Any, bench: Benc
 @pytest.mark.parametrize("raises", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize("outcome", [Snooze("1h"), Cancel("old"), DeadLetter("never")])
 def test_an_outcome_rolls_back_what_the_handler_wrote(
-    start_worker: Any, bench: Bench, outcome: JobOutcome, *, raises: bool
+    start_worker: Any, bench: Bench, outcome: HandlerOutcome, *, raises: bool
 ) -> None:
-    def handler(session: Session, job: Job) -> JobOutcome:
+    def handler(session: Session, job: Job) -> HandlerOutcome:
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": 1})
         if raises:
             raise outcome
@@ -267,7 +267,7 @@ def test_snoozed_and_waited_attempts_do_not_count(start_worker: Any, bench: Benc
         if len(seen) < 4:
             return Snooze(0.01)
         if len(seen) < 8:
-            raise TryAgain(after=0.01)
+            raise Snooze(0.01)
         return None
 
     bench.stage()

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
-from penstock import Log, Pipeline, TryAgain
+from penstock import Log, Pipeline, Snooze
 from penstock.channels.log import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
@@ -196,7 +196,7 @@ def test_the_reason_why_a_shard_waits_is_shown(
 
     def waits(_: Session, records: Sequence[Record]) -> None:
         if next(asked, False):
-            raise TryAgain("the service is away", after=0.6)
+            raise Snooze(0.6, "the service is away")
 
     flow.consumer(reads=things, name="reader", isolation="READ COMMITTED")(waits)
     stage_rows(connection, things, 1)
@@ -206,7 +206,7 @@ def test_the_reason_why_a_shard_waits_is_shown(
         [(consumer, _, reason)] = status(connection, redis_client, flow).waiting
         worker.drain()
 
-    assert (consumer, reason) == ("reader", "waiting after TryAgain: the service is away")
+    assert (consumer, reason) == ("reader", "waiting after Snooze: the service is away")
     assert status(connection, redis_client, flow).waiting == ()
 
 

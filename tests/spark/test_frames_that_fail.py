@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
-from penstock import Log, Pipeline, TryAgain
+from penstock import Log, Pipeline, Snooze
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
@@ -221,7 +221,7 @@ def test_a_handler_that_waits_can_be_stopped(bench: Bench, streamer: Streamer) -
 
     def waits(_: Session, __: DataFrame) -> None:
         stop.set()
-        raise TryAgain(after=20)
+        raise Snooze(20)
 
     worker = bench.declare(waits)
     began = monotonic()

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
-from penstock import Ick, Log, Pipeline, TryAgain, mark_dirty, stage
+from penstock import Ick, Log, Pipeline, Snooze, mark_dirty, stage
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
@@ -290,14 +290,14 @@ def test_a_handler_that_waits_for_ever_is_stopped_with_its_reason(
 ) -> None:
     @pipeline.consumer(reads=rides, each=True)
     def waits(_: Session, record: Any) -> None:
-        raise TryAgain(record.key, after=0.05)
+        raise Snooze(0.05, record.key)
 
     with sessions.begin() as session:
         stage(session, to=rides, key="k", action="rated", object="ride", data={})
 
     with pytest.raises(AssertionError, match=r"waits was not drained within 0\.5 s") as raised:
         drained(pipeline, database_url, redis_url, timeout_s=0.5)
-    assert isinstance(raised.value.__cause__, TryAgain)
+    assert isinstance(raised.value.__cause__, Snooze)
 
 
 def test_missing_tables_are_named(postgres: EmbeddedPostgres, pipeline: Pipeline, redis_url: str) -> None:

@@ -26,7 +26,7 @@ from penstock import (
     stage,
     stage_many,
 )
-from penstock.declaring.outcomes import JobOutcome
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.engines.stealing import Outcome, Recruiter, enlist_on_hit
 from penstock.testing import assert_staged, make_job, make_record
 
@@ -262,7 +262,7 @@ async def async_job(session: AsyncSession, job: Job) -> DeadLetter | None: ...
 def stage_jobs(session: Session, job: Job[Fare]) -> None:
     typed_job.stage(session, Fare(7), tenant="ann", delay="10m", key=1)
     job_handler.stage(session, {"any": "JSON"}, tenant=7)
-    assert_type(typed_job(session, job), JobOutcome | None)
+    assert_type(typed_job(session, job), HandlerOutcome | None)
 
 
 async def stage_jobs_async(session: AsyncSession) -> None:

@@ -15,12 +15,14 @@ from penstock.consuming.delivery import (
     NO_FAILURE,
     AskedToWait,
     Broken,
+    Cancelled,
     Conflict,
     DeadLetterItem,
     Decision,
     Failed,
     Halt,
     Outcome,
+    PassItem,
     Policy,
     Retry,
     RetryState,
@@ -40,6 +42,7 @@ OUTCOMES: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Conflict()),
     st.builds(Unavailable, st.booleans()),
     st.builds(AskedToWait, st.none() | st.floats(-1, 1e6)),
+    st.builds(Cancelled, st.none()),
     st.builds(Failed, st.none(), st.booleans()),
     st.just(Broken()),
 )
@@ -138,7 +141,7 @@ def follow(policy: Policy, size: int, poison: set[int], outcome: Outcome) -> tup
             case Split(sizes, known):
                 pieces = divide(part, sizes)
                 parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
-            case DeadLetterItem() | Halt():
+            case DeadLetterItem() | PassItem() | Halt():
                 dead.extend(part)
     return applied, dead, attempts
 

@@ -24,6 +24,5 @@ from penstock.consuming.delivery import Consumed
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.worker import Worker
 from penstock.consuming.worker_kinds import SeveralRunners, make_worker
-from penstock.errors import TryAgain
 
-__all__ = ["Consumed", "SeveralRunners", "TryAgain", "Worker", "WorkerSetup", "make_worker"]
+__all__ = ["Consumed", "SeveralRunners", "Worker", "WorkerSetup", "make_worker"]

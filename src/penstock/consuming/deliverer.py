@@ -21,6 +21,7 @@ from penstock.consuming.delivery import (
     Delivered,
     Halt,
     Outcome,
+    PassItem,
     Policy,
     Retry,
     RetryState,
@@ -120,6 +121,9 @@ class Source(Protocol[Item_contra]):
         self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
     ) -> Planner[Delivered]:
         """Dead-letters an item that has failed for good."""
+
+    def plan_pass(self, shard: ShardName, item: Item_contra, /) -> Planner[Delivered]:
+        """Passes an item without an effect."""
 
     def identify(self, item: Item_contra, /) -> object:
         """A value that no other item of the shard has."""
@@ -242,6 +246,8 @@ class Deliverer(Generic[Item]):
                 delivery.parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
             case DeadLetterItem(attempts):
                 return self._dead_letter(delivery, part[0], state, failed.reason, attempts)
+            case PassItem():
+                return self._pass(delivery, part[0], state)
             case Halt(attempts):
                 self._halt(delivery, part, f"failed {attempts} times: {failed.reason}", failed)
         return True
@@ -277,6 +283,15 @@ class Deliverer(Generic[Item]):
             raise
         except (NotApplied, ServerUnavailable):
             log.debug("note not written", shard=str(delivery.shard))  # `penstock status` can do without
+
+    def _pass(self, delivery: _Delivery[Item], item: Item, state: RetryState) -> bool:
+        """Passes an item that the handler has cancelled; false if the delivery is over."""
+        log.info("cancelled", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
+        try:
+            delivery.total.add(delivery.apply(self._source.plan_pass(delivery.shard, item)))
+        except NotApplied as lost:
+            return self._goes_on(delivery, [item], state, lost)
+        return True
 
     def _dead_letter(self, delivery: _Delivery[Item], item: Item, state: RetryState, why: str, attempts: int) -> bool:
         """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""

@@ -8,7 +8,7 @@ dead-lettered, or its shard halts.  Only what is the record's own fault counts a
 
     conflict       the transaction lost against another: retried soon, and counted as a failure after ``MAX_CONFLICTS``
     unavailable    a server cannot do it now: waited out; a record that meets it alone, while others pass, is at fault
-    asked to wait  the handler raised ``TryAgain``: waited for, however long
+    asked to wait  the handler said ``Snooze``: waited for, however long
     failed         the handler, its data, or its COMMIT: counted
     broken         no attempt can succeed, or another one could do harm: the shard halts
 """
@@ -149,7 +149,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class AskedToWait:
-    """The handler raised ``TryAgain``.
+    """The handler said ``Snooze``.
 
     Attributes:
         after_s: Seconds that it named.
@@ -172,11 +172,22 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The handler said ``Cancel`` of the items, or of one of them.
+
+    Attributes:
+        culprit: Index of that item, if it is known.
+    """
+
+    culprit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """No attempt can succeed, or another one could do harm."""
 
 
-Outcome = Conflict | Unavailable | AskedToWait | Failed | Broken
+Outcome = Conflict | Unavailable | AskedToWait | Cancelled | Failed | Broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,35 +219,45 @@ class DeadLetterItem:
 
 
 @dataclass(frozen=True, slots=True)
+class PassItem:
+    """The only item needs no effect."""
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The shard stops until an operator lets it go on."""
 
     attempts: int
 
 
-Decision = Retry | Split | DeadLetterItem | Halt
+Decision = Retry | Split | DeadLetterItem | PassItem | Halt
 
 
 def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> Decision:
     """Decides what to do with ``size`` items, at least one, that were not applied."""
     match outcome:
         case Conflict():
-            lost = replace(state, conflicts=state.conflicts + 1, items=size)
-            if lost.conflicts > MAX_CONFLICTS:
-                return _after_failure(policy, size, lost, Failed())
-            return Retry(backoff_s(lost.conflicts, FIRST_CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S), lost)
+            return _after_conflict(policy, size, replace(state, conflicts=state.conflicts + 1, items=size))
         case Unavailable():
             return _after_refusal(policy, size, state, outcome)
         case AskedToWait(after_s):
             asked = replace(state, asked=state.asked + 1, items=size)
             pause = pause_s(asked.asked) if after_s is None else after_s
             return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), asked)
+        case Cancelled(culprit):
+            return Split(_parts(size, culprit), replace(state, items=size)) if size > 1 else PassItem()
         case Failed():
             return _after_failure(policy, size, state, outcome)
         case Broken():
             return Halt(state.failures + 1)
         case _:
             assert_never(outcome)
+
+
+def _after_conflict(policy: Policy, size: int, lost: RetryState) -> Decision:
+    if lost.conflicts > MAX_CONFLICTS:
+        return _after_failure(policy, size, lost, Failed())
+    return Retry(backoff_s(lost.conflicts, FIRST_CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S), lost)
 
 
 def _after_failure(policy: Policy, size: int, state: RetryState, failed: Failed) -> Decision:
@@ -294,7 +315,7 @@ class Counts:
         skipped: Those that had been applied before.
         dead: Those that were dead-lettered.
         backfilled: Records that came from the journal, because the log has lost them.
-        cancelled: Jobs that were finished without an effect, because the handler said so.
+        cancelled: Those that were passed without an effect, because the handler said so.
         snoozed: Jobs that the handler has put off.
         retried: Jobs that have failed, and wait for another attempt.
         stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
@@ -326,7 +347,7 @@ class Counts:
     @property
     def done(self) -> int:
         """Items that need not be delivered again."""
-        return self.applied + self.skipped + self.dead
+        return self.applied + self.skipped + self.dead + self.cancelled
 
 
 @dataclass(kw_only=True)
@@ -398,4 +419,4 @@ class Consumed(Counts):
     @property
     def idle(self) -> bool:
         """Nothing was delivered."""
-        return not (self.done or self.cancelled)
+        return not self.done

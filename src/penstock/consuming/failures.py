@@ -10,9 +10,10 @@ from pathlib import Path
 import structlog
 
 from penstock.channels.server import is_unavailable
-from penstock.consuming.delivery import AskedToWait, Broken, Conflict, Failed, Outcome, Unavailable
+from penstock.consuming.delivery import AskedToWait, Broken, Cancelled, Conflict, Failed, Outcome, Unavailable
 from penstock.database.driver_errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
-from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable, TryAgain
+from penstock.declaring.outcomes import Cancel, HandlerOutcome, Snooze
+from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable
 from penstock.records import Offset, ShardName
 
 MAX_REASON_CHARACTERS = 500
@@ -72,7 +73,7 @@ def find_outcome(error: BaseException, culprit: int | None = None, depth: int = 
     return outcome
 
 
-_GRAVITY = (Conflict, AskedToWait, Unavailable, Failed, Broken)
+_GRAVITY = (Conflict, Cancelled, AskedToWait, Unavailable, Failed, Broken)
 
 
 def _gravity(outcome: Outcome) -> int:
@@ -82,8 +83,8 @@ def _gravity(outcome: Outcome) -> int:
 
 def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
     match error:
-        case TryAgain():
-            return AskedToWait(error.after_s)
+        case HandlerOutcome():
+            return _find_said(error, culprit)
         case HandlerNotRun() | HandlerCommitted():
             return Broken()
         case InvalidPayload():
@@ -94,6 +95,16 @@ def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
             return Unavailable()
         case _:
             return _find_outcome_in_postgres(error, culprit)
+
+
+def _find_said(said: HandlerOutcome, culprit: int | None) -> Outcome:
+    match said:
+        case Snooze():
+            return AskedToWait(said.after_s)
+        case Cancel():
+            return Cancelled(culprit)
+        case _:
+            return Failed(culprit, for_certain=True)
 
 
 def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outcome:
@@ -171,7 +182,7 @@ class FailureLog:
 
     def show(self, shard: ShardName, failed: NotApplied) -> None:
         """Logs a failure with where it happened, unless one like it was shown."""
-        if isinstance(failed.outcome, Conflict | AskedToWait):
+        if isinstance(failed.outcome, Conflict) or isinstance(failed.error, HandlerOutcome):
             return
         where = frames(failed.error)
         kind = type(driver_error(failed.error)).__name__

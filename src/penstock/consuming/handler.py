@@ -29,7 +29,7 @@ from penstock.consuming.setup import WorkerSetup
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.declaring.outcomes import JobOutcome
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
 
 log = structlog.get_logger("penstock.consumer")
@@ -186,8 +186,8 @@ _LAZY = (map, filter, zip)
 
 
 def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
-    """Raises a returned outcome of a job, and ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs."""
-    if isinstance(returned, JobOutcome):
+    """Raises a returned outcome, and ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs."""
+    if isinstance(returned, HandlerOutcome):
         raise returned
     if (
         inspect.isawaitable(returned)
@@ -335,7 +335,7 @@ def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:
     """Text about a handler that wants the process to end."""
     return (
         f"consumer {consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is committed. "
-        "To have a batch retried, raise TryAgain or any other exception"
+        "To have a batch retried, raise Snooze or any other exception"
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 from sqlalchemy.orm import Session
 from typing_extensions import is_typeddict  # knows those of typing, too
 
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import DeclarationError
 from penstock.parsing import Duration
 from penstock.records import Payload, Record
@@ -75,13 +76,13 @@ class RecordDecorator(Protocol[Payload]):
 
     @overload
     def __call__(
-        self, handler: Callable[[Session, Record[Payload]], None], /
-    ) -> Callable[[Session, Record[Payload]], None]: ...
+        self, handler: Callable[[Session, Record[Payload]], HandlerOutcome | None], /
+    ) -> Callable[[Session, Record[Payload]], HandlerOutcome | None]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", Record[Payload]], Awaitable[None]], /
-    ) -> Callable[["AsyncSession", Record[Payload]], Awaitable[None]]: ...
+        self, handler: Callable[["AsyncSession", Record[Payload]], Awaitable[HandlerOutcome | None]], /
+    ) -> Callable[["AsyncSession", Record[Payload]], Awaitable[HandlerOutcome | None]]: ...
 
 
 class MembersDecorator(Protocol):
@@ -102,12 +103,14 @@ class MemberDecorator(Protocol):
     """Takes ``handler(session, member)`` of a consumer of an Ick, plain or ``async def``."""
 
     @overload
-    def __call__(self, handler: Callable[[Session, str], None], /) -> Callable[[Session, str], None]: ...
+    def __call__(
+        self, handler: Callable[[Session, str], HandlerOutcome | None], /
+    ) -> Callable[[Session, str], HandlerOutcome | None]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", str], Awaitable[None]], /
-    ) -> Callable[["AsyncSession", str], Awaitable[None]]: ...
+        self, handler: Callable[["AsyncSession", str], Awaitable[HandlerOutcome | None]], /
+    ) -> Callable[["AsyncSession", str], Awaitable[HandlerOutcome | None]]: ...
 
 
 class DataFrameDecorator(Protocol):

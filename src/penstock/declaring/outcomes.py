@@ -1,12 +1,13 @@
-"""What the handler of a worker gets, a job, and what it can say of one beside doing it.
+"""What the handler of a worker gets, a job, and what handlers can say beside doing their work.
 
-    return                  the job is done: what the session has written is committed together with that fact
+    return                  done: what the session has written is committed together with that fact
     Snooze("10m")           another time; the attempt does not count
-    Cancel("why")           it need not be done: it is finished without an effect
+    Cancel("why")           it need not be done: it is passed without an effect
     DeadLetter("why")       no attempt can succeed
     any other exception     another attempt after a pause; after the last one a dead letter
 
-The three outcomes are returned or raised.  Whatever the handler has written before is rolled back.
+The three outcomes are raised, or returned.  Whatever the handler has written before is rolled back.  A batch of several records
+whose handler raises ``Cancel`` or ``DeadLetter`` is bisected until the record is found.
 """
 
 import re
@@ -30,48 +31,51 @@ _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
 """When the record was staged: the last member of the reserved header, which is the last header of every message."""
 
 
-class JobOutcome(Exception):
-    """What a handler says of its job; it is returned or raised."""
-
-
-class Snooze(JobOutcome):
-    """The job is to be done later; this attempt does not count.
-
-    Attributes:
-        after_s: Seconds until it may be handed over again.
-    """
-
-    def __init__(self, after: Duration) -> None:
-        """Says when.
-
-        Args:
-            after: Seconds, a ``timedelta``, or a text such as ``30s``, ``10m``, ``2h`` or ``1d``.
-
-        Raises:
-            InvalidMessage: It is none of these, negative, or more than ten years.
-        """
-        super().__init__(after)
-        self.after_s = checked_duration("after", after, MAX_SNOOZE_S)
-
-
-class Cancel(JobOutcome):
-    """The job need not be done any more: it is finished, without an effect.
+class HandlerOutcome(Exception):
+    """What a handler can say beside having done its work; raised, or returned by a handler of one job, record or member.
 
     Attributes:
         reason: Why.
     """
+
+    reason: str = ""
+
+
+class Snooze(HandlerOutcome):
+    """Not now: the same again later, without counting as a failure.  A shard of a log or an Ick waits that long.
+
+    Attributes:
+        after_s: Seconds until then; None lets the pauses grow, from 50 ms up to ten seconds.
+    """
+
+    after_s: float | None = None
+
+    def __init__(self, after: Duration | None = None, reason: str = "") -> None:
+        """Says when.
+
+        Args:
+            after: Seconds, a ``timedelta``, or a text such as ``30s``, ``10m``, ``2h`` or ``1d``.
+            reason: Why, for ``penstock status``.
+
+        Raises:
+            InvalidMessage: It is none of these, negative, or more than ten years.
+        """
+        super().__init__(reason)
+        self.reason = str(reason)
+        if after is not None:
+            self.after_s = checked_duration("after", after, MAX_SNOOZE_S)
+
+
+class Cancel(HandlerOutcome):
+    """It need not be done: the job is finished, the record or the member is passed, without an effect."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = str(reason)
 
 
-class DeadLetter(JobOutcome):
-    """No attempt at the job can succeed: it is dead-lettered now.
-
-    Attributes:
-        reason: Why.
-    """
+class DeadLetter(HandlerOutcome):
+    """No attempt can succeed: it is dead-lettered now."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overl
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.declaring.declarations import Queue, WorkerSpec
-from penstock.declaring.outcomes import Job, JobOutcome
+from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.records import Payload
 from penstock.staging.explicit import Target, stage, stage_async
 from penstock.staging.messages import MessageOptions
@@ -124,10 +124,10 @@ class JobDecorator(Protocol[Payload]):
 
     @overload
     def __call__(
-        self, handler: Callable[[Session, Job[Payload]], JobOutcome | None], /
-    ) -> DeclaredWorker[Session, JobOutcome | None, Payload]: ...
+        self, handler: Callable[[Session, Job[Payload]], HandlerOutcome | None], /
+    ) -> DeclaredWorker[Session, HandlerOutcome | None, Payload]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[JobOutcome | None]], /
-    ) -> DeclaredWorker["AsyncSession", Awaitable[JobOutcome | None], Payload]: ...
+        self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None]], /
+    ) -> DeclaredWorker["AsyncSession", Awaitable[HandlerOutcome | None], Payload]: ...

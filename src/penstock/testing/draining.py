@@ -13,7 +13,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.declaring.outcomes import JobOutcome
+from penstock.declaring.outcomes import Cancel, DeadLetter
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
@@ -49,7 +49,7 @@ def drained(  # noqa: PLR0913  what a run takes
         redis_url: Redis or Valkey.
         consumers: Names of the consumers to run; by default all.
         allow_dead_letters: Whether records may be dead-lettered.
-        timeout_s: Longest time that a consumer may take, in seconds: a handler may raise ``TryAgain`` for ever.
+        timeout_s: Longest time that a consumer may take, in seconds: a handler may say ``Snooze`` for ever.
         sources: For consumers that read several sources: the URL of each source's Postgres, by the source's name.  Their
             streamers are not this pipeline's: drain their own pipelines first.
 
@@ -145,7 +145,7 @@ class _LastFailure:
         async def called(session: Any, records: Any) -> object:
             try:
                 return await handler(session, records)
-            except JobOutcome:
+            except (Cancel, DeadLetter):
                 raise
             except Exception as error:
                 self.error = error
@@ -158,7 +158,7 @@ class _LastFailure:
         def called(session: Any, records: Any) -> object:
             try:
                 return handler(session, records)
-            except JobOutcome:
+            except (Cancel, DeadLetter):
                 raise
             except Exception as error:
                 self.error = error

@@ -105,6 +105,17 @@ class IckMembers:
 
         return planner
 
+    def plan_pass(self, shard: ShardName, member: ReservedMember) -> Planner[Delivered]:
+        """Commits a member without an effect."""
+
+        def planner(_executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None or checkpoint.halted is not None:
+                return Plan(Delivered())
+            return Plan(Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]))
+
+        return planner
+
     def identify(self, member: ReservedMember) -> object:
         """The member."""
         return member.member

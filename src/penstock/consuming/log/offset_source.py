@@ -121,6 +121,17 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
+    def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
+        """Passes a record without an effect."""
+
+        def planner(_executor: Executor, locked: Locked) -> Plan[Delivered]:
+            checkpoint = locked.get(shard)
+            if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
+                return Plan(Delivered())
+            return Plan(Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)])
+
+        return planner
+
     def identify(self, item: Placed) -> object:
         """Its offset."""
         return item.offset

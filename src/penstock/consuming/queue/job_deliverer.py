@@ -32,7 +32,7 @@ from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
-from penstock.declaring.outcomes import Cancel, DeadLetter, Job, JobOutcome, Snooze, read_identity
+from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
 from penstock.records import Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -155,7 +155,7 @@ class JobDeliverer:
     def _is_ours(self, lease: Lease) -> bool:
         return self._waiter.call(lease.confirm)
 
-    def _settle(self, lease: Lease, job: Job[Any], done: Ending | JobOutcome) -> Ended:
+    def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome) -> Ended:
         match done:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(lease.message.id, 1)

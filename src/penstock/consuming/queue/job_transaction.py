@@ -16,13 +16,14 @@ from sqlalchemy import Connection as EngineConnection
 from sqlalchemy import event
 from typing_extensions import override
 
+from penstock.consuming.delivery import AskedToWait
 from penstock.consuming.failures import NotApplied, find_outcome
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declaring.outcomes import Job, JobOutcome
+from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
 from penstock.errors import BrokenTransaction, ServerReplaced
 from penstock.journal import check_same_server
 
@@ -60,20 +61,20 @@ class JobTransaction(HandlerTransaction):
         self._is_repeated = False
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
 
-    def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+    def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
         """One attempt at a job; ``is_ours`` is asked right before COMMIT whether the lease is still ours.
 
         Returns the end, or the handler's outcome; unless it is ``APPLIED``, nothing was written.
         """
         return self._caller.enter(lambda: self._transact(job, is_ours, self._handle))
 
-    def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | JobOutcome:
+    def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
         """Finishes a job without an effect."""
         return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
 
     def _transact(
         self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None]
-    ) -> Ending | JobOutcome:
+    ) -> Ending | HandlerOutcome:
         with self._connected() as connection:
             transaction = connection.begin()  # nothing is sent before the first statement
             self._begin(connection, job)
@@ -85,8 +86,10 @@ class JobTransaction(HandlerTransaction):
                     return Ending.STALE
                 crashpoint("jobs.before_commit")
                 commit(transaction)
-            except JobOutcome as outcome:
+            except HandlerOutcome as outcome:
                 self._end(keep=True)
+                if isinstance(outcome, Snooze) and outcome.after_s is None:
+                    raise NotApplied(AskedToWait(), outcome) from outcome
                 return outcome
             except _Repeated:
                 self._end(keep=True)
@@ -166,6 +169,6 @@ class JobTransaction(HandlerTransaction):
     @override
     def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
         self._raise_if_not_ours()
-        if isinstance(error, JobOutcome | _Repeated):
+        if isinstance(error, HandlerOutcome | _Repeated):
             raise error
         super()._raise_failure(connection, index, error)

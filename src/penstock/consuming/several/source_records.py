@@ -41,6 +41,10 @@ class SourceRecords(LogRecords):
         return self._guarded(shard, [item], planner)
 
     @override
+    def plan_pass(self, shard: ShardName, item: Record) -> Planner[Delivered]:
+        return self._guarded(shard, [item], super().plan_pass(shard, item))
+
+    @override
     def plan_together(self, found: Mapping[ShardName, Sequence[Record]]) -> Planner[dict[ShardName, Delivered]]:
         planner = super().plan_together(found)
         return lambda executor, locked: self._noting(planner(executor, locked), found)

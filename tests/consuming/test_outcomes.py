@@ -1,0 +1,86 @@
+"""The three outcomes of a handler, said by consumers: guarantee 21 in the handler's own words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from fixtures.reader import ALL, Reader, apply, apply_all
+from penstock import Cancel, DeadLetter, Snooze
+from penstock.declaring.outcomes import HandlerOutcome
+from penstock.records import Record
+
+REST = [record for record in ALL if record != 5]
+
+
+def outcome_in_batch(outcome: HandlerOutcome, *, returns: bool = False) -> Any:
+    """A handler of batches that says it of the fifth record, in the middle of its effects."""
+
+    def handler(session: Session, records: Sequence[Record]) -> HandlerOutcome | None:
+        apply(session, [record for record in records if record.id < 5])
+        if any(record.id == 5 for record in records):
+            if returns:
+                return outcome
+            raise outcome
+        apply(session, [record for record in records if record.id > 5])
+        return None
+
+    return handler
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.usefixtures("twenty_records")
+def test_a_cancelled_record_is_passed_without_an_effect(reader: Reader, *, returns: bool) -> None:
+    reader.declare(outcome_in_batch(Cancel("gone"), returns=returns), attempts=1)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (REST, [])
+    assert reader.worker().round(0).applied == 0
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_a_record_is_dead_lettered_at_once_with_the_handlers_reason(reader: Reader) -> None:
+    calls: list[int] = []
+    handler = outcome_in_batch(DeadLetter("no address"))
+
+    def counted(session: Session, records: Sequence[Record]) -> None:
+        calls.extend(record.id for record in records)
+        handler(session, records)
+
+    reader.declare(counted, attempts=9)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (REST, [(5, "DeadLetter: no address")])
+    assert calls.count(5) < 9
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_handlers_of_one_record_return_outcomes(reader: Reader) -> None:
+    said = [Snooze(0.01), Snooze(), Cancel("gone")]
+
+    async def handler(session: AsyncSession, record: Record) -> HandlerOutcome | None:
+        if record.id == 5:
+            return said.pop(0) if len(said) > 1 else said[0]
+        if record.id == 6:
+            return DeadLetter("no address")
+        await apply_all(session, [record])
+        return None
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (
+        [record for record in REST if record != 6],
+        [(6, "DeadLetter: no address")],
+    )
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_a_consumer_that_halts_on_poison_halts_at_what_it_would_dead_letter(reader: Reader) -> None:
+    reader.declare(outcome_in_batch(DeadLetter("no address")), on_poison="halt")
+    halted = reader.drain()
+
+    assert any("DeadLetter: no address" in why for why in halted.values())
+    assert reader.dead() == []
