@@ -108,11 +108,11 @@ class IckMembers:
     def plan_pass(self, shard: ShardName, member: ReservedMember) -> Planner[Delivered]:
         """Commits a member without an effect."""
 
-        def planner(_executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None:
-                return Plan(Delivered())
-            return Plan(Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]))
+                return TransactionPlan(Delivered())
+            return TransactionPlan(Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]))
 
         return planner
 

@@ -124,11 +124,13 @@ class OffsetSource(ABC, Generic[Placed]):
     def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
         """Passes a record without an effect."""
 
-        def planner(_executor: Executor, locked: Locked) -> Plan[Delivered]:
+        def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
-                return Plan(Delivered())
-            return Plan(Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)])
+                return TransactionPlan(Delivered())
+            return TransactionPlan(
+                Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)]
+            )
 
         return planner
 
