@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.engines.spark.assignment import Part, Task
-from penstock.engines.spark.control_channel import Address, ControlChannel, ControlServer, Line, Plan, request_plan
+from penstock.engines.spark.control_channel import Address, ControlChannel, ControlServer, Line, TaskPlan, request_plan
 from penstock.engines.spark.spark_errors import name_reason
 from penstock.errors import DriverUnreachable
 from penstock.testing import eventually
 
-PLAN = Plan("second", (Task((Part(None),)), Task((Part("a", (0, 2)), Part("b", (1,))))))
+PLAN = TaskPlan("second", (Task((Part(None),)), Task((Part("a", (0, 2)), Part("b", (1,))))))
 
 
 def listening(receive: Callable[[Line], None] = lambda _: None) -> ControlServer:

@@ -11,12 +11,10 @@ from pyspark.sql import SparkSession
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
-from penstock.engines.spark.application import _supervise_epochs
 from penstock.engines.spark.assignment import Part, Task
-from penstock.engines.spark.control_channel import ControlServer, Plan
+from penstock.engines.spark.control_channel import ControlServer, TaskPlan
 from penstock.engines.spark.epoch_query import EpochQuery
 from penstock.engines.spark.epochs import EpochsReader, EpochsSource
-from penstock.engines.spark.progress import LiveProgress
 from penstock.engines.spark.schedule import Schedule
 from penstock.errors import DriverUnreachable
 from penstock.spark.jobs import Slots
@@ -37,7 +35,7 @@ def _servers(connection: Connection, database_url: str, redis_url: str, monkeypa
 
 def serve(tasks: tuple[Task, ...]) -> tuple[ControlServer, dict[str, str]]:
     """A driver with one plan, and the options of its readers."""
-    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("first", tasks))
+    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: TaskPlan("first", tasks))
     address = f"{server.address.host}:{server.address.port}"
     return server, {**OPTIONS, "control": address, "token": server.address.token}
 
@@ -92,9 +90,9 @@ def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: P
     spark.dataSource.register(EpochsSource)
     options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}
     schedule = Schedule({}, Slots(spark), streamers=1, reserved=0)
-    epochs = EpochQuery(spark, options, schedule, LiveProgress(spark))
+    epochs = EpochQuery(spark, options, schedule, str(tmp_path))
     for _ in range(3):
-        epochs.start(str(tmp_path)).stop()
+        epochs.start().stop()
 
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -104,13 +102,12 @@ def test_a_planner_that_cannot_reach_the_driver_ends_the_run(spark: SparkSession
     spark.dataSource.register(EpochsSource)
     options = {"app": "nowhere:nothing", "control": "127.0.0.1:1", "token": "", "seconds": "1"}
     schedule = Schedule({}, Slots(spark), streamers=1, reserved=0)
-    epochs = EpochQuery(spark, options, schedule, LiveProgress(spark))
-    supervised = _supervise_epochs(epochs, str(tmp_path))
-    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: Plan("", ()))
+    epochs = EpochQuery(spark, options, schedule, str(tmp_path))
+    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: TaskPlan("", ()))
 
     def ends() -> bool:
         try:
-            supervised.check(server)
+            epochs.check(server)
         except DriverUnreachable as error:
             return "cannot connect to the driver at 127.0.0.1:1" in str(error)
         return False

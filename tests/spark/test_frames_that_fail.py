@@ -19,7 +19,7 @@ from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
-from penstock.engines.spark.rows import make_frame
+from penstock.engines.spark.frame_rows import make_frame
 from penstock.operating.letters import of_consumer, retry
 from penstock.streaming import Streamer
 

@@ -25,7 +25,7 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, HolderWatch, Reservation, Reservations
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
 from penstock.spark.sources import IckDataSource
-from penstock.spark.sources.ick_members import IckOptions, IckStreamReader
+from penstock.spark.sources.dirty_members import IckOptions, IckStreamReader
 from penstock.spark.sources.reservation_sequence import ReservationSequence
 
 INDEX = Ick("index", shards=2)

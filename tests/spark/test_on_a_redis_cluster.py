@@ -18,7 +18,7 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
-from penstock.spark.reconcile.verify import SparkExaminer
+from penstock.spark.reconcile.log_examiner import SparkExaminer
 from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import StreamReader
 from penstock.spark.sources.source_options import Options

@@ -3,7 +3,14 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.reconcile.sizing import INITIAL, MOST, SHUFFLE, Partitions, choose_partitions, kept_partitions
+from penstock.spark.reconcile.spark_comparer import (
+    INITIAL,
+    MAX_PARTITIONS,
+    SHUFFLE,
+    Partitions,
+    choose_partitions,
+    kept_partitions,
+)
 
 GB = 1024**3
 
@@ -15,7 +22,7 @@ GB = 1024**3
         (1 * GB, 2, 32),
         (1 * GB, 24, 48),  # whole rounds: no slot is idle in the last one
         (1 * GB, 1000, 1000),
-        (100_000 * GB, 2, MOST),
+        (100_000 * GB, 2, MAX_PARTITIONS),
         (1 * GB, 0, 32),  # no executor has registered yet
     ],
 )

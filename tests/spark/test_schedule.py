@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.engines.spark import schedule as schedule_module
 from penstock.engines.spark.schedule import Schedule
-from penstock.spark.jobs import EPOCHS, Running, Slots, named_jobs
+from penstock.spark.jobs import EPOCHS, Slots, StageState, named_jobs
 from penstock.testing import eventually
 
 CONSUMERS = {"a": range(4), "b": range(1)}
@@ -23,13 +23,13 @@ class FakeSlots:
 
     now: int = 4
     seen: list[int] = field(default_factory=list)
-    state: Running = field(default_factory=Running)
+    state: StageState = field(default_factory=StageState)
     may_grow: bool = True
 
     def count(self) -> int:
         return self.seen.pop(0) if self.seen else self.now
 
-    def running(self, _tasks: int) -> Running:
+    def running(self, _tasks: int) -> StageState:
         return self.state
 
 
@@ -93,7 +93,7 @@ def test_an_epoch_is_planned_anew_when_executors_come_or_go(
 ) -> None:
     schedule = make(slots)
     before = schedule.next_plan()
-    slots.state = Running(placed=4)
+    slots.state = StageState(placed=4)
     assert checks(schedule, clock, 10) == []
 
     slots.now = now
@@ -145,7 +145,7 @@ def test_tasks_that_get_no_slot_share_those_that_there_are(clock: list[float], s
     """They waited for ever, epoch after epoch, without a line."""
     schedule = make(slots)
     before = schedule.next_plan()
-    slots.state = Running(placed=1, waiting=3)
+    slots.state = StageState(placed=1, waiting=3)
     with capture_logs() as logs:
         assert checks(schedule, clock, 3.5) == []
         assert checks(schedule, clock, 1.5) == [before.epoch]
@@ -153,7 +153,7 @@ def test_tasks_that_get_no_slot_share_those_that_there_are(clock: list[float], s
 
     shared = schedule.next_plan()
     assert [len(task.parts) for task in shared.tasks] == [3]
-    slots.state = Running(placed=1)
+    slots.state = StageState(placed=1)
     assert checks(schedule, clock, 20) == []
     assert len(schedule.next_plan().tasks) == 4, "the next epoch tries again"
 
@@ -166,7 +166,7 @@ def test_a_slot_is_left_to_each_other_query(clock: list[float], slots: FakeSlots
 
 def test_slots_are_those_of_the_session(spark: SparkSession) -> None:
     assert Slots(spark).count() == 2
-    assert Slots(spark).running(3) == Running()
+    assert Slots(spark).running(3) == StageState()
 
 
 def test_tasks_of_epochs_that_wait_for_a_slot_are_counted_by_the_name_of_their_stage(
@@ -188,8 +188,8 @@ def test_tasks_of_epochs_that_wait_for_a_slot_are_counted_by_the_name_of_their_s
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        eventually(lambda: Slots(spark).running(3) == Running(placed=2, waiting=1), "two have a slot", timeout_s=60)
-        assert Slots(spark).running(2) == Running()
+        eventually(lambda: Slots(spark).running(3) == StageState(placed=2, waiting=1), "two have a slot", timeout_s=60)
+        assert Slots(spark).running(2) == StageState()
     finally:
         Path(ended).touch()
         thread.join(60)

@@ -18,7 +18,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Offset, Record
-from penstock.spark.reconcile import verify as engine
+from penstock.spark.reconcile import log_examiner as engine
 from penstock.streaming import Streamer, tick
 from penstock.verifying import FindingKind, Verified, bounds, reading, verify
 from penstock.verifying.examiner import InlineExaminer

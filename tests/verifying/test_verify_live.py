@@ -172,7 +172,7 @@ def examiner(request: pytest.FixtureRequest, connection: Connection, database_ur
     """What reads and compares while everything runs: one process, or tasks of Spark."""
     if request.param == "inline":
         return InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
-    from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  for Spark alone
+    from penstock.spark.reconcile.log_examiner import SparkExaminer  # noqa: PLC0415  for Spark alone
 
     spark = request.getfixturevalue("spark")
     return SparkExaminer(spark, database_url, redis_url, DEFAULT_SCOPE)

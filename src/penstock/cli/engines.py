@@ -31,7 +31,7 @@ TASK_ATTEMPTS = 4
 def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
     """Starts Spark as configured, and stops it at the end."""
     with require_extra("spark", what):
-        from penstock.spark.reconcile.sizing import kept_partitions  # noqa: PLC0415  an optional extra
+        from penstock.spark.reconcile.spark_comparer import kept_partitions  # noqa: PLC0415  an optional extra
         from penstock.spark.session import (  # noqa: PLC0415  an optional extra
             available_cores,
             is_jvm_alive,
@@ -108,7 +108,7 @@ def open_examiner(settings: Settings, servers: Connections) -> Iterator[Examiner
         yield InlineExaminer(servers.connection, urls.redis_url, scope)
         return
     with start_spark(settings, "verifying on Spark") as spark:
-        from penstock.spark.reconcile.verify import SparkExaminer  # noqa: PLC0415  an optional extra
+        from penstock.spark.reconcile.log_examiner import SparkExaminer  # noqa: PLC0415  an optional extra
 
         yield SparkExaminer(spark, urls.database_url, urls.redis_url, scope)
 
@@ -140,7 +140,7 @@ def open_frames(settings: Settings, consumer: ConsumerSpec) -> Iterator[Callable
         yield None
         return
     with start_spark(settings, "retrying with DataFrames") as spark:
-        from penstock.engines.spark.rows import make_frame  # noqa: PLC0415  an optional extra
+        from penstock.engines.spark.frame_rows import make_frame  # noqa: PLC0415  an optional extra
 
         yield partial(make_frame, spark)
 

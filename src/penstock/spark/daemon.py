@@ -20,7 +20,7 @@ from pyspark import daemon
 
 
 class _Traceback:
-    """What the daemon uses of ``traceback``."""
+    """The part of ``traceback`` that the daemon uses."""
 
     format_exc = staticmethod(traceback.format_exc)
 

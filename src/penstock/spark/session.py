@@ -64,15 +64,15 @@ TASK_ATTEMPTS = 10_000
 _QUOTING = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark's loggers of errors that are raised as well: their text may quote a value, and Penstock logs none."""
 
-LONGEST_SOCKET_DIRECTORY = 60
+MAX_SOCKET_DIRECTORY_CHARACTERS = 60
 """Characters; the path of a socket has at most 107, of which Spark adds 42."""
 
 CHILDREN_END_S = 1.0
 JVM_END_S = 3.0
-"""How long to wait for the end of a JVM whose connections have broken."""
+"""Seconds to wait for the end of a JVM whose connections have broken."""
 
 JVM_REMOVAL_S = 5.0
-"""How long a JVM that is ended while it starts has to remove its files; less than a command has to stop."""
+"""Seconds that a JVM which is ended while it starts has to remove its files; less than a command has to stop."""
 
 
 def spark_session(
@@ -93,11 +93,6 @@ def spark_session(
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
         stop: Whether a signal to stop has come before.
         directory: For Spark's temporary files and sockets, some of which it leaves behind; used only without a cluster.
-
-    Raises:
-        JavaMissing: No Java runtime.
-        InvalidSetting: The Python of tasks is not on this machine.
-        StartEndedError: A signal to stop has come while Spark was starting.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     for name in _QUOTING:
@@ -124,11 +119,7 @@ def spark_session(
 
 
 def _choose_python(chosen: Mapping[str, str]) -> None:
-    """Sets the Python of tasks, which PySpark takes from the environment only: otherwise the first ``python3`` on the PATH.
-
-    Raises:
-        InvalidSetting: This machine does not have it.
-    """
+    """Sets the Python of tasks, which PySpark takes from the environment only: otherwise the first ``python3`` on the PATH."""
     if "spark.pyspark.python" in chosen:
         os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -151,7 +142,7 @@ def _settings(master: str | None, given: Mapping[str, str], directory: str | Non
 
 def _keep_in(directory: str | None) -> dict[str, str]:
     """Settings for the directory of Spark's temporary files and sockets; none if it is too long for a socket."""
-    if directory is None or len(directory) > LONGEST_SOCKET_DIRECTORY or " " in directory:
+    if directory is None or len(directory) > MAX_SOCKET_DIRECTORY_CHARACTERS or " " in directory:
         return {}
     options = SETTINGS["spark.driver.extraJavaOptions"]
     return {
@@ -162,7 +153,7 @@ def _keep_in(directory: str | None) -> dict[str, str]:
 
 
 def _application_path() -> str:
-    """Where this process finds the application, without the packages of its Python: executors may have another one.
+    """This process' path to the application, without the packages of its Python: executors may have another one.
 
     On other machines these places do not exist, and do no harm: what is not there comes by ``spark.submit.pyFiles``.
     """
@@ -184,9 +175,6 @@ def _signals_left_to_us() -> Iterator[None]:
 
     Supervisors and shells send it to all processes of a service.  Java leaves an ignored signal ignored.  The JVM still ends
     with this process, whose end it notices by its standard input.  PySpark would also take SIGINT for itself.
-
-    Raises:
-        StartEndedError: A signal that this process handles has come before Spark had started; the JVM has been ended.
     """
     reading, _jvm_starts.pid_to = os.pipe()
     try:
@@ -289,14 +277,7 @@ _PLANNERS = {
 
 @contextmanager
 def jvm_errors(what: str) -> Iterator[None]:
-    """Names the JVM if it has ended: whatever is raised then is only a consequence.
-
-    Args:
-        what: The activity, for the error text: ``reconciling``.
-
-    Raises:
-        ServerUnavailable: The JVM has ended.
-    """
+    """Names the JVM if it has ended: whatever is raised then is only a consequence."""
     try:
         yield
     except PenstockError:
@@ -312,7 +293,7 @@ def jvm_errors(what: str) -> Iterator[None]:
 
 
 def is_jvm_alive() -> bool:
-    """Whether the JVM that this process has started is still there; true if another process has started it."""
+    """True if the JVM that this process has started is still there; true if another process has started it."""
     return _exit_code_of_jvm() is None
 
 

@@ -1,4 +1,4 @@
-"""How settings reach Java: on the command line that starts it, or over the connection to it.
+"""The way of settings to Java: on the command line that starts it, or over the connection to it.
 
 Every user of a machine can read the command lines of its processes, so a secret takes the connection.  With ``spark-submit``,
 Java has been started already, and has settings of its own.
@@ -14,7 +14,7 @@ from penstock.display import mask
 from penstock.errors import InvalidSetting
 
 SECRET = "(?i)secret|password|token|access[.]?key|_url|penstock_sources"  # noqa: S105  a pattern
-"""What the name of a setting matches whose value Spark is to show nowhere."""
+"""Pattern of the names of settings whose values Spark shows nowhere."""
 
 URLS = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL")
 """The environment variables that tell executors where the servers are."""
@@ -22,7 +22,7 @@ URLS = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL")
 _SOURCES = "PENSTOCK_SOURCES__"
 
 SECRET_KEY = "spark.kubernetes.executor.secretKeyRef."  # noqa: S105  a name
-"""What the name of a setting begins with that takes an environment variable of executors from a secret."""
+"""Prefix of a setting that takes an environment variable of executors from a secret."""
 
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 
@@ -39,11 +39,7 @@ def set_urls(database_url: str, redis_url: str, sources: Mapping[str, str]) -> N
 
 
 def find_url(name: str) -> str:
-    """The URL in an environment variable of this executor.
-
-    Raises:
-        InvalidSetting: It is not there.
-    """
+    """The URL in an environment variable of this executor."""
     if url := os.environ.get(name):
         return url
     raise InvalidSetting(

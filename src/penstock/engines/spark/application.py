@@ -11,31 +11,24 @@ from time import monotonic
 from typing import Self
 
 import structlog
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.worker_kinds import check_sources
-from penstock.database.driver_errors import describe
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line
-from penstock.engines.spark.dataframes import FrameWorker
-from penstock.engines.spark.epoch_query import OBSERVED, EpochQuery
+from penstock.engines.spark.dataframes import FrameWorker, SetBasedConsumers
+from penstock.engines.spark.epoch_query import EpochQuery
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
-from penstock.engines.spark.progress import LiveProgress
 from penstock.engines.spark.schedule import Schedule
-from penstock.engines.spark.set_based import SetBasedConsumers
-from penstock.engines.spark.spark_errors import name_java_error, name_reason
-from penstock.errors import DriverUnreachable, ServerUnavailable
+from penstock.errors import ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.spark.jobs import EPOCHS, Slots
 from penstock.spark.session import (
     TASK_ATTEMPTS,
     StartEndedError,
     available_cores,
-    end_planners,
     is_jvm_alive,
     jvm_errors,
     spark_session,
@@ -51,8 +44,6 @@ SET_BASED_ATTEMPTS = 2
 """Attempts of a task where set-based handlers have jobs of their own: a poison record fails each of them."""
 
 STOP_TIMEOUT_S = 5.0
-_PLANNER_UNREACHABLE = "penstock.errors.DriverUnreachable: "
-LONGEST_BACKOFF_S = 10.0
 
 
 def run(  # noqa: PLR0913  the options of a run
@@ -120,7 +111,7 @@ def run(  # noqa: PLR0913  the options of a run
         return
     spark.dataSource.register(EpochsSource)
     schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
-    reports = _Reports(LiveProgress(spark))
+    reports = _Reports()
     control = _listen(spark, reports.receive, schedule)
     options = {
         "app": app,
@@ -137,17 +128,13 @@ def run(  # noqa: PLR0913  the options of a run
     make_setup = partial(WorkerSetup, prepare=prepare)
     workers = [FrameWorker(spark, make_setup(pipeline, spec, database_url, redis_url)) for spec in frames]
     sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
-    made_of = (spark, options, schedule, reports.live)
-    queries = [_supervise_epochs(EpochQuery(*made_of), directories.checkpoints)] if tasks else []
+    query = EpochQuery(spark, options, schedule, directories.checkpoints, ends_planners=not frames) if tasks else None
     try:
         with jvm_errors("running on Spark"):
             schedule.wait_for_slots(stopped)
-            _log_running(spark, [*(spec.name for spec in frames), *(each.name for each in queries)])
-            if not frames:
-                reports.live.when_first_reported = partial(end_planners, spark)
+            _log_running(spark, [*(spec.name for spec in frames), *([EPOCHS] if tasks else [])])
             sets.start(stopped)
-            check = directories.make_check(spark)
-            _supervise(queries, schedule, control, reports.live, stopped, check)
+            _supervise(query, schedule, control, stopped, directories.make_check(spark))
     finally:
         control.stop_tasks()
         sets.finish()
@@ -158,7 +145,7 @@ def run(  # noqa: PLR0913  the options of a run
 
 @dataclass(frozen=True)
 class _Directories:
-    """What Spark writes on this machine.
+    """Directories that Spark writes on this machine.
 
     Attributes:
         checkpoints: Of the query; it may vanish at any time.
@@ -177,16 +164,12 @@ class _Directories:
         return cls(checkpoints, tempfile.mkdtemp(prefix="penstock-java-"))
 
     def make_check(self, spark: SparkSession) -> Callable[[], None]:
-        """What notices that Java's files have been removed, if Spark has them there: on a cluster it has not."""
+        """A check that Java's files are still there, if Spark has them on this machine: on a cluster it has not."""
         is_used = any(self.java in value for _, value in spark.sparkContext.getConf().getAll())
         return self._check if is_used else lambda: None
 
     def _check(self) -> None:
-        """Ends a run whose every query would fail.
-
-        Raises:
-            ServerUnavailable: Java's files have been removed.
-        """
+        """Ends a run whose every query would fail."""
         if not os.path.exists(self.java):  # noqa: PTH110  as above
             raise ServerUnavailable(
                 f"running on Spark: its temporary files in {self.java} have been removed. Nothing is lost: start it again; let "
@@ -215,15 +198,13 @@ def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
 
 
 class _Reports:
-    """What tasks and set-based consumers report: their counts, and the errors that end them.
+    """Reports of tasks and set-based consumers: their counts, and the errors that end them.
 
     Attributes:
-        live: Has the counts, too.
         failures: The errors; the first ends the run.
     """
 
-    def __init__(self, live: LiveProgress) -> None:
-        self.live = live
+    def __init__(self) -> None:
         self.failures: list[BaseException] = []
         self._totals = dict.fromkeys(COUNTS, 0)
         self._counting = threading.Lock()
@@ -235,7 +216,6 @@ class _Reports:
             self.failures.append(errors.from_wire(line["error"], line["message"]))
             return
         counts = {name: count for name, count in line.items() if name in self._totals}
-        self.live.add(line["task"], counts)
         with self._counting:
             for name, count in counts.items():
                 self._totals[name] += count
@@ -253,80 +233,22 @@ class _Reports:
                 raise self.failures[0]
 
 
-@dataclass
-class _Supervised:
-    """A query that is restarted, with growing pauses, as long as the application runs."""
-
-    name: str
-    start: Callable[[], StreamingQuery]
-    failure: Callable[[], str | None] = lambda: None
-    query: StreamingQuery | None = None
-    has_run: bool = False
-    began: float = 0.0
-    backoff: float = 0.0
-    restart_at: float = 0.0
-
-    def check(self, control: ControlServer) -> None:
-        """Starts the query when it is due; notices that it has ended.
-
-        Raises:
-            DriverUnreachable: Nothing of it has ever reached the driver: no task, or not even what plans them, in whose
-                failed epochs no task runs.
-        """
-        if self.query is None:
-            if monotonic() < self.restart_at:
-                return
-            self.began = monotonic()
-            try:
-                self.query = self.start()
-                self.has_run = True
-            except ServerUnavailable as error:
-                self._wait(describe(error))
-            except Py4JJavaError as error:
-                if not self.has_run:  # it is no fault of Spark's that may pass
-                    raise
-                self._wait(name_java_error(error))
-        elif not control.was_reached and (reason := _unreachable(self.query)):
-            raise DriverUnreachable(reason)
-        elif not self.query.isActive:
-            # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
-            ended = name_reason(str(self.query.exception() or "it was stopped"))
-            reason = self.failure() or ended
-            if not control.was_asked and reason.startswith(_PLANNER_UNREACHABLE):
-                raise DriverUnreachable(reason.removeprefix(_PLANNER_UNREACHABLE))
-            self._wait(reason)
-            self.query = None
-
-    def _wait(self, reason: str) -> None:
-        lasted = monotonic() - self.began > LONGEST_BACKOFF_S
-        self.backoff = 0.2 if lasted else min(LONGEST_BACKOFF_S, max(0.2, self.backoff * 2))
-        self.restart_at = monotonic() + self.backoff
-        log.warning("query ended, restarting it", query=self.name, reason=reason, seconds=self.backoff)
-
-
-def _supervise_epochs(epochs: EpochQuery, checkpoints: str) -> _Supervised:
-    return _Supervised(EPOCHS, partial(epochs.start, checkpoints), lambda: epochs.failure)
-
-
 def _supervise(
-    queries: Sequence[_Supervised],
+    query: EpochQuery | None,
     schedule: Schedule,
     control: ControlServer,
-    live: LiveProgress,
     stop: Callable[[], bool],
     check: Callable[[], None],
 ) -> None:
-    """Keeps the queries running, over the slots that there are, until ``stop()`` is true, or ``check()`` raises."""
+    """Keeps the query running, over the slots that there are, until ``stop()`` is true, or ``check()`` raises."""
     waiting = threading.Event()
     while not stop():
         check()
         control.check()
         if not is_jvm_alive():
             raise ConnectionError  # it is named by what catches it
-        for query in queries:
+        if query is not None:
             query.check(control)
-            if query.name == EPOCHS and query.query is not None:
-                live.publish(query.query)
         if (epoch := schedule.outdated_epoch()) is not None:
             control.finish(epoch)
         waiting.wait(0.1)
@@ -342,13 +264,6 @@ def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Sche
         bind=settings.get("spark.driver.bindAddress"),
         port=int(settings.get("spark.penstock.control.port") or 0),
     )
-
-
-def _unreachable(query: StreamingQuery) -> str | None:
-    """Why a task of the last epoch could not reach the driver, if none has ever reached it."""
-    progress = query.lastProgress
-    metrics = progress.observedMetrics.get(OBSERVED) if progress else None
-    return getattr(metrics, "unreachable", None)
 
 
 def _shut_down(spark: SparkSession, control: ControlServer, directories: _Directories) -> None:

@@ -10,12 +10,12 @@ from penstock.channels.redis_urls import parse_redis_url
 from penstock.declaring.kinds import Channel
 
 Pieces = Sequence[int | str]
-"""What the tasks of a consumer divide: numbers of shards, or names of sources."""
+"""The work that the tasks of a consumer divide: numbers of shards, or names of sources."""
 
 SLOTS_PER_STREAMER = 8
 """A streamer publishes what eight tasks of consumers with a statement for each record apply, and more."""
 
-MOST_STREAMERS = 8
+MAX_STREAMERS = 8
 """More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
 
 
@@ -60,7 +60,7 @@ class Task:
 
 
 def find_pieces(channel: Channel) -> Pieces:
-    """What the tasks of a consumer of the channel divide.
+    """The work that the tasks of a consumer of the channel divide.
 
     Each source has as many shards as its database says: a task that reads it takes all of them.
     """
@@ -97,12 +97,12 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
 
 
 def most_streamers(shards: int, redis_url: str) -> int:
-    """How many streamers can be of use: on a Cluster up to one for each shard.
+    """Useful number of streamers: on a Cluster up to one for each shard.
 
     A single Redis server takes hardly more than one streamer publishes.
     """
     is_cluster = parse_redis_url(redis_url).kind == "cluster"
-    return min(shards, MOST_STREAMERS if is_cluster else 1)
+    return min(shards, MAX_STREAMERS if is_cluster else 1)
 
 
 def _count_streamers(consumers: Mapping[str, Pieces], slots: int, most: int) -> int:

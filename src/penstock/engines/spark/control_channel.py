@@ -31,18 +31,18 @@ FINISHED = "finished\n"
 """The line that a task sends when its epoch is over."""
 
 PLAN = "plan"
-"""What the query sends in the place of an epoch, to be given the next one."""
+"""The word that the query sends in the place of an epoch, to get the next one."""
 
 CONNECT_TIMEOUT_S = 3.0
 
 TOKEN_TIMEOUT_S = 3.0
-"""How long a connection may take to show the token, in seconds."""
+"""Seconds that a connection may take to show the token."""
 
 FIRST_LINE_BYTES = 200
 """Longest line that is read before that."""
 
-MOST_STRANGERS = 64
-"""Most connections that have not shown the token; the oldest makes room for the next.  A task shows it at once."""
+MAX_STRANGERS = 64
+"""Limit of connections that have not shown the token; the oldest makes room for the next.  A task shows it at once."""
 
 BACKLOG = 1024
 """Connections that the operating system keeps until they are taken; it drops more, and a task would wait a second to try again."""
@@ -52,7 +52,7 @@ ACCEPT_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TaskPlan:
     """An epoch.
 
     Attributes:
@@ -66,18 +66,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the driver listens, and the secret that it asks for."""
+    """Address at which the driver listens, and the secret that it asks for."""
 
     host: str
     port: int
     token: str
 
     def connect(self) -> socket.socket:
-        """A connection that has shown the token.
-
-        Raises:
-            DriverUnreachable: Nobody answers there.
-        """
+        """A connection that has shown the token."""
         try:
             return socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
@@ -96,21 +92,13 @@ class ControlServer:
         host: str,
         *,
         receive: Callable[[Line], None],
-        plan: Callable[[], Plan],
+        plan: Callable[[], TaskPlan],
         bind: str | None = None,
         port: int = 0,
     ) -> None:
-        """Listens.
+        """Listens at ``bind``, by default ``host``, which the tasks can reach; port 0 takes a free one.
 
-        Args:
-            host: Address of the driver that the tasks can reach.
-            receive: Called with each line that a task sends, on that connection's own thread.
-            plan: Called for the next epoch.
-            bind: Address to listen at; None takes ``host``.
-            port: To listen at; 0 takes a free one.
-
-        Raises:
-            DriverUnreachable: It cannot listen there.
+        ``receive`` is called with each line that a task sends, on that connection's own thread; ``plan`` for the next epoch.
         """
         from structlog import get_logger  # noqa: PLC0415  planners load this module, too, and need nothing of it
 
@@ -130,9 +118,9 @@ class ControlServer:
         self._stopped = threading.Event()
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
         self.was_asked = False
-        """Whether a plan has ever been asked for."""
+        """True if a plan has ever been asked for."""
         self.was_reached = False
-        """Whether a task has ever connected."""
+        """True if a task has ever connected."""
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
 
@@ -142,11 +130,7 @@ class ControlServer:
         return len(self._epochs)
 
     def check(self) -> None:
-        """Notices that connections are taken no longer, without which no epoch would begin or end.
-
-        Raises:
-            DriverUnreachable: The thread that takes them has ended.
-        """
+        """Notices that connections are taken no longer, without which no epoch would begin or end."""
         if not self._thread.is_alive() and not self._stopped.is_set():
             raise DriverUnreachable(
                 f"the driver takes no connections at {self.address.host}:{self.address.port} any more: see what its log says "
@@ -196,7 +180,7 @@ class ControlServer:
     def _begin(self, connection: socket.socket) -> None:
         """Serves a connection on a thread of its own; the stranger who has waited longest makes room."""
         self._strangers[connection] = None
-        while len(self._strangers) > MOST_STRANGERS:
+        while len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             self._strangers.pop(oldest, None)
             _shut_down(oldest, socket.SHUT_RDWR)
@@ -244,11 +228,7 @@ class ControlServer:
 
 
 def _read_first_line(connection: socket.socket) -> bytes:
-    """What a stranger says; only the beginning if it is too long.  Byte by byte: what follows is another's to read.
-
-    Raises:
-        OSError: It takes too long, or the connection is broken.
-    """
+    """The first line of a connection, at most its beginning.  Byte by byte: what follows is another's to read."""
     deadline, line = monotonic() + TOKEN_TIMEOUT_S, b""
     while len(line) < FIRST_LINE_BYTES:
         if (left := deadline - monotonic()) <= 0:
@@ -261,12 +241,8 @@ def _read_first_line(connection: socket.socket) -> bytes:
     return line
 
 
-def request_plan(address: Address) -> Plan:
-    """The next epoch.
-
-    Raises:
-        DriverUnreachable: The driver does not answer, or not all of it arrives.
-    """
+def request_plan(address: Address) -> TaskPlan:
+    """The next epoch."""
     try:
         with address.connect() as connection:
             connection.sendall(f"{address.token} {PLAN}\n".encode())
@@ -276,22 +252,14 @@ def request_plan(address: Address) -> Plan:
         raise DriverUnreachable(
             f"the driver at {address.host}:{address.port} does not say what to run next ({type(error).__name__}): see its log"
         ) from error
-    return Plan(values["epoch"], tuple(map(Task.from_json, values["tasks"])))
+    return TaskPlan(values["epoch"], tuple(map(Task.from_json, values["tasks"])))
 
 
 class ControlChannel:
     """A task's end."""
 
     def __init__(self, address: Address, epoch: str) -> None:
-        """Connects.
-
-        Args:
-            address: ``ControlServer.address``.
-            epoch: The epoch that the task belongs to; any word.
-
-        Raises:
-            DriverUnreachable: Nobody answers there.
-        """
+        """Connects; ``epoch`` is the one that the task belongs to."""
         self._socket: socket.socket | None = address.connect()
         self._send_text(f"{address.token} {epoch}")
 
@@ -303,7 +271,7 @@ class ControlChannel:
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Whether the task should go on."""
+        """True if the task should go on."""
         if self._socket is None:
             return False
         closed = select.poll()  # not select(), which knows no descriptor above 1,023

@@ -28,18 +28,25 @@ from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import Planner
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.engines.spark.rows import RowReader, Span, select
+from penstock.engines.spark.control_channel import Line
+from penstock.engines.spark.epochs import COUNTS, TaskCounts
+from penstock.engines.spark.frame_rows import FrameSpan, RowReader, select
 from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_sparks_fault
 from penstock.errors import DamagedEntry, Gap, ServerUnavailable
+from penstock.parallel import Loop, run_together
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.jobs import named_jobs
+from penstock.spark.session import is_jvm_alive
 from penstock.spark.sources.ranges import Positions, share_limit
 
 RECORDS_A_BATCH = 100_000
-"""Most records of a DataFrame: its cost is in the DataFrame, not in its records."""
+"""Limit of records in a DataFrame: its cost is in the DataFrame, not in its records."""
 
 JOB_GROUP = "penstock set-based"
 """Spark's jobs of all set-based consumers, for their end."""
+
+FINISH_TIMEOUT_S = 3.0
+"""Seconds that a handler may work on after a stop before its Spark jobs are cancelled."""
 
 POLL_S = 0.03
 """Pause between two reads of the ends of the log, in seconds."""
@@ -58,14 +65,14 @@ class FrameSource(OffsetSource[Place]):
     @override
     def plan(self, shard: ShardName, records: Sequence[Place]) -> Planner[Delivered]:
         """Reads what has not been read, before the transaction begins."""
-        cast("Span", records).rows.load()
+        cast("FrameSpan", records).rows.load()
         return super().plan(shard, records)
 
     @override
     def plan_together(self, found: Mapping[ShardName, Sequence[Place]]) -> Planner[dict[ShardName, Delivered]]:
         """Likewise."""
         for records in found.values():
-            cast("Span", records).rows.load()
+            cast("FrameSpan", records).rows.load()
         return super().plan_together(found)
 
     @override
@@ -90,7 +97,7 @@ class FrameSource(OffsetSource[Place]):
 
     @override
     def _join(self, fresh: Sequence[Sequence[Place]]) -> DataFrame | None:
-        return select(cast("Sequence[Span]", fresh)) if fresh else None
+        return select(cast("Sequence[FrameSpan]", fresh)) if fresh else None
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
@@ -109,7 +116,7 @@ class FrameSource(OffsetSource[Place]):
         first, last = fresh[0].offset, fresh[-1].offset
         parked = self._dead_letters.parked_records(executor, shard, first, last)
         keys = frozenset(record.key for record in parked)
-        return parked, replace(cast("Span", fresh), without=keys, absent=len(parked))
+        return parked, replace(cast("FrameSpan", fresh), without=keys, absent=len(parked))
 
     @override
     def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
@@ -136,15 +143,12 @@ class FrameFollower:
         self._reader, self._evicted, self._on_unusable = reader, evicted, on_unusable
         self._owed: dict[ShardName, float] = {}
         self._due_before: dict[ShardName, OffsetRange] = {}
-        self._found: dict[ShardName, Span] = {}
+        self._found: dict[ShardName, FrameSpan] = {}
 
-    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, Span]:
+    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, FrameSpan]:
         """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
 
         Shards whose next record has been evicted are noted, and left out.
-
-        Raises:
-            ServerUnavailable: Redis does not answer, or Spark cannot read.
         """
         deadline = monotonic() + (block_ms or 0) / 1000
         while (due := self._due(positions)) == {} and monotonic() < deadline:
@@ -163,7 +167,7 @@ class FrameFollower:
         self._reader.release_all()
 
     def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange] | None:
-        """What the log has after the positions; from its first entry, if what comes before is gone; None if all is evicted."""
+        """The ranges of the log after the positions, from its first entry if those before are gone; None if all is evicted."""
         ahead = shards_with_more(self._client, self._namespace, positions)
         if not ahead:
             return {}
@@ -186,15 +190,15 @@ class FrameFollower:
             if end[shard] > at
         }
 
-    def _load_each(self, due: Mapping[ShardName, OffsetRange]) -> dict[ShardName, Span]:
+    def _load_each(self, due: Mapping[ShardName, OffsetRange]) -> dict[ShardName, FrameSpan]:
         """All together; one by one without those that cannot be read, if there are such."""
 
-        def load(shards: Sequence[ShardName]) -> dict[ShardName, Span]:
+        def load(shards: Sequence[ShardName]) -> dict[ShardName, FrameSpan]:
             return self._load([due[shard] for shard in shards])
 
         return ask_each(load, list(due), self._on_unusable)
 
-    def _load(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+    def _load(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
         if not ranges:
             return {}
         spans = self._reader.from_log(ranges)
@@ -279,3 +283,59 @@ class FrameWorker(LogWorker[Place]):
                 raise
 
         return guarded
+
+
+class SetBasedConsumers:
+    """The workers of set-based consumers."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        workers: Sequence[FrameWorker],
+        receive: Callable[[Line], None],
+        failures: list[BaseException],
+    ) -> None:
+        """Sets up; ``receive`` gets their counts, at most once a second for each, ``failures`` an error that ends them."""
+        self._spark, self._workers, self._failures = spark, workers, failures
+        self._is_finishing = False
+        self._loops = {each.consumer.name: _loop(each, receive) for each in workers}
+        self._thread: threading.Thread | None = None
+
+    def start(self, stop: Callable[[], bool]) -> None:
+        """Starts them; they run until ``stop()`` is true, or one of them fails."""
+
+        def run() -> None:
+            try:
+                run_together(self._loops, lambda: self._is_finishing or stop())
+            except BaseException as error:  # noqa: BLE001  the application raises it
+                self._failures.append(error)
+
+        self._thread = threading.Thread(target=run, name="set-based consumers", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stops them: what is under way is finished, or, if that takes long, rolled back."""
+        self._is_finishing = True
+        if self._thread is None:
+            return
+        self._thread.join(FINISH_TIMEOUT_S)
+        if self._thread.is_alive() and is_jvm_alive():
+            for worker in self._workers:
+                worker.abandon()
+            self._spark.sparkContext.cancelJobGroup(JOB_GROUP)
+            self._thread.join(FINISH_TIMEOUT_S)
+
+
+def _loop(worker: FrameWorker, receive: Callable[[Line], None]) -> Loop:
+    counter = TaskCounts(worker.consumer.name, dict.fromkeys(COUNTS, 0), receive)
+
+    def report(did: Consumed) -> None:
+        counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled)
+
+    def run(stop: Callable[[], bool]) -> None:
+        try:
+            worker.run(stop, report)
+        finally:
+            counter.send()
+
+    return run

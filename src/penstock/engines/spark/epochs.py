@@ -35,10 +35,10 @@ SPARK_SCHEMA = (
 )
 COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
 UNREACHABLE_PAUSE_S = 1.0
-"""How long a task waits that cannot reach the driver, in seconds, before it ends and the next epoch tries again."""
+"""Seconds that a task which cannot reach the driver waits before it ends and the next epoch tries again."""
 
 REPORT_EVERY_S = 1.0
-"""How often a task sends its counts to the driver, in seconds."""
+"""Seconds between two reports of a task's counts to the driver."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class EpochsReader(DataSourceStreamReader):
     def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
         deadline = monotonic() + float(self._options["seconds"])
         with ControlChannel(self._control, epoch) as control:
-            counter = Counter(str(task), counts, control.send)
+            counter = TaskCounts(str(task), counts, control.send)
             try:
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
             except PenstockError as error:
@@ -116,7 +116,7 @@ class EpochsReader(DataSourceStreamReader):
             counter.send()
             control.finish()
 
-    def _run(self, task: Task, stop: Callable[[], bool], counter: "Counter") -> None:
+    def _run(self, task: Task, stop: Callable[[], bool], counter: "TaskCounts") -> None:
         from penstock.parallel import run_together  # noqa: PLC0415  the same
         from penstock.pipeline import load_pipeline  # noqa: PLC0415  the same
 
@@ -128,7 +128,7 @@ class EpochsReader(DataSourceStreamReader):
         else:
             run_together(loops, stop)
 
-    def _loop(self, pipeline: "Pipeline", part: Part, counter: "Counter") -> "Loop":
+    def _loop(self, pipeline: "Pipeline", part: Part, counter: "TaskCounts") -> "Loop":
         if part.consumer is None:
             streamer = self._make_streamer(pipeline, part.share)
             return lambda stop: streamer.run(
@@ -175,7 +175,7 @@ def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerS
     return replace(consumer, channel=replace(log, sources=pieces)), {"sources": urls}
 
 
-class Counter:
+class TaskCounts:
     """Adds up what the threads of a task do, and sends it to the driver once a second."""
 
     def __init__(self, task: str, counts: dict[str, int], send: Callable[[Line], None]) -> None:

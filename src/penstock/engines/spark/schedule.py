@@ -11,36 +11,29 @@ from time import monotonic, sleep
 import structlog
 
 from penstock.engines.spark.assignment import Pieces, Task, assign, count_pieces
-from penstock.engines.spark.control_channel import Plan
+from penstock.engines.spark.control_channel import TaskPlan
 from penstock.spark.jobs import Slots
 
 log = structlog.get_logger("penstock.spark")
 
 SETTLED_S = 3.0
-"""So long the number of slots must not have grown before the first epoch is planned, in seconds: executors register one by one."""
+"""Seconds without a new slot before the first epoch is planned (executors register one by one)."""
 
 SAY_EVERY_S = 10.0
 CHECK_EVERY_S = 0.5
 PATIENCE_S = 4.0
-"""How long a task may wait for a slot, in seconds, before its work is given to those that have one."""
+"""Seconds that a task may wait for a slot before its work is given to tasks that have one."""
 
 
 class Schedule:
     """Plans epochs for the driver."""
 
     def __init__(self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int) -> None:
-        """Plans nothing yet.
-
-        Args:
-            consumers: The pieces of each consumer.
-            slots: Spark's.
-            streamers: Most of them; 0 leaves streaming to another process.
-            reserved: Slots to leave to other queries, as long as there is one more.
-        """
+        """Plans nothing yet.  ``reserved`` slots are left to other queries, as long as there is one more."""
         self._consumers, self._streamers = consumers, streamers
         self._most = count_pieces(consumers) + min(1, streamers)
         self._slots, self._reserved = slots, reserved
-        self._plan = Plan("", ())
+        self._plan = TaskPlan("", ())
         self._limit: int | None = None
         self._next_limit: int | None = None
         self._check_at = self._waits_since = self._say_at = 0.0
@@ -61,13 +54,13 @@ class Schedule:
                 say_at = now + SAY_EVERY_S
             sleep(0.1)
 
-    def next_plan(self) -> Plan:
+    def next_plan(self) -> TaskPlan:
         """The next epoch, for the slots that there are now."""
         self._limit, self._next_limit = self._next_limit, None
         tasks = self._assign_now() or self._plan.tasks
         if tasks != self._plan.tasks:
             log.info("planned", tasks=[str(task) for task in tasks], slots=self._slots.count())
-        self._plan = Plan(secrets.token_hex(8), tasks)
+        self._plan = TaskPlan(secrets.token_hex(8), tasks)
         self._waits_since, self._changed = monotonic(), False
         return self._plan
 

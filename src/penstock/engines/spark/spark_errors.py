@@ -1,4 +1,4 @@
-"""What an error of Spark means: whether Spark and the servers are at fault, or what was computed."""
+"""The meaning of Spark's errors: a fault of Spark or of a server, or of what was computed."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _ENDED = re.compile(
     r"Job \S+ cancelled|[^:]*SparkContext was shut ?down|Job aborted due to stage failure: .{0,200}?\(TID \d+\) \([^()]*\): "
     r"(?:[\w.]+: )?(?:ExecutorLostFailure|FetchFailed|Python worker exited)"
 )
-"""How a message of Spark's begins about executors that are gone, and jobs that were ended: the records are not at fault.
+"""Beginning of Spark's messages about lost executors and ended jobs: the records are not at fault.
 
 Only the beginning: behind it stands what a task said, which may be anything.
 """
@@ -27,8 +27,8 @@ _OF_PENSTOCK = re.compile(
 """The line of an error that a task has raised while it read records."""
 
 
-MOST_CAUSES = 5
-"""How many causes of an error are named."""
+MAX_CAUSES = 5
+"""Number of causes of an error that are named."""
 
 
 class RecordsLost(Exception):
@@ -40,7 +40,7 @@ class JobFailed(Exception):
 
 
 def is_sparks_fault(error: BaseException) -> bool:
-    """Whether Spark or a server failed under a handler, so that the same records may pass later."""
+    """True if Spark or a server failed under a handler, so that the same records may pass later."""
     if not is_jvm_alive():
         return True
     match error:
@@ -55,7 +55,7 @@ def is_sparks_fault(error: BaseException) -> bool:
 
 
 def java_message(error: Py4JJavaError) -> str:
-    """What Java says of an error, which Python says in the middle of a long text."""
+    """Java's message of an error, which Python's text has in its middle."""
     return str(error.java_exception.getMessage())
 
 
@@ -74,14 +74,14 @@ def name_java_error(error: Py4JJavaError) -> str:
     """The classes of Java's error and its causes, without their texts, which may quote a value."""
     names: list[str] = []
     cause = error.java_exception
-    while cause is not None and len(names) < MOST_CAUSES:
+    while cause is not None and len(names) < MAX_CAUSES:
         names.append(cause.getClass().getSimpleName())
         cause = cause.getCause()
     return ", caused by ".join(names)
 
 
 def name_reason(text: str) -> str:
-    """What failed, in one line: the end of a traceback, where there is one.
+    """The failure in one line: the end of a traceback, where there is one.
 
     Of an error that is not Penstock's only the class, since its text may quote a value.
     """
@@ -102,17 +102,7 @@ def raised_in_python(text: str) -> str | None:
 
 @contextmanager
 def reading_errors(what: str) -> Iterator[None]:
-    """Translates errors of the tasks that read records.
-
-    Args:
-        what: What is read, for the error text.
-
-    Raises:
-        ForeignLog: An entry was not written by Penstock.
-        DamagedEntry: An entry cannot be read.
-        CodecMissing: The library that an entry is compressed with is not installed on an executor.
-        ServerUnavailable: Because of ``RecordsLost``, or anything else: nothing was tried, and it is read again.
-    """
+    """Translates errors of the tasks that read records."""
     try:
         yield
     except PenstockError:

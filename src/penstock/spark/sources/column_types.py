@@ -152,11 +152,7 @@ class Field:
 
     @classmethod
     def parse(cls, column: PostgresColumn, wanted: DataType) -> "Field":
-        """The column in the wanted type: text, a decimal for a numeric, or the type that is Postgres'.
-
-        Raises:
-            InvalidSetting: It cannot be read in that type.
-        """
+        """The column in the wanted type: text, a decimal for a numeric, or the type that is Postgres'."""
         name = column.identifier
         if isinstance(wanted, StringType):
             value = f"trim_scale({name})" if column.kind == "numeric" else name
@@ -172,11 +168,7 @@ class Field:
         return cls(column.name, name, _PLAIN[column.kind][0], wanted)
 
     def convert(self, values: pa.Array) -> pa.Array:
-        """The values in the column's type.
-
-        Raises:
-            UnreadableValue: The type cannot hold one of them.
-        """
+        """The values in the column's type."""
         try:
             if pa.types.is_decimal(self.type):
                 return _to_decimal(values, self.type)

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.sources import ick_members, table_reader
-from penstock.spark.sources.ick_members import IckOptions
+from penstock.spark.sources import dirty_members, table_reader
+from penstock.spark.sources.dirty_members import IckOptions
 from penstock.spark.sources.journal_store import JournalStore
 from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.log_writer import BatchAppender, StreamAppender
@@ -120,16 +120,16 @@ class StagedDataSource(_RecordSource):
 class IckDataSource(PenstockSource):
     """``penstock.ick``: reads, reserves and marks dirty members; a batch reserves nothing."""
 
-    format_name = ick_members.SOURCE
+    format_name = dirty_members.SOURCE
 
     def _columns(self) -> StructType:
-        return ick_members.SPARK_SCHEMA
+        return dirty_members.SPARK_SCHEMA
 
     def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:  # noqa: ARG002  it has all columns
-        return (ick_members.IckStreamReader if streaming else ick_members.IckBatchReader)(IckOptions.parse(given))
+        return (dirty_members.IckStreamReader if streaming else dirty_members.IckBatchReader)(IckOptions.parse(given))
 
     def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
-        marker = ick_members.StreamMarker if streaming else ick_members.BatchMarker
+        marker = dirty_members.StreamMarker if streaming else dirty_members.BatchMarker
         return marker(IckOptions.parse(self.options), schema, overwrite=overwrite)
 
 

@@ -79,11 +79,7 @@ def _find_query(frame: DataFrame) -> str:
 
 
 def create_table(connection: Connection, table: str) -> None:
-    """Creates the table of micro-batches if it is not there.
-
-    Raises:
-        psycopg.Error: The server's errors.
-    """
+    """Creates the table of micro-batches if it is not there."""
     name = quote(*table.split("."))
     [(known,)] = connection.execute("SELECT to_regclass(%s)", (name,)).fetchall()
     if known is None:
@@ -95,13 +91,7 @@ def create_table(connection: Connection, table: str) -> None:
 
 
 def claim(connection: Connection, table: str, name: str, query: str, batch: int, *, consecutive: bool) -> bool:
-    """Whether a micro-batch is due in the connection's transaction, which then says that it was the last.
-
-    Raises:
-        Fenced: Another query has written under this name.
-        Gap: With ``consecutive``, the micro-batch before was never written.
-        psycopg.Error: The server's errors.
-    """
+    """True if a micro-batch is due in the connection's transaction, which then says that it was the last."""
     where = quote(*table.split("."))
     connection.execute(
         f"INSERT INTO {where} (name, query, batch) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING".encode(),
@@ -171,11 +161,7 @@ def _split(ordered: pa.Table) -> list[tuple[ShardName, pa.Table]]:
 
 
 def _continue(shard: ShardName, rows: pa.Table, last: int | None) -> pa.Table:
-    """The rows after ``last``, which are the next ones.
-
-    Raises:
-        Gap: One is missing, or there twice.
-    """
+    """The rows after ``last``, which are the next ones."""
     new = rows if last is None else rows.filter(pc.greater(rows["offset"], last))
     if not new.num_rows:
         return new

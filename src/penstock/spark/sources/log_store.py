@@ -26,10 +26,10 @@ from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.task_process import postgres, redis_client
 
 FIRST_ENTRIES = 16
-"""Most entries of a first read, of which any may hold a record or a thousand."""
+"""Limit of entries in a first read, of which any may hold a record or a thousand."""
 
 ENTRIES_A_READ = 5000
-"""Most entries of a read."""
+"""Limit of entries in a read."""
 
 RECORDS_A_READ = 20_000
 """About how many records a read brings, once it is known how many an entry holds."""
@@ -99,7 +99,7 @@ class LogStore(RecordStore):
             asked = min(ENTRIES_A_READ, 1 + RECORDS_A_READ * len(entries) // max(1, records))
 
     def _evicts(self, shard: ShardName) -> bool:
-        """Whether entries leave Redis when the memory of the channel is used up, and may be in the journal."""
+        """True if entries leave Redis when the memory of the channel is used up, and may be in the journal."""
         return shard.channel in self._limited
 
     @cached_property
@@ -162,11 +162,7 @@ def _within(read: pa.RecordBatch, wanted: OffsetRange) -> pa.RecordBatch:
 
 
 def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
-    """The columns of entries of one record each, whose fields are always in the same order.
-
-    Raises:
-        ForeignLog: An entry was not written by Penstock.
-    """
+    """The columns of entries of one record each, whose fields are always in the same order."""
     ids = text([entry_id for entry_id, _ in entries])
     try:
         columns = list(zip(*(fields for _, fields in entries), strict=True))

@@ -62,15 +62,7 @@ class _Appender:
         self._journal_begins: dict[ShardName, int] = {}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedRows:
-        """Appends the rows of one task.
-
-        Raises:
-            Gap: The records do not follow the tail of their shard, or one another.
-            ForeignLog: The log holds another record at their place.
-            Fenced: A newer epoch has written.
-            InvalidRecord: A required field is null, or too long.
-            ServerUnavailable: Redis does not answer; the task may run again.
-        """
+        """Appends the rows of one task."""
         warm()
         client = redis_client(self._options.redis())
         written = AppendedRows(0, 0)
@@ -152,11 +144,7 @@ class StreamAppender(_Appender, DataSourceStreamArrowWriter):
 
 
 def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
-    """Runs of consecutive rows of the same shard.
-
-    Raises:
-        InvalidRecord: A required field is null, or too long.
-    """
+    """Runs of consecutive rows of the same shard."""
     for name in ("channel", "shard", "offset", "id", "key", "action", "object", "data", "timestamp"):
         if part.column(name).null_count:
             raise InvalidRecord(name, "it is null in a row that is to be appended to a log")

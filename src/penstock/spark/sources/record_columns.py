@@ -82,11 +82,7 @@ class Projection:
 
     @classmethod
     def parse(cls, source: str, wanted: StructType) -> "Projection":
-        """The columns that are wanted, in their order.
-
-        Raises:
-            InvalidSetting: There is no such column, or it cannot be read in that type.
-        """
+        """The columns that are wanted, in their order."""
         for column in wanted:
             if column.name not in SPARK_SCHEMA.names:
                 raise InvalidSetting(
@@ -104,15 +100,11 @@ class Projection:
 
     @property
     def needs_payloads(self) -> bool:
-        """Whether it has payloads or headers."""
+        """True if it has payloads or headers."""
         return not {_DATA, HEADERS}.isdisjoint(self.schema.names)
 
     def apply(self, read: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch of records.
-
-        Raises:
-            UnreadableValue: A payload does not have the type.
-        """
+        """The columns of a batch of records."""
         columns = [
             _parse_payloads(read, field.type) if pa.types.is_struct(field.type) else read.column(field.name)
             for field in self.schema
@@ -185,7 +177,7 @@ _MANY_DIGITS = r"[0-9][0-9.]{6,}|[eE][-+]?[0-9]{2}"
 
 
 def _keep_digits(texts: pa.StringArray, wanted: pa.StructType) -> bool:
-    """Whether all numbers that are read as floats keep their digits, which Arrow does not look at."""
+    """True if all numbers that are read as floats keep their digits, which Arrow does not look at."""
     if not any(_has_floats(field.type) for field in wanted):
         return True
     doubtful = texts.filter(pc.match_substring_regex(texts, _MANY_DIGITS))

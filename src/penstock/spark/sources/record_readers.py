@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {shard: at for shard, at in known.items() if shard in available}
 
     def _has_grown(self, at: Positions) -> bool:
-        """Whether there are new shards; asked every few seconds while there is nothing to read."""
+        """True if there are new shards; asked every few seconds while there is nothing to read."""
         if monotonic() < self._grow_at:
             return False
         self._grow_at = monotonic() + GROWS_AFTER_S

@@ -93,13 +93,7 @@ class RecordStore(ABC):
 
 
 def read_shards(options: ServerOptions, subscription: Subscription, shards: int | None) -> list[ShardName]:
-    """The shards that a query reads, from its options or from Postgres.
-
-    Raises:
-        InvalidSetting: Neither the options nor the environment give the number of shards, or the URL of Postgres.
-        Unknown: No such channel is registered, or it has no such shard.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """The shards that a query reads, from its options or from Postgres."""
     if shards is not None and subscription.single is not None:
         return subscription.resolve(options.source, {subscription.single: shards})
     if not options.knows_database():
@@ -170,12 +164,7 @@ class RetryingStore(RecordStore):
 
 
 def find_start(store: RecordStore, where: Where, available: Available) -> Positions:
-    """The positions before the first record to read.
-
-    Raises:
-        InvalidSetting: The query does not read a shard that is named, an offset lies beyond the next one, or no record was
-            staged at a time or later.
-    """
+    """The positions before the first record to read."""
     options = store.options
     positions = _find(store, where, available, options.no_later_record)
     beyond = {shard: at for shard, at in positions.items() if at > available[shard].last}
@@ -189,11 +178,7 @@ def find_start(store: RecordStore, where: Where, available: Available) -> Positi
 
 
 def find_end(store: RecordStore, where: Where, available: Available) -> Positions:
-    """The positions of the last record to read.
-
-    Raises:
-        InvalidSetting: The query does not read a shard that is named, or an offset has not been assigned yet.
-    """
+    """The positions of the last record to read."""
     positions = _find(store, where, available, LATEST)
     for shard, at in positions.items():
         if at > (newest := available[shard].last):

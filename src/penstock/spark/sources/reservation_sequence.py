@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 
 from penstock.channels.commands import RedisClient
@@ -22,7 +22,7 @@ HEARTBEAT_EVERY_S = 0.3
 """Well below the takeover time of the pipeline's own consumers and of other watchers."""
 
 
-class Heartbeat:
+class ReservationHeartbeats:
     """Sends a heartbeat for each of its reservations several times a second; the thread ends with its process."""
 
     def __init__(self) -> None:
@@ -65,10 +65,8 @@ POLL_S = 0.02
 class ReservationSequence:
     """The successive reservations of a query.
 
-    Args:
-        client: The Redis that holds the Icks.
-        names: The Icks, by the number of their shard.
-        takeover_after_s: Another holder's reservation without a heartbeat for this long, in seconds, is taken over.
+    ``names`` are the Icks, by the number of their shard.  Another holder's reservation without a heartbeat for
+    ``takeover_after_s`` seconds is taken over.
 
     Attributes:
         beginning: The offset before the first reservation.
@@ -82,7 +80,7 @@ class ReservationSequence:
         self._holder = f"spark@{socket.gethostname()}:{os.getpid()}-{secrets.token_hex(8)}"
         self._icks = {shard: self._ick(shard, 1) for shard in names}
         self._watches = {shard: HolderWatch(takeover_after_s) for shard in names}
-        self._heartbeat = Heartbeat()
+        self._heartbeat = ReservationHeartbeats()
         self._ended: dict[int, str] = {}
         self.busy: set[int] = set()
         # Random, so that no other query derives the same request ids and gets the same reservations.
@@ -91,20 +89,13 @@ class ReservationSequence:
     def after(self, start: IckOffset, sizes: Mapping[int, int]) -> IckOffset:
         """Commits what ``start`` names and returns the next offset.  A shard that has nothing for us keeps its offset.
 
-        Args:
-            start: Where the last micro-batch ended.
-            sizes: Most members of each shard; other shards are left alone.
-
-        Raises:
-            DamagedIck: An Ick is damaged.
-            ServerUnavailable: Redis does not answer; the call may be repeated.
-            AppendRefused: Redis does not take writes.
+        ``sizes`` are the limits of members of each shard; other shards are left alone.
         """
         for shard, at in start.items():
             self._end(shard, at)
         end = dict(start)
         self.busy.clear()
-        for shard in self.occupied(sizes):
+        for shard in (shard for shard, count in self.waiting().items() if count and shard in sizes):
             reservation = self._reserve(shard, start[shard], sizes[shard])
             if reservation is None:
                 continue
@@ -116,61 +107,31 @@ class ReservationSequence:
         return end
 
     def after_waiting(self, start: IckOffset, sizes: Mapping[int, int], seconds: float) -> IckOffset:
-        """As ``after``; while there is nothing to reserve, tries again for ``seconds``.
-
-        Raises:
-            As ``after``.
-        """
-        until = monotonic() + seconds
-        while (end := self.after(start, sizes)) == start and monotonic() < until:
-            sleep(POLL_S)
-        return end
+        """As ``after``; while there is nothing to reserve, tries again for ``seconds``."""
+        return self._after(start, sizes, seconds, lambda: True)
 
     def after_others(self, start: IckOffset, sizes: Mapping[int, int]) -> IckOffset:
-        """As ``after``; while another consumer holds all members, tries again until it would be taken over.
+        """As ``after``; while another consumer holds all members, tries again until it would be taken over."""
+        return self._after(start, sizes, self._takeover_after_s + 1.0, lambda: bool(self.busy))
 
-        Raises:
-            As ``after``.
-        """
-        until = monotonic() + self._takeover_after_s + 1.0
-        while (end := self.after(start, sizes)) == start and self.busy and monotonic() < until:
+    def _after(
+        self, start: IckOffset, sizes: Mapping[int, int], seconds: float, is_due: Callable[[], bool]
+    ) -> IckOffset:
+        until = monotonic() + seconds
+        while (end := self.after(start, sizes)) == start and is_due() and monotonic() < until:
             sleep(POLL_S)
         return end
 
     def read(self, shard: int, at: str) -> Reservation | None:
-        """The reservation that an offset names, with the members it still holds; None if it is no longer current.
-
-        Raises:
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer.
-        """
+        """The reservation that an offset names, with the members it still holds; None if it is no longer current."""
         found = self._icks[shard].read(_parse_identity(at))
         if isinstance(found, Superseded):
             return None
         self._heartbeat.start(shard, self._icks[shard], found)
         return found
 
-    def occupied(self, shards: Mapping[int, int]) -> list[int]:
-        """The shards that have members: dirty, reserved or held.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-        """
-        pipeline = self._client.pipeline(transaction=False)
-        for shard in shards:
-            keys = self._icks[shard].keys
-            for key in (keys.dirty, keys.reserved, keys.held):
-                pipeline.exists(key)
-        with redis_errors("inspecting Icks"):
-            found = pipeline.execute()
-        return [shard for i, shard in enumerate(shards) if any(found[3 * i : 3 * i + 3])]
-
     def waiting(self) -> dict[int, int]:
-        """Number of members that each shard has now.
-
-        Raises:
-            ServerUnavailable: Redis does not answer.
-        """
+        """Number of members that each shard has now: dirty, reserved or held."""
         pipeline = self._client.pipeline(transaction=False)
         for ick in self._icks.values():
             for key in (ick.keys.dirty, ick.keys.reserved, ick.keys.held):

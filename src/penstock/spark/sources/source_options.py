@@ -40,11 +40,7 @@ class GivenOptions:
     """The options of one source as Spark passes them: names in any case, values as text."""
 
     def __init__(self, source: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-        """Takes the options; ``known`` are their names as the documentation writes them.
-
-        Raises:
-            InvalidSetting: One is unknown.
-        """
+        """Takes the options; ``known`` are their names as the documentation writes them."""
         names = {name.lower() for name in known} | SPARKS_OWN
         values = {str(name).lower(): str(value) for name, value in given.items()}
         if of_table := find_table_options(
@@ -111,7 +107,7 @@ SERVER_OPTIONS = ("namespace", "schema", "redisUrl", "databaseUrl")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where a source finds its pipeline.
+    """The servers and the scope of a source's pipeline.
 
     Attributes:
         source: Name of the data source.
@@ -143,7 +139,7 @@ class ServerOptions:
         return self._require(self.database_url, "databaseUrl", _DATABASE_URL)
 
     def knows_database(self) -> bool:
-        """Whether a URL of Postgres is given."""
+        """True if a URL of Postgres is given."""
         return self._find(self.database_url, "databaseUrl", _DATABASE_URL) is not None
 
     def _require(self, given: str | None, option: str, variable: str) -> str:
@@ -223,12 +219,7 @@ class Options(ServerOptions):
 
     @classmethod
     def parse(cls, source: str, options: Mapping[str, Any], *, streaming: bool | None) -> "Options":
-        """The options as Spark passes them; ``streaming`` is None as long as either may be meant.
-
-        Raises:
-            InvalidSetting: One is unknown, missing, has an invalid value, or contradicts another.
-            InvalidName: The channel, the consumer, the schema or the namespace breaks the rule for names.
-        """
+        """The options as Spark passes them; ``streaming`` is None as long as either may be meant."""
         given = GivenOptions(source, options, KNOWN)
         if streaming is not None:
             _check_mode(given, streaming=streaming)
@@ -281,11 +272,7 @@ def find_table_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_options(source: str, columns: StructType, given: Mapping[str, Any]) -> StructType:
-    """The columns of a source; those of a table that is being created keep its options.
-
-    Raises:
-        InvalidSetting: A table cannot keep one of them.
-    """
+    """The columns of a source; those of a table that is being created keep its options."""
     options = find_table_options(given)
     if not options:
         return columns

@@ -81,11 +81,7 @@ class _Stager:
 
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Encoded:
-        """Checks and encodes the rows of a task.
-
-        Raises:
-            InvalidRecord: A field is invalid; the error names it, and not the value.
-        """
+        """Checks and encodes the rows of a task."""
         warm()
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(QUERY_ID)

@@ -39,11 +39,7 @@ class RegisteredPosition:
         return {ShardName(channel, Shard(shard)): offset for channel, shard, offset in rows}
 
     def follow(self, positions: Positions) -> None:
-        """Registers the positions, or moves what is registered to them.
-
-        Raises:
-            Fenced: Another query has the same name.
-        """
+        """Registers the positions, or moves what is registered to them."""
         if positions == self._known:
             return
         if self._known is None:

@@ -72,11 +72,7 @@ class Subscription:
         return self.channels[0] if len(self.channels) == 1 else None
 
     def resolve(self, source: str, registered: Mapping[str, int]) -> list[ShardName]:
-        """The shards to read, of those of the channels that are ``registered``, with their numbers of shards.
-
-        Raises:
-            Unknown: There is no such channel, or shard.
-        """
+        """The shards to read, of those of the channels that are ``registered``, with their numbers of shards."""
         wanted = self.channels
         if self.pattern is not None:
             wanted = tuple(n for n in sorted(registered) if re.fullmatch(self.pattern, n))

@@ -79,7 +79,7 @@ PARTITIONS = 4
 SLICE_BYTES = 128 * 1024 * 1024
 """Size of a slice of a large table, in bytes, if the number of slices is not given."""
 SAMPLE_BYTES = 16 * 1024 * 1024
-"""How much of a large table is read to divide it by the values of a column, in bytes."""
+"""Size, in bytes, of the sample of a large table that is read to divide it by the values of a column."""
 _TID_RANGES_SINCE = 140000
 _EVERY = "*"
 
@@ -110,13 +110,7 @@ class TableRelation:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "TableRelation":
-        """The relation that the options name; reads its columns from Postgres.
-
-        Raises:
-            InvalidSetting: An option is unknown, missing, or has an invalid value.
-            Unknown: There is no such table or column.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """The relation that the options name; reads its columns from Postgres."""
         options = GivenOptions(SOURCE, given, KNOWN)
         if ("table" in options) == ("query" in options):
             raise options.error("give one of the options table and query")
@@ -135,15 +129,11 @@ class TableRelation:
         return self.options.get("snapshot")
 
     def is_text(self, column: PostgresColumn) -> bool:
-        """Whether a column is read as text by choice."""
+        """True if a column is read as text by choice."""
         return column.name in self.texts or (_EVERY in self.texts and column.kind in BOUNDED)
 
     def measured(self) -> list[PostgresColumn]:
-        """The columns; each numeric without a declared precision has that of a decimal which holds its values.
-
-        Raises:
-            UnreadableValue: There is no such decimal.
-        """
+        """The columns; each numeric without a declared precision has that of a decimal which holds its values."""
         wide = [
             column
             for column in self.columns
@@ -246,13 +236,7 @@ class TableReader(DataSourceReader):
         return [TableSlice("true")]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slice.
-
-        Raises:
-            SnapshotLost: The snapshot is gone: the transaction that held it has ended, Postgres was restarted, or the table
-                was rewritten.
-            UnreadableValue: Spark's type for a column cannot hold one of its values.
-        """
+        """The rows of a slice."""
         assert isinstance(partition, TableSlice)
         warm()
         expressions = ", ".join(f"{f.expression} AS {quote(f.name)}" for f in self._fields)

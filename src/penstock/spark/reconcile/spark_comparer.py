@@ -1,16 +1,23 @@
-"""The Spark implementation of ``penstock.reconciling.Comparer``."""
+"""Compares canonical rows in one snapshot with a consumer's state in another: a ``penstock.reconciling.Comparer`` on Spark."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy import Select
+from sqlalchemy.dialects import postgresql
 
-from penstock.declaring.declarations import ReconciliationSpec
+from penstock import errors
+from penstock.database.statements import quote
+from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
     SAMPLES,
@@ -22,12 +29,57 @@ from penstock.reconciling.comparison import (
     wrong_result,
 )
 from penstock.reconciling.state_repair import CanonicalRows
-from penstock.spark.jobs import named_jobs
-from penstock.spark.reconcile.differences import ORDER, full_join, one_row_per_key
-from penstock.spark.reconcile.exact import align, to_exact
-from penstock.spark.reconcile.rows import row_to_json
-from penstock.spark.reconcile.sizing import COLLECTED_BYTES, Partitions, choose_partitions
-from penstock.spark.reconcile.tables import Tables, task_errors
+from penstock.spark.jobs import Slots, named_jobs
+from penstock.spark.reconcile.exact_join import ORDER, align, full_join, one_row_per_key, row_to_json, to_exact
+from penstock.spark.session import SETTINGS
+from penstock.spark.sources.table_reader import reading
+
+PARTITION_BYTES = 32 * 1024 * 1024
+"""Size of a partition, in bytes: in Postgres, or compressed in Spark's files.  In memory it takes two to four times as much."""
+
+COLLECTED_BYTES = 8 * 1024 * 1024
+"""Size of a partition whose rows go to the driver, in bytes, in Postgres: as JSON they take several times as much."""
+
+MAX_PARTITIONS = 20_000
+"""Limit of partitions: Spark's driver keeps something for every pair of a task that writes and one that reads."""
+
+SHUFFLE = "spark.sql.shuffle.partitions"
+INITIAL = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
+ADVISORY = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+MERGED_IF_KEPT = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+"""Setting by which adaptive execution also merges the last partitions of a persisted frame."""
+
+ROW_BYTES = 24
+"""Bytes that a row takes besides its values."""
+
+
+class Tables:
+    """The application's tables in the snapshot of a cut: the argument of ``canonical(tables)``."""
+
+    def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
+        self.spark = spark
+        self._options = {"databaseUrl": database_url, "snapshot": snapshot}
+        self._read_from: list[str] = []
+
+    def estimate_bytes(self) -> int:
+        """Size of the tables and queries that were read so far, by Postgres' statistics."""
+        with reading(self._options["databaseUrl"], self._options["snapshot"]) as connection:
+            return sum(_estimate(connection, source) for source in self._read_from)
+
+    def __call__(self, table: Any, **options: str) -> DataFrame:
+        """A table, given as a mapped class, a ``Table`` or a name; the options are those of ``penstock.table``."""
+        schema, name = table_named(table)
+        self._read_from.append(quote(schema, name))
+        return self._read(table=json.dumps([*filter(None, [schema]), name]), **options)
+
+    def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
+        """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""
+        text = _text(query)
+        self._read_from.append(f"({text}\n) AS q")
+        return self._read(query=text, **options)
+
+    def _read(self, **options: str) -> DataFrame:
+        return self.spark.read.format("penstock.table").options(**self._options, **options).load()
 
 
 class SparkComparer:
@@ -54,12 +106,7 @@ class SparkComparer:
     def compare(
         self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
     ) -> StateComparison:
-        """Compares every key of both sides.
-
-        Raises:
-            DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
-            SnapshotLost: A snapshot is gone.
-        """
+        """Compares every key of both sides."""
         tables = Tables(self._spark, self._database_url, canonical)
         states = Tables(self._spark, self._database_url, state)
         with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: compare"):
@@ -171,11 +218,7 @@ def _count(found: DataFrame, columns: Sequence[str]) -> tuple[dict[DifferenceKin
 
 
 def _check_keys(spec: ReconciliationSpec, counted: dict[str, Any]) -> int:
-    """The number of keys.
-
-    Raises:
-        DeclarationError: A key is NULL, or the canonical rows have a key twice.
-    """
+    """The number of keys."""
     check_keys(spec, without_key=counted["without_key"], twice=counted["twice"])
     return int(counted["compared"])
 
@@ -189,3 +232,69 @@ def _write(found: DataFrame, report: str, name: str) -> None:
         writer.option("header", "true").option("escape", '"').csv(f"{report}/{name}.csv")
     else:
         writer.parquet(f"{report}/{name}.parquet")
+
+
+@contextmanager
+def task_errors() -> Iterator[None]:
+    """Raises Penstock's errors from tasks and planners again as what they were; Spark passes them on as text."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:  # the second for rows fetched in slices
+        for name, message in re.findall(r"penstock\.errors\.(\w+): (.*)", str(error)):
+            raise errors.from_wire(name, message) from error
+        raise
+
+
+def _estimate(connection: Any, source: str) -> int:
+    """Bytes of the rows of a table or query, as Postgres expects them; what it keeps beside a table's rows counts, too."""
+    [(explained,)] = connection.execute(f"EXPLAIN (FORMAT JSON) SELECT * FROM {source}".encode())
+    plan = explained[0]["Plan"]
+    rows = plan["Plan Rows"] * (plan["Plan Width"] + ROW_BYTES)
+    if source.startswith("("):
+        return int(rows)
+    [(size,)] = connection.execute("SELECT pg_catalog.pg_table_size(%s::regclass)", (source,))
+    return int(max(rows, size))
+
+
+def _text(query: "str | Select[Any]") -> str:
+    if isinstance(query, str):
+        return query.strip().rstrip(";")
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+    return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+
+class Partitions:
+    """Chooses the number of partitions on a session, unless its user has."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._is_given = spark.conf.get(SHUFFLE, None) != SETTINGS[SHUFFLE] or spark.conf.get(INITIAL, None) is not None
+
+    @contextmanager
+    def for_bytes(self, size: int) -> Iterator[None]:
+        """Shuffles what is planned in this block into partitions for so many bytes."""
+        if self._is_given:
+            yield
+            return
+        count = choose_partitions(size, Slots(self._spark).count())
+        chosen = {INITIAL: str(count), ADVISORY: str(PARTITION_BYTES), MERGED_IF_KEPT: "true"}
+        settings = {n: v for n, v in chosen.items() if self._spark.conf.get(n, None) is None}
+        for name, value in settings.items():
+            self._spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self._spark.conf.unset(name)
+
+
+def kept_partitions(conf: Mapping[str, str]) -> dict[str, str]:
+    """A user's settings, in a form in which the number of partitions, if it is among them, is that of comparisons, too."""
+    return {INITIAL: conf[SHUFFLE], **conf} if SHUFFLE in conf else dict(conf)
+
+
+def choose_partitions(size: int, slots: int, each: int = PARTITION_BYTES) -> int:
+    """The number of partitions for so many bytes, each of so many, in whole rounds of the slots."""
+    slots = max(1, slots)
+    wanted = min(MAX_PARTITIONS, -(-size // each))
+    return max(1, -(-wanted // slots)) * slots

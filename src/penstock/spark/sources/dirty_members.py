@@ -107,12 +107,7 @@ class IckOptions(ServerOptions):
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> "IckOptions":
-        """The options as Spark passes them.
-
-        Raises:
-            InvalidSetting: One is unknown, missing, or has an invalid value.
-            InvalidName: The channel, the schema or the namespace breaks the rule for names.
-        """
+        """The options as Spark passes them."""
         given = GivenOptions(SOURCE, options, KNOWN)
         if ("channel" in given) == ("key" in given):
             raise given.error("give option channel, the name of a pipeline's Ick, or key, the name of any other Ick")
@@ -243,7 +238,7 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def _sizes(self, limit: ReadLimit) -> dict[int, int]:
-        """Most members of each shard."""
+        """The limit of members of each shard."""
         shards = self._sequence.beginning
         if isinstance(limit, ReadMaxRows):
             share = -(-limit.max_rows // len(shards))
@@ -334,14 +329,7 @@ class _Marker:
         self._ick = Ick("members", shards=len(self._names))  # for its shard function
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Marked:
-        """Marks the members of one task.
-
-        Raises:
-            InvalidRecord: A row has no member.
-            InvalidIckCall: A score is not a finite number; none of the rows of its Arrow batch was written.
-            DamagedIck: An Ick is damaged.
-            ServerUnavailable: Redis does not answer; the task may run again.
-        """
+        """Marks the members of one task."""
         warm()
         client = redis_client(self._options.redis())
         marked = Marked(0, 0)

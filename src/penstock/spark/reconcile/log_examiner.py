@@ -14,16 +14,16 @@ import adbc_driver_manager
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.channels.log import NAMES
 from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
-from penstock.records import Scope, Shard, ShardName
-from penstock.spark.jobs import named_jobs
+from penstock.records import Scope
+from penstock.spark.jobs import named_jobs, read_in_tasks
 from penstock.spark.reconcile import task_errors
-from penstock.spark.reconcile.sizing import Partitions
+from penstock.spark.reconcile.spark_comparer import Partitions
 from penstock.spark.sources.task_process import arrow, postgres, redis_client, warm
 from penstock.verifying import (
     Examination,
@@ -40,58 +40,33 @@ from penstock.verifying.verification import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
 POSITION_BYTES = 64
-"""What one record takes of what travels, at most."""
+"""Upper bound, in bytes, on what one record sends from a task."""
 _UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
-_COLUMNS = "channel string, shard int, offset bigint, id bigint, key string, kind string, count bigint, details string"
-_ARROW = pa.schema(
-    [
-        ("channel", pa.string()),
-        ("shard", pa.int32()),
-        ("offset", pa.int64()),
-        ("id", pa.int64()),
-        ("key", pa.string()),
-        ("kind", pa.string()),
-        ("count", pa.int64()),
-        ("details", pa.string()),
-    ]
-)
+_COLUMNS = StructType()
+for _name, _type in (
+    *(("channel", "string"), ("shard", "int"), ("offset", "bigint"), ("id", "bigint"), ("key", "string")),
+    *(("kind", "string"), ("count", "bigint"), ("details", "string")),
+):
+    _COLUMNS.add(_name, _type)
+_ARROW = to_arrow_schema(_COLUMNS)
 
 
 class SparkExaminer:
     """Compares on a Spark session."""
 
     def __init__(self, spark: SparkSession, database_url: str, redis_url: str, scope: Scope) -> None:
-        """Sets up.
-
-        Args:
-            spark: The session.
-            database_url: Postgres, as the executors reach it.
-            redis_url: The Redis that holds the log, as the executors reach it.
-            scope: Of the pipeline.
-        """
+        """Sets up; the URLs are those by which executors reach the servers."""
         self._spark = spark
         self._partitions = Partitions(spark)
-        self._servers = {
-            "databaseUrl": database_url,
-            "redisUrl": redis_url,
-            "schema": scope.schema,
-            "namespace": scope.namespace,
-        }
+        self._reader = _RangeReader(database_url, redis_url, scope)
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
-        """Compares every offset of the ranges.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            ForeignLog: The key of a shard holds another type.
-        """
-        parts = [_to_plain(part) for each in ranges for part in divide(each, OFFSETS_A_TASK)]
+        """Compares every offset of the ranges."""
+        parts = [part for each in ranges for part in divide(each, OFFSETS_A_TASK)]
         if not parts:
             return Examination(0, 0, {}, [], [], [])
-        self._spark.dataSource.register(VerificationSource)
-        options = {**self._servers, "ranges": json.dumps(parts)}
-        read = self._spark.read.format(VerificationSource.name()).options(**options).load()
+        read = read_in_tasks(self._spark, self._reader.read, parts, _COLUMNS)
         hashed = F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key")
         names = [F.col(n) for n in ("channel", "shard", "offset", "id", "kind", "count", "details")]
         rows = read.select(hashed, *names).persist()
@@ -147,88 +122,29 @@ def _count_overtaken(places: DataFrame) -> int:
     return int(number)
 
 
-PlainRange = tuple[str, int, int, int, int, bool]
-"""A range in a form that JSON can hold."""
-
-
-def _to_plain(wanted: VerificationRange) -> PlainRange:
-    shard = wanted.shard
-    return (shard.channel, shard.shard, wanted.after, wanted.until, wanted.published, wanted.evicts)
-
-
 @dataclass(frozen=True)
-class VerificationPartition(InputPartition):
-    """What one task compares."""
+class _RangeReader:
+    """Reads the log and Postgres in a task, and compares them there: positions and findings."""
 
-    wanted: VerificationRange
-
-
-class VerificationSource(DataSource):
-    """Positions and findings of ranges as a DataFrame; for ``SparkExaminer`` only."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Its name for ``format``."""
-        return "penstock.verification"
-
-    def schema(self) -> str:
-        """One row for each record and for each finding."""
-        return _COLUMNS
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
-        """The reader."""
-        given = self.options
-        return VerificationReader(
-            tuple(
-                VerificationPartition(VerificationRange(ShardName(channel, Shard(shard)), *rest))
-                for channel, shard, *rest in json.loads(given["ranges"])
-            ),
-            given["databaseUrl"],
-            given["redisUrl"],
-            Scope(given["schema"], given["namespace"]),
-        )
-
-
-@dataclass(frozen=True)
-class VerificationReader(DataSourceReader):
-    """Reads the log and Postgres, and compares them in the task."""
-
-    parts: tuple[VerificationPartition, ...]
     database_url: str
     redis_url: str
     scope: Scope
 
-    def partitions(self) -> list[InputPartition]:
-        """One task for each range."""
-        return list(self.parts)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Positions and findings of one range.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer; the task may run again.
-            ForeignLog: The key of the shard holds another type.
-        """
-        assert isinstance(partition, VerificationPartition)
+    def read(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
+        """Positions and findings of one range."""
         warm()
-        return self._compare(partition.wanted)
-
-    def _compare(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
         try:
             with arrow(self.database_url) as cursor:
-                reading = postgres(self.database_url)
+                reading, client = postgres(self.database_url), redis_client(self.redis_url)
                 for wanted in divide(part, offsets_a_read(reading, self.scope, part)):
                     # The log first: a published record that Postgres names afterwards was in the log before.
-                    entries = read_entries(redis_client(self.redis_url), self.scope, wanted)
+                    entries = read_entries(client, self.scope, wanted)
                     expected = self._read_expected(cursor, wanted)
                     yield _to_rows(wanted, expected)
                     if not _is_equal(wanted, expected, entries):
-                        begins = read_beginning(postgres(self.database_url), self.scope, wanted)
-                        client = redis_client(self.redis_url)
+                        begins = read_beginning(reading, self.scope, wanted)
                         log_begins = read_log_beginning(client, self.scope, wanted)
-                        rows = _rows(expected)
-                        findings = compare(wanted, rows, entries, begins, log_begins)
-                        yield from _to_finding_rows(findings)
+                        yield from _to_finding_rows(compare(wanted, _rows(expected), entries, begins, log_begins))
         except adbc_driver_manager.OperationalError as error:
             raise ServerUnavailable(
                 f"reading {part.shard}: Postgres does not answer ({type(error).__name__})"
@@ -250,7 +166,7 @@ class VerificationReader(DataSourceReader):
 
 
 def _is_equal(wanted: VerificationRange, expected: pa.Table, entries: Sequence[Entry]) -> bool:
-    """Whether both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+    """True if both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
     count = wanted.until - wanted.after
     published = max(0, min(count, wanted.published - wanted.after))
     if expected.num_rows != count or len(entries) != published:
@@ -275,7 +191,7 @@ def _is_equal(wanted: VerificationRange, expected: pa.Table, entries: Sequence[E
 
 
 def _is_consistent(expected: pa.Table) -> bool:
-    """Whether every staged record exists in its shard, and the records of each tick are in order."""
+    """True if every staged record exists in its shard, and the records of each tick are in order."""
     rows, ids = expected.column("entry").to_pylist(), expected.column("named").to_pylist()
     return (
         all(expected.column("present").to_pylist())

@@ -1,21 +1,20 @@
 """The records of some ranges of offsets, as a DataFrame that stays until its records have been applied."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.udf import UserDefinedFunction
-from pyspark.util import PythonEvalType
 from typing_extensions import override
 
 from penstock.declaring.declarations import Channel
 from penstock.engines.spark.spark_errors import reading_errors
 from penstock.errors import ServerUnavailable
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
+from penstock.spark.jobs import read_in_tasks
 from penstock.spark.sources.journal_store import JournalStore
 from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.ranges import plan_tasks
@@ -25,10 +24,10 @@ from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.source_options import Options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
-class Rows:
+class LoadedRows:
     """The rows of some ranges, each read once: a handler may compute with them as often as it likes."""
 
     def __init__(self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]) -> None:
@@ -36,12 +35,7 @@ class Rows:
         self._frame: DataFrame | None = None
 
     def load(self) -> DataFrame:
-        """Reads them, if they have not been read.
-
-        Raises:
-            ForeignLog: An entry of the log was not written by Penstock.
-            ServerUnavailable: They cannot be read now.
-        """
+        """Reads them, if they have not been read."""
         if self._frame is None:
             with reading_errors(str(self)):
                 frame = self._read().persist(StorageLevel.MEMORY_AND_DISK)
@@ -65,27 +59,11 @@ class Rows:
         return ", ".join(f"{each.shard} {each.first}-{each.last}" for each in self._ranges)
 
     def _read(self) -> DataFrame:
-        reader, tasks = BatchReader(self._store), plan_tasks(self._ranges, None)
-
-        def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from reader.read(tasks[number])
-
-        # Not by ``penstock.log``: Spark starts a process to plan what is known here, which takes longer than the rest.
-        return _map_in_arrow(self._spark.range(0, len(tasks), 1, len(tasks)), read)
-
-
-def _map_in_arrow(frame: DataFrame, function: Callable[..., Any]) -> DataFrame:
-    """As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it."""
-    evaluated = UserDefinedFunction(function, SPARK_SCHEMA, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column = evaluated(*(frame[name] for name in frame.columns))
-    mapped = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001  as that does
-    return DataFrame(mapped, frame.sparkSession)
+        return read_in_tasks(self._spark, BatchReader(self._store).read, plan_tasks(self._ranges, None), SPARK_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
-class Span(Sequence[Place]):
+class FrameSpan(Sequence[Place]):
     """Consecutive places of a shard, whose records are among some rows.
 
     Attributes:
@@ -96,7 +74,7 @@ class Span(Sequence[Place]):
         absent: Number of their records.
     """
 
-    rows: Rows
+    rows: LoadedRows
     shard: ShardName
     offsets: range
     without: frozenset[str] = frozenset()
@@ -110,12 +88,12 @@ class Span(Sequence[Place]):
     def __getitem__(self, index: int) -> Place: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Span": ...
+    def __getitem__(self, index: slice) -> "FrameSpan": ...
 
     @override
-    def __getitem__(self, index: int | slice) -> "Place | Span":
+    def __getitem__(self, index: int | slice) -> "Place | FrameSpan":
         if isinstance(index, slice):
-            return Span(self.rows, self.shard, self.offsets[index])
+            return FrameSpan(self.rows, self.shard, self.offsets[index])
         return Place(self.shard, Offset(self.offsets[index]))
 
     @property
@@ -126,15 +104,15 @@ class Span(Sequence[Place]):
         return found & ~F.col("key").isin(*self.without) if self.without else found
 
 
-def select(spans: Sequence[Span]) -> DataFrame:
+def select(spans: Sequence[FrameSpan]) -> DataFrame:
     """The records of spans, which may have been read together, or not."""
-    together: dict[int, list[Span]] = {}
+    together: dict[int, list[FrameSpan]] = {}
     for span in spans:
         together.setdefault(id(span.rows), []).append(span)
     return reduce(DataFrame.union, (_select_of_one(each) for each in together.values()))
 
 
-def _select_of_one(spans: Sequence[Span]) -> DataFrame:
+def _select_of_one(spans: Sequence[FrameSpan]) -> DataFrame:
     """The records of spans that were read together."""
     conditions = (span.condition for span in spans)
     return spans[0].rows.load().where(reduce(lambda one, other: one | other, conditions))
@@ -156,21 +134,21 @@ class RowReader:
         }
         self._spark = spark
         self._options = Options.parse("penstock.log", options, streaming=False)
-        self._held: list[Rows] = []
-        self._journaled: dict[ShardName, Rows] = {}
+        self._held: list[LoadedRows] = []
+        self._journaled: dict[ShardName, LoadedRows] = {}
 
-    def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
+    def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
         """The records of ranges that the log has, read together."""
         for each in ranges:
             self._release_journaled(each.shard)
-        rows = Rows(self._spark, LogStore(self._options), ranges)
+        rows = LoadedRows(self._spark, LogStore(self._options), ranges)
         self._held.append(rows)
         return _spans(rows, ranges)
 
-    def from_journal(self, missing: OffsetRange) -> Span:
+    def from_journal(self, missing: OffsetRange) -> FrameSpan:
         """Records that the log lacks; those that were read for the shard before are forgotten."""
         self._release_journaled(missing.shard)
-        rows = Rows(self._spark, JournalStore(self._options), [missing])
+        rows = LoadedRows(self._spark, JournalStore(self._options), [missing])
         self._journaled[missing.shard] = rows
         return _spans(rows, [missing])[missing.shard]
 
@@ -191,8 +169,8 @@ class RowReader:
             rows.release()
 
 
-def _spans(rows: Rows, ranges: Sequence[OffsetRange]) -> dict[ShardName, Span]:
-    return {each.shard: Span(rows, each.shard, range(each.first, each.last + 1)) for each in ranges}
+def _spans(rows: LoadedRows, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
+    return {each.shard: FrameSpan(rows, each.shard, range(each.first, each.last + 1)) for each in ranges}
 
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:

@@ -1,0 +1,317 @@
+"""The comparison of two frames key by key, exactly.
+
+Both sides have columns in a form in which equal values are equal, and from which Postgres makes the value again.  Numerics,
+dates and timestamps are text, as Postgres writes it in UTC, without zeros at the end of a number: equal values have equal
+texts, and every value has one.  Spark's own types hold not all of them, and it rounds decimals to compare those of different
+scales.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.declaring.declarations import ReconciliationSpec
+from penstock.errors import DeclarationError
+from penstock.reconciling.comparison import DifferenceKind
+from penstock.spark.sources.column_types import KIND
+
+_KEY = "penstock key"
+ORDER = "order"
+"""Prefix of the columns that differences are ordered by."""
+_DECIMAL = "decimal(38,18)"
+
+INTEGER, NUMERIC, FLOAT = "integer", "numeric", "float"
+NUMBERS = frozenset({INTEGER, NUMERIC, FLOAT})
+_TEXT, _BINARY = "text", "binary"
+_DATE, _TIMESTAMP, _TIMESTAMPTZ = "date", "timestamp", "timestamptz"
+_TIMES = frozenset({_DATE, _TIMESTAMP, _TIMESTAMPTZ})
+
+_KINDS = (
+    (DecimalType, NUMERIC),  # before the fractional types, which include it
+    (IntegralType, INTEGER),
+    (FractionalType, FLOAT),
+    (DateType, _DATE),
+    (TimestampType, _TIMESTAMPTZ),
+    (TimestampNTZType, _TIMESTAMP),
+    (BooleanType, "boolean"),
+    (BinaryType, _BINARY),
+    (StringType, _TEXT),
+)
+
+_FINITE = r"^([0-9].*?)( BC)?$"
+"""A date or a timestamp that is not infinite, and its era."""
+
+NamedColumn = tuple[str, Column, DataType]
+"""A column's name, the column, its type."""
+
+
+def one_row_per_key(
+    frame: DataFrame, spec: ReconciliationSpec, columns: Sequence[str], among: Sequence[str] | None
+) -> DataFrame:
+    """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
+    if among is not None:
+        frame = frame.withColumn(_KEY, row_to_json(frame, spec.key))
+        frame = frame.where(_is_wanted(among))
+    flat = frame.select(
+        *(F.col(quote_column(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
+        *(F.col(quote_column(c)).alias(f"c{number}") for number, c in enumerate(columns)),
+    )
+    keys = _numbered("k", spec.key)
+    # Shuffled first: almost every key has one row, so that grouping before the shuffle would only sort all rows twice.
+    shuffled = flat.repartition(*keys) if keys else flat
+    return shuffled.groupBy(*keys).agg(
+        F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
+    )
+
+
+def _is_wanted(among: Sequence[str]) -> Column:
+    """The condition for rows of these keys, as SQL text: column objects for a thousand keys take half a second."""
+    listed = ("'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'" for key in among)
+    return F.expr(f"{quote_column(_KEY)} IN ({', '.join(listed)})")
+
+
+def full_join(
+    expected: DataFrame,
+    there: DataFrame,
+    spec: ReconciliationSpec,
+    types: tuple[StructType, StructType],
+    columns: Sequence[str],
+) -> tuple[DataFrame, Observation]:
+    """The keys that differ, and what is counted on the way: keys compared, those without a value, those twice on one side.
+
+    Only rows that differ are converted to text: converting all of them would take most of the time.
+    """
+    e, s = expected.alias("e"), there.alias("s")
+    keys = _numbered("k", spec.key)
+    same = [F.col(f"e.{k}") == F.col(f"s.{k}") for k in keys] or [F.lit(True)]
+    joined = e.join(s, reduce(Column.__and__, same), "full_outer")
+    unequal = [~_equal(f"c{number}", c, spec, types[0]) for number, c in enumerate(columns)]
+    kind = (
+        F.when(F.col("s.n").isNull(), DifferenceKind.MISSING.value)
+        .when(F.col("e.n").isNull(), DifferenceKind.SURPLUS.value)
+        .when(F.col("s.n") > 1, DifferenceKind.DOUBLED.value)
+        .when(reduce(Column.__or__, unequal, F.lit(False)), DifferenceKind.DIFFERENT.value)
+    )
+    is_different = F.col("kind") == DifferenceKind.DIFFERENT.value
+    nulls = [F.coalesce(f"e.{k}", f"s.{k}").isNull() for k in keys]
+    counts = Observation()
+    observed = joined.withColumn("kind", kind).observe(
+        counts,
+        F.count(F.lit(1)).alias("compared"),
+        F.count_if(F.col("e.n") > 1).alias("twice"),
+        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias("without_key"),
+    )
+    differing = F.array_compact(F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True))))
+    is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
+    expected_key, found_key = (restore_names(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True))
+    expected_row = expected_key + restore_names(columns, "e.c", types[0])
+    found_row = found_key + restore_names(columns, "s.c", types[1])
+    found = observed.where("kind IS NOT NULL").select(
+        *_order(keys, spec.key, types[0]),
+        F.when(is_expected, to_json(expected_key)).otherwise(to_json(found_key)).alias("key"),
+        "kind",
+        F.when(is_different, differing).alias("columns"),
+        F.when(is_expected, to_json(expected_row)).alias("expected"),
+        F.when(is_found, to_json(found_row)).alias("found"),
+    )
+    return found, counts
+
+
+def _order(keys: Sequence[str], names: Sequence[str], types: StructType) -> list[Column]:
+    """The columns ``order0…`` that differences are ordered by: numbers as numbers, anything else as it is."""
+    ordered = []
+    for key, name in zip(keys, names, strict=True):
+        value = F.coalesce(f"e.{key}", f"s.{key}")
+        if get_kind(types[name]) == NUMERIC:
+            # It is text; a double holds every size, a decimal more digits.
+            ordered += [value.try_cast("double"), value.try_cast(_DECIMAL)]
+        ordered.append(value)
+    return [column.alias(f"{ORDER}{number}") for number, column in enumerate(ordered)]
+
+
+def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
+    """True if a column is the same on both sides, NULL and NaN included, within the tolerance of the declaration."""
+    a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
+    if column not in spec.tolerance:
+        return a.eqNullSafe(b)
+    kind = get_kind(types[column])
+    if kind not in NUMBERS:
+        raise DeclarationError(
+            f"reconciliation {spec.name}: tolerance is for numbers; {quote_column(column)} is {kind}"
+        )
+    return a.eqNullSafe(b) | _is_near(a, b, kind, F.lit(spec.tolerance[column]))
+
+
+def _is_near(a: Column, b: Column, kind: str, tolerance: Column) -> Column:
+    """True if two numbers differ by no more than the tolerance; a numeric too large for a decimal is near no other."""
+    if kind != FLOAT:  # the difference of two integers may exceed their type
+        a, b = a.try_cast(_DECIMAL), b.try_cast(_DECIMAL)
+    return F.coalesce(F.abs(a - b) <= tolerance, F.lit(False))
+
+
+def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
+    return [f"{letter}{number}" for number in range(len(columns))]
+
+
+def get_kind(field: StructField) -> str:
+    """The kind of a column, in Spark's own type or as text; the name of its type if it cannot be aligned."""
+    known = field.metadata.get(KIND)
+    if known is not None:
+        return str(known)
+    kinds = (kind for type_, kind in _KINDS if isinstance(field.dataType, type_))
+    return next(kinds, field.dataType.simpleString())
+
+
+def to_exact(frame: DataFrame) -> DataFrame:
+    """The frame with its decimals, dates and timestamps as text; its columns keep their names and kinds."""
+    return frame.select(*(_exact(field) for field in frame.schema))
+
+
+def _exact(field: StructField) -> Column:
+    value, kind = F.col(quote_column(field.name)), get_kind(field)
+    if kind not in _TIMES | {NUMERIC} or isinstance(field.dataType, StringType):
+        return value
+    if kind == NUMERIC:
+        text = _strip_zeros(value.cast("string"))
+    elif kind == _TIMESTAMPTZ:
+        text = _with_zone(_in_utc(value).cast("string"))
+    else:
+        text = value.cast("string")
+    return text.alias(field.name, metadata={KIND: kind})
+
+
+def _strip_zeros(number: Column) -> Column:
+    """A number without zeros at the end of its decimal places; any other text unchanged."""
+    return F.regexp_replace(number, r"^(-?[0-9]+)(?:\.0+|(\.[0-9]*[1-9])0*)$", "$1$2")
+
+
+def _in_utc(at: Column) -> Column:
+    """A timestamp as date and time in UTC, whatever zone the session has."""
+    seconds = F.unix_micros(at).cast("decimal(20,0)") * F.expr("0.000001BD")
+    zero = F.lit(0)
+    since = F.make_dt_interval(zero, zero, zero, seconds.cast("decimal(18,6)"))
+    return F.expr("TIMESTAMP_NTZ'1970-01-01'") + since
+
+
+def _with_zone(at: Column) -> Column:
+    return F.regexp_replace(at, _FINITE, "$1+00$2")
+
+
+def _at_midnight(day: Column) -> Column:
+    return F.regexp_replace(day, _FINITE, "$1 00:00:00$2")
+
+
+def align(
+    expected: DataFrame, there: DataFrame, spec: ReconciliationSpec, columns: Sequence[str]
+) -> tuple[DataFrame, DataFrame]:
+    """The keys and these columns of both sides, each of the same kind on both."""
+    everything = (*spec.key, *columns)
+    return (_aligned(expected, there, everything, spec), _aligned(there, expected, everything, spec, found=True))
+
+
+def _aligned(
+    frame: DataFrame, other: DataFrame, columns: Sequence[str], spec: ReconciliationSpec, *, found: bool = False
+) -> DataFrame:
+    selected = []
+    for column in columns:
+        kind, beside = get_kind(frame.schema[column]), get_kind(other.schema[column])
+        common = _common(frozenset({kind, beside}), is_key=column in spec.key)
+        if common is None:
+            canonical, state = (beside, kind) if found else (kind, beside)
+            raise DeclarationError(
+                f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and {state} in {spec.state}; "
+                "give it the same type in the canonical query"
+            )
+        value = _convert(F.col(quote_column(column)), kind, common)
+        selected.append(value.alias(column, metadata={KIND: common}))
+    return frame.select(*selected)
+
+
+def _common(kinds: Collection[str], *, is_key: bool) -> str | None:
+    """The kind in which values of two kinds are compared; None if they cannot be.
+
+    A key that is text is compared as text, because a repair looks it up by its text.
+    """
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    if NUMBERS.issuperset(kinds):
+        return FLOAT if FLOAT in kinds else NUMERIC
+    if _TIMES.issuperset(kinds):
+        return _TIMESTAMPTZ if _TIMESTAMPTZ in kinds else _TIMESTAMP
+    if _TEXT not in kinds:
+        return None
+    [kind] = set(kinds) - {_TEXT}
+    if is_key or kind not in NUMBERS | {_TIMESTAMP, _TIMESTAMPTZ}:
+        return _TEXT
+    return NUMERIC if kind == INTEGER else kind
+
+
+def _convert(value: Column, kind: str, wanted: str) -> Column:
+    """A column in another kind, as ``_common`` chooses them."""
+    if kind == wanted:
+        return value
+    if wanted == FLOAT:
+        return value.cast("double")
+    if kind == _TEXT:
+        return _strip_zeros(value) if wanted == NUMERIC else _parse_time(value, wanted)
+    if kind == _BINARY:
+        return F.concat(F.lit("\\x"), F.lower(F.hex(value)))
+    if wanted in _TIMES:
+        at = _at_midnight(value) if kind == _DATE else value
+        return _with_zone(at) if wanted == _TIMESTAMPTZ else at
+    return value.cast("string")
+
+
+def _parse_time(text: Column, wanted: str) -> Column:
+    """A timestamp that is stored as text, in the form in which Postgres writes one; any other text unchanged."""
+    if wanted == _TIMESTAMPTZ:
+        written = _with_zone(_in_utc(text.try_cast("timestamp")).cast("string"))
+    else:
+        written = text.try_cast("timestamp_ntz").cast("string")
+    return F.coalesce(written, text)
+
+
+def row_to_json(frame: DataFrame, columns: Sequence[str]) -> Column:
+    """Columns of a frame as JSON that Postgres can read as a row."""
+    return to_json([(c, F.col(quote_column(c)), frame.schema[c].dataType) for c in columns])
+
+
+def restore_names(columns: Sequence[str], numbered: str, types: StructType) -> list[NamedColumn]:
+    """The numbered columns of a comparison, with their original names."""
+    return [(column, F.col(f"{numbered}{number}"), types[column].dataType) for number, column in enumerate(columns)]
+
+
+def to_json(columns: Sequence[NamedColumn]) -> Column:
+    """Columns as JSON that Postgres can read as a row."""
+    if not columns:
+        return F.lit("{}")
+    plain = (_plain(c, type_).alias(name) for name, c, type_ in columns)
+    return F.to_json(F.struct(*plain), {"ignoreNullFields": "false"})
+
+
+def _plain(value: Column, type_: DataType) -> Column:
+    """A value as Postgres reads it: bytes in hexadecimal, floats as text, because JSON has neither -0 nor infinity."""
+    if isinstance(type_, BinaryType):
+        return F.concat(F.lit("\\x"), F.hex(value))
+    return value.cast("string") if isinstance(type_, FractionalType) else value
+
+
+def quote_column(column: str) -> str:
+    """A column's name, quoted for Spark."""
+    return f"`{column.replace('`', '``')}`"
