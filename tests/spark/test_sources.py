@@ -156,12 +156,12 @@ def write(where: dict[str, str], rows: pa.Table, **options: str) -> AppendedRows
 def test_rows_that_the_log_has_in_other_batches_are_left_out(
     where: dict[str, str], redis_client: redis.Redis, logged: ReadLog, things: Log, entries: str
 ) -> None:
-    """A task that runs again may get its rows in other parts."""
+    """A task that runs again may get its rows in other parts.  Postgres is not asked for the beginning of a log that has it."""
     rows = staged_rows(where)
     target = {"namespace": "mirror", "entries": entries}
 
     first = write(where, rows.filter(pc.field("offset") <= 10), **target)
-    again = write(where, rows, **target)
+    again = write(where, rows, databaseUrl="postgresql://nobody@127.0.0.1:1/none", **target)
 
     assert (first, again) == (AppendedRows(20, 0), AppendedRows(80, 20))
     for shard, ours in logged(things).items():
@@ -185,6 +185,12 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
         with pytest.raises(Gap, match=r"ends at offset 0|do not come in the order"):
             write(where, wrong, namespace="mirror")
     assert redis_client.keys("mirror*:log") == []
+
+
+def test_an_empty_log_begins_where_no_record_comes_before(where: dict[str, str]) -> None:
+    rows = staged_rows(where).filter(pc.field("offset") > 5)
+
+    assert write(where, rows, namespace="mirror", beginsAt='{"0": 6, "1": 6}') == AppendedRows(90, 0)
 
 
 def test_another_record_at_the_same_offset_is_refused(where: dict[str, str]) -> None:

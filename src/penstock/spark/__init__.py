@@ -1,13 +1,17 @@
-"""Penstock on Spark: the engine, the data sources and the comparison of tables.
+"""Penstock on Spark: the data sources, the comparison of tables, and the session.
 
-    engine      the streamer and the consumers as tasks of one Spark application
-    sources     ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
-    reconcile   compares a consumer's state with the canonical tables, and the log with the journal
+    sources      ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
+    reconcile    compares a consumer's state with the canonical tables, and the log with the journal
+    session      a session with settings for small, long-lived Python tasks; java, submission: how it starts
+    jobs         names and slots of Spark's jobs
+    daemon       Spark's Python daemon, with Penstock imported
+
+The engine, whose tasks are the streamer and the consumers, is ``penstock.engines.spark``.  The core does not import this
+package, and nothing here decides what is correct: locks, comparisons and offsets are the core's.
 
 ``register(spark)`` adds the data sources to a session of your own, ``snapshot(url)`` exports a snapshot for
 ``penstock.table``, ``once(…)`` begins a transaction for the effects of a micro-batch, ``new_records(…)`` finds what another sink
-lacks of it, ``lag(progress)`` is how far a query is behind.  The core does not import this package, and nothing here decides what
-is correct: locks, comparisons and offsets are the core's.
+lacks of it, ``lag(progress)`` gives the records a query is behind.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.channels.log import NAMES
 from penstock.database.statements import statements
@@ -43,12 +43,13 @@ POSITION_BYTES = 64
 """Upper bound, in bytes, on what one record sends from a task."""
 _UNEXPECTED = "unexpected"
 _VALUES = ("id", "key", "action", "object", "data", "headers", "ts")
-_COLUMNS = StructType()
-for _name, _type in (
-    *(("channel", "string"), ("shard", "int"), ("offset", "bigint"), ("id", "bigint"), ("key", "string")),
-    *(("kind", "string"), ("count", "bigint"), ("details", "string")),
-):
-    _COLUMNS.add(_name, _type)
+_COLUMNS = StructType(
+    [
+        *(StructField("channel", StringType()), StructField("shard", IntegerType()), StructField("offset", LongType())),
+        *(StructField("id", LongType()), StructField("key", StringType()), StructField("kind", StringType())),
+        *(StructField("count", LongType()), StructField("details", StringType())),
+    ]
+)
 _ARROW = to_arrow_schema(_COLUMNS)
 
 

@@ -137,11 +137,10 @@ def _parts(shard: ShardName, entries: list[Any]) -> Iterator[pa.RecordBatch]:
 
 def _unpack(entry: Entry) -> pa.RecordBatch:
     """The records of a batch: no step for each, but for what Python's JSON does in one call."""
-    shard, columns, count = entry.shard, entry.columns, len(entry)
-    return batch(
+    columns = entry.columns
+    return _of_shard(
+        entry.shard,
         [
-            pa.repeat(shard.channel, count),
-            pa.repeat(pa.scalar(int(shard.shard), pa.int32()), count),
             pa.array(range(entry.first, entry.last + 1), pa.int64()),
             pa.array(columns.ids, pa.int64()),
             pa.array(columns.keys, pa.string()),
@@ -150,8 +149,15 @@ def _unpack(entry: Entry) -> pa.RecordBatch:
             pa.array(columns.data_json, pa.string()),
             pa.array([value or None for value in columns.headers_json], pa.string()),
             pa.array(columns.staged_us, pa.timestamp("us", tz="UTC")),
-        ]
+        ],
     )
+
+
+def _of_shard(shard: ShardName, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """A batch of one shard, from the columns after its name."""
+    count = len(columns[0])
+    number = pa.scalar(int(shard.shard), pa.int32())
+    return batch([pa.repeat(shard.channel, count), pa.repeat(number, count), *columns])
 
 
 def _within(read: pa.RecordBatch, wanted: OffsetRange) -> pa.RecordBatch:
@@ -186,11 +192,9 @@ def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
 
 def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
     id_, key, action, object_, data, headers, staged_us = values
-    count = len(ids)
-    return batch(
+    return _of_shard(
+        shard,
         [
-            pa.repeat(shard.channel, count),
-            pa.repeat(pa.scalar(int(shard.shard), pa.int32()), count),
             pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
             text(id_).cast(pa.int64()),
             text(key),
@@ -199,7 +203,7 @@ def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]])
             text(data),
             text([value or None for value in headers]),
             text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        ]
+        ],
     )
 
 

@@ -82,10 +82,21 @@ class _Appender:
             # Again only if the log ends within a batch, which a task has written in other batches before.
             rows = rows.slice(self._append_until(client, shard, rows, written))
 
-    def _append_until(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: AppendedRows) -> int:
-        """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has."""
+    def _append_until(
+        self,
+        client: RedisClient,
+        shard: ShardName,
+        rows: pa.RecordBatch,
+        written: AppendedRows,
+        *,
+        begins: bool = False,
+    ) -> int:
+        """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has.
+
+        ``begins`` says that there are no records before these.
+        """
         begin = int(rows.column("offset")[0].as_py())
-        batches = self._batches(client, shard, Offset(begin), rows)
+        batches = self._batches(client, shard, Offset(begin), rows, begins=begins)
         with closing(append_ahead(client, self._options.scope.namespace, batches)) as replies:
             for batch, reply in replies:
                 match reply:
@@ -95,6 +106,8 @@ class _Appender:
                     case Behind(tail) if tail >= batch.first:
                         written.known += tail + 1 - batch.first
                         return tail + 1 - begin
+                    case Behind() if not begins and begin == batch.first == self._begin(shard):
+                        return self._append_until(client, shard, rows, written, begins=True)
                     case Behind(tail):
                         raise Gap(
                             f"penstock.log: {shard} ends at offset {tail}, the rows begin at {batch.first}: write what is "
@@ -111,12 +124,14 @@ class _Appender:
                         raise error
         return int(rows.num_rows)
 
-    def _batches(self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch) -> Iterator[Batch]:
-        epoch, begin = _epoch(client, self._options.scope.namespace, shard), self._begin(shard)
+    def _batches(
+        self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch, *, begins: bool
+    ) -> Iterator[Batch]:
+        epoch = _epoch(client, self._options.scope.namespace, shard)
         for start in range(0, rows.num_rows, RECORDS_A_CALL):
             at = Offset(first + start)
             columns = _pack(rows.slice(start, RECORDS_A_CALL))
-            batch = Batch(shard, epoch, at, begins=at == begin, columns=columns)
+            batch = Batch(shard, epoch, at, begins=begins and at == first, columns=columns)
             yield batch.stored_as(self._options.stored_as)
 
     def _begin(self, shard: ShardName) -> int:
