@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as t
 
 from penstock.errors import InvalidRecord, InvalidSetting
-from penstock.spark.sources.log_writer import by_shard
+from penstock.spark.sources.log_appender import by_shard
 from penstock.spark.sources.record_columns import batch as make_batch
 from penstock.spark.sources.staged_writer import check_columns, read_rows
 from penstock.staging.payload import json_text

@@ -15,7 +15,7 @@ stay text, unless the query's schema gives them a type.
     record_readers                the readers, over any store of records; ranges: what a batch reads
     record_store                  the store: log_store in Redis, journal_store in Postgres
     stream_position               a stream's position in Postgres, for which retention waits, and its lag
-    log_writer, staged_writer     write into a log: compare and append; stage new records
+    log_appender, staged_writer   write into a log: compare and append; stage new records
     table_reader, column_types    rows of Postgres, in slices, all of one state of the database
     dirty_members                   members of an Ick; reservation_sequence: its reservations
     exactly_once                  effects of micro-batches that happen once

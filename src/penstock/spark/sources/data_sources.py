@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 from penstock.spark.sources import dirty_members, table_reader
 from penstock.spark.sources.dirty_members import IckOptions
 from penstock.spark.sources.journal_store import JournalStore
+from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
 from penstock.spark.sources.log_store import LogStore
-from penstock.spark.sources.log_writer import BatchAppender, StreamAppender
 from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
 from penstock.spark.sources.record_store import RecordStore
