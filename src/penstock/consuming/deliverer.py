@@ -272,13 +272,9 @@ class Deliverer(Generic[Item]):
             seconds=round(after_s, 1),
         )
 
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
-            if delivery.shard in locked:
-                self._checkpoints.note_waiting(executor, delivery.shard, f"waiting after {failed.reason}")
-            return TransactionPlan(None)
-
+        shard, said = delivery.shard, f"waiting after {failed.reason}"
         try:
-            delivery.apply(plan)
+            delivery.transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, said))
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):

@@ -101,6 +101,16 @@ class HandlerTransaction:
         """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points."""
         return self._caller.enter(lambda: self._apply(shards, plan, name))
 
+    def write(self, shard: ShardName, function: Callable[[Executor, Checkpoint], None]) -> bool:
+        """Writes beside a shard's locked checkpoint; false if another process holds it."""
+
+        def plan(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
+            for checkpoint in locked.values():
+                function(executor, checkpoint)
+            return TransactionPlan(shard in locked)
+
+        return self.apply([shard], plan)
+
     def read(self, function: Callable[[Executor], Result]) -> Result:
         """Runs statements that change nothing, on the same connection."""
 

@@ -19,10 +19,9 @@ from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
+from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
-from penstock.database.executor import Executor
 from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
@@ -250,14 +249,8 @@ class Worker(Runner[Consumed], Generic[Item]):
     def _note_waiting(self, shard: ShardName, reason: str | None) -> None:
         """Writes why a shard waits, for `penstock status`; None if it does no more."""
         assert self._transaction is not None
-
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
-            if shard in locked:
-                self._checkpoints.note_waiting(executor, shard, reason)
-            return TransactionPlan(None)
-
         with suppress(NotApplied):  # `penstock status` can do without
-            self._transaction.apply([shard], plan)
+            self._transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, reason))
 
     def _report_unusable(self, shard: ShardName, error: PenstockError) -> None:
         who = {"consumer": self.consumer.name, "shard": str(shard)}

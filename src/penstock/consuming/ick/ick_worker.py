@@ -32,7 +32,6 @@ from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick.reserved_members import IckMembers, ReservedMember, plan_progress, reserved_members
 from penstock.consuming.setup import WorkerSetup
-from penstock.consuming.transaction import TransactionPlan
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.errors import ServerUnavailable
@@ -189,7 +188,7 @@ class IckWorker(Worker[ReservedMember]):
         """Whether nobody works on the shard now, as far as Postgres knows."""
         transaction, _ = self._opened()
         try:
-            return transaction.apply([shard], lambda _, locked: TransactionPlan(shard in locked))
+            return transaction.write(shard, lambda *_: None)
         except NotApplied:  # not known
             return False
 

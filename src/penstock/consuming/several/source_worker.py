@@ -206,14 +206,10 @@ class SourceWorker(LogWorker[Record]):
 
     def _accept(self, shard: ShardName, epoch: Epoch) -> None:
         assert self._transaction is not None
-
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[None]:
-            if shard in locked:
-                self._source_positions.accept_epoch(executor, shard, epoch)
-            return TransactionPlan(None)
-
         with suppress(NotApplied):  # then it is compared again
-            self._transaction.apply([shard], plan)
+            self._transaction.write(
+                shard, lambda executor, _: self._source_positions.accept_epoch(executor, shard, epoch)
+            )
         self._accepted[shard] = epoch
 
     def _postpone(self, shard: ShardName, reason: str) -> None:
