@@ -96,8 +96,8 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
         "VALUES ('things', 0, 'k', 'bad', 'o', '{}')"
     )
     connection.execute(
-        "INSERT INTO penstock.reconciliations (name, consumer, intent) VALUES ('reader', 'reader', 'report'), "
-        "('nightly', 'reader', 'report')"
+        "INSERT INTO penstock.reconciliations (name, consumer, intent, engine) VALUES "
+        "('reader', 'reader', 'compare', 'inline'), ('nightly', 'reader', 'compare', 'inline')"
     )
     drained(declare("reader", things), database_url, redis_url, allow_dead_letters=True)
 

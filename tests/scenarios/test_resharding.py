@@ -3,7 +3,6 @@
 import json
 from datetime import timedelta
 
-import psycopg
 import pytest
 import redis
 
@@ -214,18 +213,6 @@ def test_status_and_verify_know_the_new_shards(
     assert [s.shard for s in found.channels[0].shards] == list(range(10))
     assert not any(shard.unknown for shard in found.channels[0].shards)
     assert sum(s.lag for s in found.consumers[0].shards) == len(KEYS)
-
-
-def test_a_sequencer_of_an_older_release_is_refused(changed: Connection, database_url: str, redis_url: str) -> None:
-    """It would go on with the shards of the first generation."""
-    tick = "INSERT INTO penstock.ticks (tick, snapshot, epoch) SELECT max(tick) + 1, pg_current_snapshot(), 1 FROM penstock.ticks"
-    with Streamer(declare(4), database_url, redis_url) as streamer:
-        changed.execute(tick)
-        reshard(changed, "things", 6, apply=True)
-        with pytest.raises(psycopg.errors.FeatureNotSupported, match="this release does not know"):
-            changed.execute(tick)
-        change(changed, KEYS, 4)
-        assert streamer.drain() == len(KEYS)
 
 
 def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(

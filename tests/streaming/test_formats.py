@@ -137,11 +137,14 @@ def test_commands_do_not_depend_on_how_the_database_writes_times(
     worker.close()
     with unusual.begin() as connection:
         connection.execute(
-            text("INSERT INTO penstock.reconciliations (name, consumer, intent) VALUES ('r', 'keeper', 'compare')")
+            text(
+                "INSERT INTO penstock.reconciliations (name, consumer, intent, engine) VALUES ('r', 'keeper', 'compare', 'inline')"
+            )
         )
     with connect_postgres(unusual_url, application="test") as reading:
         assert [each.consumer for each in list_consumers(reading)] == ["keeper"]
-        assert [channel.keep for channel in registered_channels(reading, DEFAULT_SCOPE).values()] == [things.keep]
+        [channel] = registered_channels(reading, DEFAULT_SCOPE).values()
+        assert channel.keep.total_seconds() == things.keep
         assert dead_letters.newest(reading) == []
         assert {f.check for f in diagnose(reading, redis_client, flow) if f.grade == "error"} == {"durability"}
         assert [run.name for run in last_runs(reading, DEFAULT_SCOPE)] == ["r"]

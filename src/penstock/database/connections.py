@@ -195,7 +195,7 @@ def connect_postgres(
     Args:
         url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
         application: Its name in ``pg_stat_activity``.
-        prepare: True if to use prepared statements; behind a pooler none are used.
+        prepare: Use prepared statements; behind a pooler none are used.
         kind: ``TableConnection`` for the application's tables.
         timeouts: Those of a caller that cannot wait as long as a worker.
     """

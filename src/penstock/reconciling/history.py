@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from psycopg.rows import class_row
+
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
@@ -54,8 +56,8 @@ class LastRun:
 
 def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
     """The last run of each reconciliation, ordered by name."""
-    rows = connection.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True)
-    return tuple(LastRun(*row) for row in rows)
+    with connection.cursor(row_factory=class_row(LastRun)) as cursor:
+        return tuple(cursor.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True))
 
 
 @dataclass(frozen=True, slots=True)

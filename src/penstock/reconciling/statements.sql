@@ -98,9 +98,10 @@ FROM interrupted;
 -- :name last_runs
 SELECT DISTINCT ON (name)
        name, consumer, intent, outcome, begun_at,
-       extract(epoch FROM clock_timestamp() - begun_at)::float8,
-       extract(epoch FROM ended_at - begun_at)::float8,
-       compared, missing + surplus + different, repaired, paused_s, coalesce(cardinality(remaining), 0)
+       extract(epoch FROM clock_timestamp() - begun_at)::float8 AS ago_s,
+       extract(epoch FROM ended_at - begun_at)::float8 AS seconds,
+       compared, missing + surplus + different AS differences, repaired, paused_s,
+       coalesce(cardinality(remaining), 0) AS remaining
 FROM {schema}.reconciliations
 ORDER BY name, id DESC;
 
