@@ -61,7 +61,7 @@ def test_every_statement_fits_the_schema(connection: Connection) -> None:
     assert refused == {}
 
 
-EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value"}
+EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "rows"}
 """Functions that take the name of a statement."""
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.operating.status import Status, status
 from penstock.pipeline import Pipeline
 from penstock.records import Scope, ShardName
@@ -60,6 +61,10 @@ class CheckContext:
     pipeline: Pipeline | None
     scope: Scope
     shards: tuple[ShardName, ...] = ()
+
+    def rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
+        """The rows of a statement of this folder."""
+        return self.connection.execute(statements(__package__, self.scope.schema)[name], values).fetchall()
 
     @cached_property
     def status(self) -> Status:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
@@ -82,8 +82,7 @@ def _is_local(host: str) -> bool:
 def durability(context: CheckContext) -> Iterator[CheckResult]:
     """A commit survives a crash."""
     names = ["fsync", "full_page_writes", "synchronous_commit"]
-    rows = context.connection.execute(statements(__package__, context.scope.schema)["settings"], {"names": names})
-    found: dict[str, str] = dict(rows.fetchall())
+    found: dict[str, str] = {row[0]: row[1] for row in context.rows("settings", names=names)}
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
         yield CheckResult.error(
@@ -104,7 +103,7 @@ def durability(context: CheckContext) -> Iterator[CheckResult]:
 
 def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
     """Postgres is far from refusing writes for lack of transaction ids."""
-    [(used,)] = context.connection.execute(statements(__package__, context.scope.schema)["transaction_ids"]).fetchall()
+    [(used,)] = context.rows("transaction_ids")
     if used < WRAPAROUND_WARNING:
         yield CheckResult.ok("transaction ids", f"{used:,} since the oldest unfrozen one")
         return
@@ -118,18 +117,14 @@ def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
 
 def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
     """No transaction is open for long; one that is delays only its own records."""
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["long_transactions"], {"longer_s": LONG_S}
-    ).fetchall()
+    rows = context.rows("long_transactions", longer_s=LONG_S)
     for pid, application, state, seconds in rows:
         yield CheckResult.warning(
             "long transactions",
             f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
-    [(sees_others,)] = context.connection.execute(
-        statements(__package__, context.scope.schema)["sees_others"]
-    ).fetchall()
+    [(sees_others,)] = context.rows("sees_others")
     if not sees_others:
         login = context.connection.info.user
         yield CheckResult.warning(
@@ -143,9 +138,7 @@ def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
 
 def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
     """No prepared transaction is unfinished for long."""
-    rows = context.connection.execute(
-        statements(__package__, context.scope.schema)["prepared_transactions"], {"longer_s": LONG_S}
-    ).fetchall()
+    rows = context.rows("prepared_transactions", longer_s=LONG_S)
     for name, seconds in rows:
         yield CheckResult.warning(
             "prepared transactions",
@@ -223,9 +216,7 @@ def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
 
 def _make_grants(context: CheckContext, role: RoleName, missing: list[Right], login: str) -> str:
     """The group role, if the database has one for this work; else the privileges one by one."""
-    candidates = context.connection.execute(
-        statements(__package__, context.scope.schema)["group_roles"], {"ending": f"_{role}"}
-    ).fetchall()
+    candidates = context.rows("group_roles", ending=f"_{role}")
     for (group,) in candidates:
         if not lacking(context.connection, context.scope, _needed(role), group):
             return f"GRANT {quote(group)} TO {quote(login)};"

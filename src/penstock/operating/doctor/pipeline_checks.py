@@ -8,7 +8,7 @@ from penstock.batches import compress
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
 from penstock.declaring.declarations import Channel
 from penstock.errors import CodecMissing
 from penstock.journal import missed_records
@@ -61,10 +61,7 @@ def schema(context: CheckContext) -> Iterator[CheckResult]:
 def identity(context: CheckContext) -> Iterator[CheckResult]:
     """Record ids are drawn one at a time, and ids and offsets are far from their limit."""
     check_identity_cache(context.connection, context.scope)
-    [(highest, offset)] = context.connection.execute(
-        statements(__package__, context.scope.schema)["highest_id"],
-        {"table": quote(context.scope.schema, "staged_records")},
-    ).fetchall()
+    [(highest, offset)] = context.rows("highest_id", table=quote(context.scope.schema, "staged_records"))
     if max(highest, offset) > MAX_OFFSET // 2:
         yield CheckResult.error(
             "identity",
@@ -112,15 +109,14 @@ def isolated(context: CheckContext) -> Iterator[CheckResult]:
 
 def journal(context: CheckContext) -> Iterator[CheckResult]:
     """The journal has no holes, and the records that it names exist."""
-    sql = statements(__package__, context.scope.schema)
-    holes = context.connection.execute(sql["holes"]).fetchall()
+    holes = context.rows("holes")
     for channel, shard, count, first in holes:
         yield CheckResult.error(
             "journal",
             f"{channel}/{shard}: {count} holes, the first before offset {first}: rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
-    [(missing, first)] = context.connection.execute(sql["missing_records"], {"entries": SAMPLE}).fetchall()
+    [(missing, first)] = context.rows("missing_records", entries=SAMPLE)
     if missing:
         yield CheckResult.error(
             "journal",
@@ -293,10 +289,8 @@ class _Registry:
 
 def declared(context: CheckContext) -> Iterator[CheckResult]:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
-    sql = statements(__package__, context.scope.schema)["retired_channels"]
-    registry = _Registry(
-        registered_channels(context.connection, context.scope), {name for (name,) in context.connection.execute(sql)}
-    )
+    retired = {name for (name,) in context.rows("retired_channels")}
+    registry = _Registry(registered_channels(context.connection, context.scope), retired)
     for each in context.status.faults.unknown:
         yield _report_unknown(each, registry)
     yield from _check_compression(registry)
