@@ -1,6 +1,13 @@
-"""Channels: the destinations of records in Redis.
+"""Channels: the destinations of records in Redis, as a pipeline writes and reads them.
 
-Each kind of channel can be used without a pipeline too.  ``log`` keeps records in order in Redis streams; ``ick`` keeps a
-set of dirty members.  ``routing`` names the keys, ``scripts`` calls the Lua scripts, ``server`` connects and translates
-errors.  All keys of a shard share a hash tag; no key has a time to live.
+    log         records in order, in Redis streams
+    ick         a set of dirty members
+    queue       messages of many tenants, under leases
+    routing     names of the keys, and the shards and streams that hold what
+    scripts     calls of the Lua scripts; ``driving`` runs operations, for threads and for asyncio
+    server      connections and the translation of errors; ``redis_urls``, and ``commands``, the types of the clients
+    isolation   shards that cannot be used, so that the others go on; ``refusals``, why a server takes no writes
+    acl         the users of Redis and their rights
+
+All keys of a shard share a hash tag; no key has a time to live.  ``penstock.clients`` has what needs no pipeline.
 """

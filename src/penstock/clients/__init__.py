@@ -5,7 +5,7 @@
     ick        ``DirtyList`` and ``Reservations``: a set of dirty members
     hash       ``VolatileHash``: a hash whose fields have times to live of their own
     pinned_keys, locks, pins    ``PinnedKeys``: values and locks that live until their time is over, not evicted before
-    queue_tracker, queued_ids   ``QueueTracker``: the ids that have queued work, kept true against the database
+    queue_tracker               ``QueueTracker``: the ids that have queued work, kept true against the database
 
 ``calls`` serves the last three.  Each of these keeps its keys in one slot, gives none of them a time to
 live, and changes them in one script call.  What is over is not returned, and is deleted in slices: ``VolatileHash.gc``,
@@ -50,8 +50,7 @@ from penstock.clients.pinned_keys import AsyncPinnedKeys, PinnedKeys
 from penstock.clients.queue.adoption import PlainStream
 from penstock.clients.queue.fair_queue import AsyncFairQueue, FairQueue
 from penstock.clients.queue.queue_reader import AsyncLease, AsyncQueueReader, Lease, QueueReader
-from penstock.clients.queue_tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced
-from penstock.clients.queued_ids import queued_ids_in
+from penstock.clients.queue_tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
 from penstock.declaring.unique import TenantLimits, Unique
 
 __all__ = [
