@@ -15,7 +15,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Log, Pipeline, Record, Records
+from penstock import Log, Pipeline, Record
+from penstock.batches import join_records
 
 SCHEMA = "bench"
 CHANNEL = "movements"
@@ -78,7 +79,7 @@ def total_in_bulk(session: Session, records: Sequence[Record]) -> None:
 
 def total_columns(session: Session, records: Sequence[Record]) -> None:
     """The same, of payloads that are parsed in one call, without a record being made."""
-    session.execute(_ADD_ALL, _sums(Records.join([records]).data))
+    session.execute(_ADD_ALL, _sums(join_records([records]).data))
 
 
 def _sums(payloads: Iterable[dict[str, Any]]) -> dict[str, list[int]]:

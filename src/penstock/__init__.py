@@ -34,6 +34,10 @@ Around them:
     crashpoints  the places where the order of two writes matters, by name, for tests
     parallel     loops side by side in one process
 
+An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.spark``: these are
+the public names; beside them ``penstock.engines.stealing`` for processes that do the work themselves, ``penstock.journal.journal_records``
+for readers of what has left Redis, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has every error.
+
 A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of
 them, and each would spend half a second of processor time on it.
 """

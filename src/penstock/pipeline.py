@@ -37,7 +37,7 @@ from penstock.declaring.handlers import (
 from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.errors import DeclarationError
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
-from penstock.staging import checks, hooks
+from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
@@ -168,7 +168,7 @@ class Pipeline:
         self._own(to, f"staging rule of {model.__name__}")
         changes = checked_changes(on)
         rule = StagingRule(model, to, changes, key, data, when, object, capture, headers, tenant=tenant)
-        checks.check_rule(rule, self)
+        rule_checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
         return rule

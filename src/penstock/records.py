@@ -269,17 +269,6 @@ class Record(Generic[Payload]):
     headers_json: str = field(default="", repr=False)
     staged_us: int = 0
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> "Record[Any]":
-        """As the constructor, but all fields must be given; the record keeps the dictionary.
-
-        A third of its time, which a reader of logs spends on little else: a frozen class assigns one field after the
-        other, round itself.
-        """
-        record = object.__new__(cls)
-        object.__setattr__(record, "__dict__", fields)
-        return record
-
     @_OnFirstUse
     def data(self) -> Any:
         """The payload, parsed on first use. Raises ``ValueError`` if it is not JSON, or is nested deeper than can be read."""
@@ -296,11 +285,6 @@ class Record(Generic[Payload]):
         """The payload as the consumer's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
         payload: Payload = self.data
         return payload
-
-    def forget_parsed(self) -> None:
-        """Parses the payload anew when it is asked for again: a handler may have changed what it was given."""
-        for name in ("data", "headers", "payload"):
-            self.__dict__.pop(name, None)
 
     @property
     def staged_at(self) -> datetime:
@@ -319,6 +303,23 @@ class Record(Generic[Payload]):
 
     def __repr__(self) -> str:
         return f"<Record {self.place} id={self.id} {self.action} {self.object} key={self.key!r}>"
+
+
+def as_record(fields: dict[str, Any]) -> Record[Any]:
+    """A record of a dictionary of all its fields, which it keeps.
+
+    A third of the constructor's time, which a reader of logs spends on little else: a frozen class assigns one field after the
+    other, round itself.
+    """
+    record = object.__new__(Record)
+    object.__setattr__(record, "__dict__", fields)
+    return record
+
+
+def forget_parsed(item: Any) -> None:
+    """Has a record or a job parse its payload anew: a handler may have changed what it was given."""
+    for name in ("data", "headers", "payload"):
+        item.__dict__.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True, order=True)

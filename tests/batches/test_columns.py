@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records
+from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records, as_records
 from penstock.batches.entry import MAX_RECORDS
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
@@ -76,7 +76,7 @@ def test_slices_and_columns_are_those_of_a_list(rows: list[tuple[Any, ...]], dat
         parts.append(Entry(SHARD, Offset(1), Columns.pack(rows[:at])))
     if rows[at:]:
         parts.append(whole[at:])
-    records = Records.of(*parts)
+    records = as_records(*parts)
     start, stop = sorted((data.draw(st.integers(-50, 50)), data.draw(st.integers(-50, 50))))
 
     assert [*records] == whole
@@ -97,20 +97,20 @@ def test_a_line_break_in_a_payload_becomes_a_space() -> None:
 def test_payloads_that_are_json_only_together_are_an_error() -> None:
     """They cannot be taken for those of other records."""
     for texts in (("1, 2", "3"), ("[1", "2]")):
-        records = Records.of(Entry(SHARD, Offset(1), Columns.pack([row(i, data=t) for i, t in enumerate(texts)])))
+        records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(i, data=t) for i, t in enumerate(texts)])))
         with pytest.raises(json.JSONDecodeError):
             _ = records.data
 
 
 def test_records_out_of_range_are_an_error() -> None:
-    records = Records.of(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
 
     with pytest.raises(IndexError):
         records[2]
 
 
 def test_all_payloads_are_parsed_in_one_call() -> None:
-    records = Records.of(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
 
     assert records.data == [{"n": 1}, {"n": 2}]
     assert Records().data == []
@@ -118,7 +118,7 @@ def test_all_payloads_are_parsed_in_one_call() -> None:
 
 def test_a_record_is_made_once() -> None:
     """What a handler has parsed of it stays parsed."""
-    records = Records.of(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
 
     assert records[1] is records[-1] is [*records][1] is records[1:][0]
 

@@ -10,7 +10,7 @@ from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine, Started
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.testing.waiting import eventually
+from penstock.testing.assertions import eventually
 
 SECOND_BATCH_WAITS = (
     """

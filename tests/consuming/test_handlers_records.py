@@ -12,7 +12,7 @@ import redis
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.batches import Columns, Entry, Records
+from penstock.batches import Columns, Entry, Records, as_records
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
@@ -34,18 +34,18 @@ def records(request: pytest.FixtureRequest, entry: Entry) -> Records:
     made = entry.records
     match request.param:
         case "an entry":
-            return Records.of(entry)
+            return as_records(entry)
         case "two entries":
             rest = Entry(SHARD, Offset(1), entry.columns)
-            return Records.of(entry)[:2] + Records.of(rest)[2:]
+            return as_records(entry)[:2] + as_records(rest)[2:]
         case _:
-            return Records.of(made)
+            return as_records(made)
 
 
 def test_the_payload_of_one_that_is_iterated_is_parsed_with_those_after_it(entry: Entry) -> None:
     """Unless it is not asked for; a payload that is no JSON fails for itself alone."""
-    unasked = [record for record in Records.of(entry) if "data" in record.__dict__]
-    records = Records.of(Entry(SHARD, Offset(1), entry.columns))
+    unasked = [record for record in as_records(entry) if "data" in record.__dict__]
+    records = as_records(Entry(SHARD, Offset(1), entry.columns))
     at = [record.data for record in records if record.offset >= 2]
     first, second, *_ = records
 
@@ -56,7 +56,7 @@ def test_the_payload_of_one_that_is_iterated_is_parsed_with_those_after_it(entry
     assert [record.data["n"] for record in records] == [1, 7, 3, 4, 5]  # the same objects
 
     rows = [(n, "k", "insert", "thing", text, "", n) for n, text in enumerate(("1", "2", "]", "3, 4", "5"), 1)]
-    broken = Records.of(Entry(SHARD, Offset(1), Columns.pack(rows)))
+    broken = as_records(Entry(SHARD, Offset(1), Columns.pack(rows)))
     read: list[Any] = []
     for record in broken:
         try:
@@ -109,7 +109,7 @@ def test_a_record_is_written_as_json(records: Records) -> None:
 
 
 def test_a_payload_that_is_two_values_is_no_payload() -> None:
-    records = Records.of([Record("things", Shard(0), Offset(1), 1, "k", "a", "o", "1,2")])  # type: ignore[arg-type]
+    records = as_records([Record("things", Shard(0), Offset(1), 1, "k", "a", "o", "1,2")])  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match="Extra data"):
         assert records.data

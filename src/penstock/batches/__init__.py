@@ -2,7 +2,7 @@
 
 from penstock.batches.columns import CODECS, COLUMNS, MAX_BYTES, Codec, Columns, DamagedColumns, compress
 from penstock.batches.entry import FIELDS, MAX_RECORDS, Entry
-from penstock.batches.record_batch import Records
+from penstock.batches.record_batch import Records, as_records, join_records
 
 __all__ = [
     "CODECS",
@@ -15,5 +15,7 @@ __all__ = [
     "DamagedColumns",
     "Entry",
     "Records",
+    "as_records",
     "compress",
+    "join_records",
 ]

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.batches.columns import CODECS, COLUMNS, Columns, DamagedColumns
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName
+from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName, as_record
 
 FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for name in COLUMNS)]
 """The names of an entry's fields, in their order."""
@@ -130,7 +130,7 @@ class Entry:
         """
         channel, shard = self.shard.channel, self.shard.shard
         return [
-            Record.of(
+            as_record(
                 {
                     "channel": channel,
                     "shard": shard,

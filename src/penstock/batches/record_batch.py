@@ -53,20 +53,6 @@ class Records(Sequence[Record[Payload]]):
     def __init__(self, parts: Sequence[_Part] = ()) -> None:
         self._parts = parts
 
-    @classmethod
-    def of(cls, *sources: Entry | Iterable[Record]) -> "Records[Any]":
-        """The records of entries, or given ones."""
-        found = [source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources]
-        return cls([_Part(source, 0, len(source)) for source in found if len(source)])
-
-    @classmethod
-    def join(cls, several: Iterable[Sequence[Record]]) -> "Records[Any]":
-        """The records of several shards, one after the other."""
-        parts: list[_Part] = []
-        for each in several:
-            parts += (each if isinstance(each, Records) else cls.of(each))._parts  # noqa: SLF001  its own class's
-        return cls(parts)
-
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
@@ -81,7 +67,7 @@ class Records(Sequence[Record[Payload]]):
             return self._at(range(len(self))[place])
         start, stop, step = place.indices(len(self))
         if step != 1:
-            return Records.of([*self][place])
+            return as_records([*self][place])
         return self._between(start, stop)
 
     def __iter__(self) -> Iterator[Record[Payload]]:
@@ -95,10 +81,10 @@ class Records(Sequence[Record[Payload]]):
                     yield from left
 
     def __add__(self, other: Sequence[Record]) -> "Records[Any]":
-        return Records.join([self, other])
+        return join_records([self, other])
 
     def __radd__(self, other: Sequence[Record]) -> "Records[Any]":
-        return Records.join([other, self])
+        return join_records([other, self])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -206,3 +192,17 @@ def _parse_payloads(texts: Sequence[str]) -> list[Any]:
     for text, value in zip(texts, parsed, strict=True):
         check_nesting(text, value)
     return parsed
+
+
+def as_records(*sources: Entry | Iterable[Record]) -> Records[Any]:
+    """The records of entries, or given ones."""
+    found = [source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources]
+    return Records([_Part(source, 0, len(source)) for source in found if len(source)])
+
+
+def join_records(several: Iterable[Sequence[Record]]) -> Records[Any]:
+    """The records of several shards, one after the other."""
+    parts: list[_Part] = []
+    for each in several:
+        parts += (each if isinstance(each, Records) else as_records(each))._parts  # noqa: SLF001  of its own room
+    return Records(parts)

@@ -127,7 +127,7 @@ class Job(Generic[Payload]):
     since_ms: int = 0
     deadline_ms: int = 0
     staged_us: int = 0
-    check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
+    _check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
 
     @cached_property
     def data(self) -> Any:
@@ -171,7 +171,7 @@ class Job(Generic[Payload]):
 
         A handler that takes long can ask now and then, and return.
         """
-        return self.check_stale()
+        return self._check_stale()
 
     @property
     def staged_at(self) -> datetime:
@@ -188,11 +188,6 @@ class Job(Generic[Payload]):
     def place(self) -> str:
         """Where it is, for people: ``receipts/0 record 4118``."""
         return f"{self.channel}/{self.shard} record {self.id}"
-
-    def forget_parsed(self) -> None:
-        """Parses the payload anew when it is asked for again: a handler may have changed what it was given."""
-        for name in ("data", "headers", "payload"):
-            self.__dict__.pop(name, None)
 
     def __repr__(self) -> str:
         return f"<Job {self.place} tenant={self.tenant!r} attempts={self.attempts}>"

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from penstock.batches import Records
+from penstock.batches import as_records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import NO_FAILURE, Broken, Conflict, Policy, Retry, Unavailable, decide
@@ -344,7 +344,7 @@ class _Trial:
             return self._make_frame(record)
         if isinstance(self._consumer.channel, Ick):
             return [record.key]
-        return Records.of([record])
+        return as_records([record])
 
     def _remove(self, executor: Executor, letter: DeadLetterRow) -> None:
         executor.execute(self._sql["remove_dead_letter"], letter_key(letter))

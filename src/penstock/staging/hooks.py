@@ -27,13 +27,13 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
 from penstock.declaring.declarations import Change, Channel, StagingRule
-from penstock.staging import blind_spots, guard
+from penstock.staging import guard, rule_checks
 from penstock.staging import nudge as nudging
 from penstock.staging.rows import Row, insert_rows
 from penstock.staging.rules import (
     Attachment,
     Declarations,
-    Plan,
+    MappedRule,
     Target,
     add_attachment,
     find_attachments,
@@ -117,21 +117,21 @@ class Flush:
     attachments: list[Attachment]
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
     modified: set[State] = field(default_factory=set)
-    old_members: dict[State, list[tuple[Plan, object]]] = field(default_factory=dict)
+    old_members: dict[State, list[tuple[MappedRule, object]]] = field(default_factory=dict)
     deleted: dict[State, dict[str, object]] = field(default_factory=dict)
 
-    def has_plans(self, mapper: Mapper[Any]) -> bool:
+    def has_rules(self, mapper: Mapper[Any]) -> bool:
         """Returns whether a rule of an attached pipeline applies to the mapper."""
-        return any(attachment.get_plans(mapper) for attachment in self.attachments)
+        return any(attachment.mapped_rules(mapper) for attachment in self.attachments)
 
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
         """Returns the column attributes that rules read of the mapper's objects; empty if no rule applies."""
         return {
             name
             for attachment in self.attachments
-            for plan in attachment.get_plans(mapper)
-            if change is None or change in plan.rule.on
-            for name in plan.reads
+            for mapped in attachment.mapped_rules(mapper)
+            if change is None or change in mapped.rule.on
+            for name in mapped.reads
         }
 
 
@@ -139,7 +139,7 @@ def follow(rule: StagingRule, pipeline: Declarations) -> None:
     """Listens to a new rule's class, in every session: one that the pipeline is not attached to gets a warning."""
     if rule.capture == "orm":
         _listen_to_mapper(rule.model)
-    blind_spots.watch_rule(rule, pipeline)
+    rule_checks.watch_rule(rule, pipeline)
 
 
 def attach(pipeline: Declarations, target: object, *, nudge: bool | None = None) -> None:
@@ -240,13 +240,13 @@ def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None
 def _note_old_members(flush: Flush, connection: Connection, state: State) -> None:
     """Notes, before the row is written, the members it had, where a column that holds the member changes."""
     for attachment in flush.attachments:
-        for plan in attachment.get_plans(state.mapper):
-            names = plan.member_columns(state.mapper)
+        for mapped in attachment.mapped_rules(state.mapper):
+            names = mapped.member_columns(state.mapper)
             if state.committed_state.keys().isdisjoint(names):
                 continue
             old = read_stored(connection, state, names)
             if old is not None and old != [state.dict.get(name) for name in names]:
-                flush.old_members.setdefault(state, []).append((plan, make_key(old)))
+                flush.old_members.setdefault(state, []).append((mapped, make_key(old)))
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:
@@ -263,7 +263,7 @@ def _get_flush(state: State) -> Flush | None:
         return None
     flush: Flush | None = session.info.get(_FLUSH)
     if flush is None:
-        blind_spots.warn_if_unattached(session, state.mapper)
+        rule_checks.warn_if_unattached(session, state.mapper)
     return flush
 
 
@@ -279,8 +279,8 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     ]
     _load_missing(flush, written)
     for mapper in {state.mapper for state, _, _ in written}:
-        if not flush.has_plans(mapper):
-            blind_spots.warn_if_unattached(session, mapper)
+        if not flush.has_rules(mapper):
+            rule_checks.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
         schema = attachment.pipeline.scope.schema
         for connection, made in _make_rows(flush, attachment, written).items():
@@ -295,14 +295,16 @@ def _make_rows(
     """Makes the rows of one pipeline, in the order in which the objects were written."""
     rows: dict[Connection, list[tuple[Channel, Row]]] = {}
     for state, change, connection in written:
-        for plan in attachment.get_plans(state.mapper):
-            if change not in plan.rule.on:
+        for mapped in attachment.mapped_rules(state.mapper):
+            if change not in mapped.rule.on:
                 continue
             old_marks = (
-                plan.make_mark(change, member) for other, member in flush.old_members.get(state, ()) if other is plan
+                mapped.make_mark(change, member)
+                for other, member in flush.old_members.get(state, ())
+                if other is mapped
             )
-            row = plan.make_row(change, state.obj(), flush.deleted.get(state, {}))
-            channel = plan.rule.channel
+            row = mapped.make_row(change, state.obj(), flush.deleted.get(state, {}))
+            channel = mapped.rule.channel
             made = [(channel, each) for each in (*old_marks, row) if each is not None]
             if made:
                 rows.setdefault(connection, []).extend(made)

@@ -1,6 +1,6 @@
 """Which rules apply to a session, what they mean for a mapped class, and the row that a change becomes.
 
-A rule is declared for a class and applies to its mapped subclasses.  A ``Plan`` is one rule applied to one mapper: the
+A rule is declared for a class and applies to its mapped subclasses.  A ``MappedRule`` is one rule applied to one mapper: the
 attributes it reads, so that they can be loaded together, and how an object becomes a row.
 
 A pipeline is attached to a class of sessions or to one session.  ``sessionmaker`` and its relatives create sessions of
@@ -47,7 +47,7 @@ class Declarations(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class MappedRule:
     """A rule applied to one mapper.
 
     Attributes:
@@ -108,9 +108,9 @@ class Plan:
         return make_key([_read(target, name, stored) for name in get_names(named)])
 
 
-def make_plans(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[Plan, ...]:
+def map_rules(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
     """Applies to a mapper those rules that are for its class, in the order of their declaration."""
-    return tuple(_make_plan(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.model))
+    return tuple(_map_rule(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.model))
 
 
 def key_names(rule: StagingRule) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def object_name(rule: StagingRule) -> str:
 
 
 class Attachment:
-    """A pipeline as attached to sessions, with the plans made so far.
+    """A pipeline as attached to sessions, with the mapped rules made so far.
 
     Attributes:
         pipeline: The pipeline.
@@ -183,7 +183,7 @@ class Attachment:
         self._declared = 0
         self._orm_rules: tuple[StagingRule, ...] = ()
         self._rules: Sequence[StagingRule] = ()
-        self._plans: WeakKeyDictionary[Mapper[Any], tuple[Plan, ...]] = WeakKeyDictionary()
+        self._mapped: WeakKeyDictionary[Mapper[Any], tuple[MappedRule, ...]] = WeakKeyDictionary()
 
     @property
     def orm_rules(self) -> tuple[StagingRule, ...]:
@@ -199,13 +199,13 @@ class Attachment:
         rules = self.orm_rules
         if len(rules) > len(self._rules):
             self._rules = rules
-            self._plans = WeakKeyDictionary()
+            self._mapped = WeakKeyDictionary()
 
-    def get_plans(self, mapper: Mapper[Any]) -> tuple[Plan, ...]:
-        """Returns the plans for a mapper, from the rules of the last refresh."""
-        found = self._plans.get(mapper)
+    def mapped_rules(self, mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
+        """Returns the mapped rules for a mapper, from the rules of the last refresh."""
+        found = self._mapped.get(mapper)
         if found is None:
-            found = self._plans[mapper] = make_plans(self._rules, mapper)
+            found = self._mapped[mapper] = map_rules(self._rules, mapper)
         return found
 
 
@@ -284,7 +284,7 @@ def _own(target: Any, shared: Any) -> type[Any]:
     return _own_classes[target]
 
 
-def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
+def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
     columns = column_names(mapper)
     if callable(rule.data):
         names = None
@@ -298,7 +298,7 @@ def _make_plan(rule: StagingRule, mapper: Mapper[Any]) -> Plan:
     if len(reads) < len(named) or any(map(callable, functions)):
         # A function or a property may read any attribute; deferred columns are left for it to load.
         reads |= set(column_names(mapper, deferred=False))
-    return Plan(rule, object_name(rule), names, frozenset(reads))
+    return MappedRule(rule, object_name(rule), names, frozenset(reads))
 
 
 def _read(target: object, name: str, stored: StoredValues) -> object:

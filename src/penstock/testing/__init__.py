@@ -10,9 +10,8 @@ The pytest plugin (``pytest_penstock``, installed with Penstock) adds fixtures: 
 each test a database with Penstock's tables.  See docs/how-to/test-your-application.md.
 """
 
-from penstock.testing.assertions import assert_not_staged, assert_staged, staged
+from penstock.testing.assertions import assert_not_staged, assert_staged, eventually, staged
 from penstock.testing.draining import drained
-from penstock.testing.records import make_job, make_record
-from penstock.testing.waiting import eventually
+from penstock.testing.samples import make_job, make_record
 
 __all__ = ["assert_not_staged", "assert_staged", "drained", "eventually", "make_job", "make_record", "staged"]

@@ -4,8 +4,9 @@ The functions read ``staged_records`` through the connection they are given, so 
 staged as well as what was committed before.  A record stays there after it was published, until retention removes it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, Text, cast, select
 from sqlalchemy.dialects.postgresql.base import PGDialect
@@ -208,3 +209,28 @@ def _listed(records: list[StagedRecord], wanted: Mapping[str, Any]) -> str:
 def _line(record: StagedRecord) -> str:
     headers = f" headers {record.headers!r}" if record.headers is not None else ""
     return f"{record.channel} key {record.key!r}: {record.action} {record.object} {record.data!r}{headers}"
+
+
+T = TypeVar("T")
+
+
+def eventually(predicate: Callable[[], T], what: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
+    """Call ``predicate`` until it returns a true value, and return that value.
+
+    Args:
+        predicate: Called at least once; its exceptions are not caught.
+        what: What the test waits for, for the failure message: ``"the second consumer takes over shard 2"``.
+        timeout_s: Fail after so many seconds.
+        interval_s: Pause between two calls, in seconds.
+
+    Raises:
+        AssertionError: No value was true in time; the message has ``what`` and the last value.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = predicate()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what} (last answer: {answer!r})")
+        time.sleep(interval_s)

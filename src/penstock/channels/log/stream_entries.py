@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records
+from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records, as_records
 from penstock.batches.columns import DamagedFrame, size
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName
+from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName, as_record
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
 """An entry's fields: by name, or as the server sends them, names and values alternating."""
@@ -66,7 +66,7 @@ def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     found: _Sources = []
     for each in _parse_each(shard, entries):
         _add(found, each)
-    return Records.of(*found)
+    return as_records(*found)
 
 
 def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
@@ -82,7 +82,7 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     except (ForeignLog, CodecMissing):
         if not found:
             raise
-    return Records.of(*found)
+    return as_records(*found)
 
 
 def take_within(entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, Fields]]:
@@ -189,7 +189,7 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
         raise make_damaged(shard, entry_id, _UNREADABLE) from error
     if b"\0" in key + action + kind:  # which no text of Postgres has
         raise make_damaged(shard, entry_id, _UNREADABLE)
-    return Record.of(of)
+    return as_record(of)
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from penstock.batches import Records
+from penstock.batches import Records, join_records
 from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.scripts import as_text
 from penstock.errors import CodecMissing, ForeignLog, Gap, GroupLost, LogDiverged, PenstockError
@@ -154,7 +154,7 @@ def _parse_items(items: Sequence[Any], shard: ShardName) -> tuple[Records[Any], 
             part = entry.after(Offset(first - 1))[: last - first + 1]
             parts.append(part)
             deliveries += [times] * len(part)
-    return Records.join(parts), tuple(deliveries), error
+    return join_records(parts), tuple(deliveries), error
 
 
 def _ranges(shard: ShardName, flat: Sequence[int]) -> tuple[OffsetRange, ...]:

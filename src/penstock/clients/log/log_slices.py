@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
-from penstock.batches import Records
+from penstock.batches import Records, as_records
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 
@@ -82,14 +82,14 @@ class LogSlice(Sequence[Record | None]):
         return LogSlice(
             self.shard,
             replace(self.info, number=len(ends)),
-            Records.of([record for record in merged if record.offset in ends]),
+            as_records([record for record in merged if record.offset in ends]),
             is_backwards=self.is_backwards,
             from_journal=self.from_journal + len(found),
         )
 
     def without_records(self) -> "LogSlice":
         """The same offsets, as if all of them had been evicted."""
-        return LogSlice(self.shard, self.info, Records.of([]), is_backwards=self.is_backwards)
+        return LogSlice(self.shard, self.info, as_records([]), is_backwards=self.is_backwards)
 
     def __len__(self) -> int:
         return self.info.number

@@ -10,7 +10,7 @@ from typing import Any, Generic
 
 from typing_extensions import override
 
-from penstock.batches import Records
+from penstock.batches import Records, join_records
 from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
@@ -21,7 +21,7 @@ from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap
 from penstock.journal.journal_records import read_records
-from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
+from penstock.records import Offset, OffsetRange, Record, Scope, ShardName, forget_parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class LogRecords(OffsetSource[Record]):
     def renew(self, items: Sequence[Record]) -> None:
         """Parses payloads anew that a handler may have changed."""
         for record in items:
-            record.forget_parsed()
+            forget_parsed(record)
 
     @override
     def describe(self, shard: ShardName, item: Record) -> str:
@@ -335,7 +335,7 @@ class LogRecords(OffsetSource[Record]):
 
     @override
     def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
-        return Records.join(fresh) if fresh else None
+        return join_records(fresh) if fresh else None
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:

@@ -33,7 +33,7 @@ from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
-from penstock.records import Scope, Shard, ShardName
+from penstock.records import Scope, Shard, ShardName, forget_parsed
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -119,7 +119,7 @@ class JobDeliverer:
             try:
                 done = self._transaction.apply_job(job, lambda: self._is_ours(lease))
             except NotApplied as failed:
-                job.forget_parsed()
+                forget_parsed(job)
                 following = self._after(lease, job, state, failed)
                 if isinstance(following, Ended):
                     return following
