@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
@@ -50,6 +51,51 @@ def test_functions_do_one_thing() -> None:
 def test_there_is_no_drawer() -> None:
     names = re.compile(r"^(utils?|helpers?|common|misc|base)$")
     assert [p for p in SOURCES if names.match(p.stem)] == []
+
+
+PACKAGE = ROOT / "src/penstock"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+NAMED_BY_WHAT_THEY_SERVE = {"__init__", "statements"}
+"""File names that say no more than their folder: of each package, and of its SQL."""
+
+
+def _twice(names: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, path in names:
+        found.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    classes = (
+        (node.name, path)
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert _twice(classes) == {}
+
+
+def test_a_file_name_has_one_meaning() -> None:
+    """A module of ``cli/commands`` has the name of its command."""
+    files = (
+        (path.stem, path)
+        for path in sorted(PACKAGE.rglob("*.[ps][yq]*"))
+        if path.stem not in NAMED_BY_WHAT_THEY_SERVE and path.parent.name != "commands"
+    )
+    assert _twice(files) == {}
+
+
+def test_no_file_is_a_scrap() -> None:
+    short = {str(p.relative_to(PACKAGE)): n for p in MODULES if (n := len(p.read_text().splitlines())) < 60}
+    assert {name for name in short if not name.endswith(("__init__.py", "__main__.py"))} == set()
+
+
+def test_the_map_shows_every_room() -> None:
+    """The docstring of the package, where a newcomer begins."""
+    drawn = set(re.findall(r"\w+", ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or ""))
+    rooms = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert rooms - drawn - {"__init__", "__main__"} == set()
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:

@@ -6,7 +6,7 @@ Each function returns a plan, and carries it out only with ``apply``.  What was 
 from penstock.operating.reset.checkpoint import CheckpointMove, CheckpointTarget, reset_checkpoint
 from penstock.operating.reset.doubt import ConsumerInDoubt, OffsetsInDoubt
 from penstock.operating.reset.epoch import DeletedStream, EpochPlan, RewoundCheckpoint, reset_epoch
-from penstock.operating.reset.ick_repair import IckRepair, reset_ick
+from penstock.operating.reset.ick_reset import IckRepair, reset_ick
 from penstock.operating.reset.source_history import AcceptedShard, reset_source
 
 __all__ = [
