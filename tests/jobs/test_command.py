@@ -86,5 +86,5 @@ def test_work_that_cannot_be_is_refused(command: CommandLine, words: list[str], 
     done = command("work", *words)
     assert done.returncode == code
     assert said in done.stderr
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith(("error: ", "Usage: "))  # Typer says what an option takes
     assert len(done.stderr.splitlines()) == 2  # the second one names the page

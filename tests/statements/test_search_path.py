@@ -156,12 +156,11 @@ def test_nobody_opens_a_connection_without_our_settings() -> None:
 
     assert found == {
         "database/connections.py",
-        "spark/sources/connections.py",
-        "spark/sources/table.py",  # sends the settings after BEGIN
+        "spark/sources/task_process.py",
+        "spark/sources/table_reader.py",  # sends the settings after BEGIN
         "streaming/sequencer.py",  # sends the settings in its own message
         "staging/driver_connections.py",  # a cursor of the application's own connection
-        "embedded/databases.py",  # creates databases on our own server
-        "embedded/postgres.py",
+        "embedded/postgres.py",  # creates databases on our own server
     }
 
 
