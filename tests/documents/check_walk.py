@@ -1,4 +1,4 @@
-"""The walk of one record in CONTRIBUTING.md names files that exist, each once, in the order of the data's flow."""
+"""The walk of one record in CONTRIBUTING.md, and the questions before it, name files that exist, each once, in the order of the data's flow."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,13 @@ def test_the_walk_names_files_that_exist_each_once() -> None:
 
     assert [s for s in steps() if not any((place / s).exists() for place in places)] == []
     assert len(set(steps())) == len(steps()) > 10
+
+
+def test_the_questions_are_answered_by_files_that_exist() -> None:
+    answers = re.findall(r"^\| [^|]+\? \| `([\w/]+\.py)` \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+
+    assert len(answers) == 12
+    assert [answer for answer in answers if not (ROOT / "src" / "penstock" / answer).exists()] == []
 
 
 def test_the_walk_never_returns_to_a_part_that_it_has_left() -> None:
