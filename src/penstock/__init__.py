@@ -94,7 +94,7 @@ _MODULES = {
     "Record": "records",
     "Records": "batches",
 }
-"""Where a public name is; the others are in ``staging.explicit``."""
+"""Home of a public name; the others are in ``staging.explicit``."""
 
 if not TYPE_CHECKING:
 

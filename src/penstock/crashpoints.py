@@ -75,7 +75,7 @@ def crashpoint(name: str) -> None:
 
 
 def is_repeated(name: str) -> bool:
-    """Whether to do again what was just done, because the demo or a test wants it: one of ``REPEAT_POINTS``."""
+    """True if what was just done is to be done again, because the demo or a test wants it: one of ``REPEAT_POINTS``."""
     return _repeats is not None and _repeats(name)
 
 

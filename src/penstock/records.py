@@ -55,7 +55,7 @@ def checked_schema(name: object, of: str = "schema") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where one pipeline lives: its schema in Postgres and its namespace in Redis.
+    """The home of one pipeline: its schema in Postgres and its namespace in Redis.
 
     Attributes:
         schema: The Postgres schema that holds Penstock's tables.
@@ -92,7 +92,7 @@ _PLACE = re.compile(r"([^\s,/]+)/([0-9]+) offset ([0-9]+)(?: \(record [0-9]+\))?
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where a record stands: ``rides/2 offset 4118``, in logs, tables and commands alike."""
+    """The place of a record: ``rides/2 offset 4118``, in logs, tables and commands alike."""
 
     shard: ShardName
     offset: Offset
@@ -103,7 +103,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
-    """What the last record of a log is known by.
+    """The identity of a log's last record.
 
     Attributes:
         place: Where it stands.
@@ -161,7 +161,7 @@ def parse_place(text: str) -> Place:
 
 
 def is_place(text: str) -> bool:
-    """Whether a text is one place, and nothing else."""
+    """True if a text is one place, and nothing else."""
     return _PLACE.fullmatch(text) is not None
 
 
@@ -188,7 +188,7 @@ def parse_moment(text: str) -> Moment:
 
 @dataclass(frozen=True, slots=True)
 class StagedRecord:
-    """What an application tells: a row of ``staged_records`` before it has a number.
+    """A record as it is staged: a row of ``staged_records`` before it has a number.
 
     Attributes:
         channel: Name of the channel.
@@ -212,7 +212,7 @@ class StagedRecord:
 _Value = TypeVar("_Value")
 
 Payload = TypeVar("Payload", default=Any)
-"""What a consumer's ``payload=…`` makes of a record's data; ``Any`` without one."""
+"""A record's data as the consumer's ``payload=…`` has it; ``Any`` without one."""
 
 
 class _OnFirstUse(Generic[_Value]):
@@ -288,7 +288,7 @@ class Record(Generic[Payload]):
 
     @property
     def staged_at(self) -> datetime:
-        """When the record was staged, by Postgres' clock."""
+        """Time of staging, by Postgres' clock."""
         return datetime.fromtimestamp(self.staged_us / 1_000_000, UTC)
 
     @property
@@ -298,7 +298,7 @@ class Record(Generic[Payload]):
 
     @property
     def place(self) -> str:
-        """Where the record stands, for people: ``rides/2 offset 4118``."""
+        """Its place, for people: ``rides/2 offset 4118``."""
         return str(Place(ShardName(self.channel, self.shard), self.offset))
 
     def __repr__(self) -> str:

@@ -52,7 +52,7 @@ def compress(codec: Codec, text: bytes) -> bytes:
 
 
 def is_installed(codec: Codec) -> bool:
-    """Whether this process can read and write what is compressed with it."""
+    """True if this process can read and write what is compressed with it."""
     try:
         compress(codec, b"")
     except CodecMissing:

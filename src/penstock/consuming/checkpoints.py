@@ -39,7 +39,7 @@ class Checkpoint:
 
     @property
     def held(self) -> bool:
-        """Whether the shard stands at the barrier of a reconciliation, or earlier generations come first."""
+        """True if the shard stands at the barrier of a reconciliation, or earlier generations come first."""
         return self.waits_for is not None or (self.barrier is not None and self.offset >= self.barrier)
 
 
@@ -75,7 +75,7 @@ class UnpassedShard:
     end: int
 
     def blocks(self, shard: int) -> bool:
-        """Whether a shard waits for this one."""
+        """True if a shard waits for this one."""
         return self.end <= shard
 
     def explain(self, channel: str) -> str:

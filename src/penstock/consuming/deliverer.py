@@ -57,7 +57,7 @@ Pause = Callable[[float], bool]
 
 
 def is_long(retry: Retry) -> bool:
-    """Whether a pause is too long to be taken inside a delivery, or one of too many."""
+    """True if a pause is too long to be taken inside a delivery, or one of too many."""
     return retry.after_s > MAX_PAUSE_S or retry.state.pauses > MAX_PAUSES
 
 

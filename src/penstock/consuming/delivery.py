@@ -374,7 +374,7 @@ class Delivered(Counts):
 
     @property
     def is_left(self) -> bool:
-        """Whether the shard is left for later: another process holds it, or an attempt has failed."""
+        """True if the shard is left for later: another process holds it, or an attempt has failed."""
         return self.position is None and self.halted is None
 
     def add(self, done: "Delivered") -> None:

@@ -164,7 +164,7 @@ def _short(path: str) -> str:
 
 
 def is_exit(error: BaseException) -> bool:
-    """Whether the handler wanted the process to end; a cancelled task or a panic in a library is a failure like any other."""
+    """True if the handler wanted the process to end; a cancelled task or a panic in a library is a failure like any other."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_exit(each) for each in error.exceptions)
     return isinstance(error, SystemExit | KeyboardInterrupt)

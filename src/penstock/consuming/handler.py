@@ -325,7 +325,7 @@ def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoo
 
 
 def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:
-    """Whether one of the objects is a variable of the task's coroutine."""
+    """True if one of the objects is a variable of the task's coroutine."""
     frame = getattr(task.get_coro(), "cr_frame", None)
     is_current = task is asyncio.current_task()
     return frame is not None and not is_current and any(id(each) in objects for each in frame.f_locals.values())

@@ -212,7 +212,7 @@ class HandlerTransaction:
                 return error
 
     def _was_idle(self, error: BaseException) -> bool:
-        """Whether Postgres has ended the transaction because the handler went too long without a statement.
+        """True if Postgres has ended the transaction because the handler went too long without a statement.
 
         Statements that are sent together find the connection closed, and get no code.
         """
@@ -240,7 +240,7 @@ class HandlerTransaction:
         return None
 
     def _find_commit(self, statements: Executor) -> HandlerCommitted | None:
-        """Whether the transaction was committed: its effects are there, and its checkpoint is not."""
+        """True if the transaction was committed: its effects are there, and its checkpoint is not."""
         if not self._xid:
             return None
         row = statements.execute(b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}).fetchone()

@@ -37,7 +37,7 @@ log = structlog.get_logger("penstock.consumer")
 Item = TypeVar("Item", default=Any)
 
 HALTED_PAUSE_S = 5.0
-"""How often, in seconds, a halted shard is checked again: an operator may have let it go on."""
+"""Seconds until a halted shard is checked again: an operator may have let it go on."""
 
 
 class Worker(Runner[Consumed], Generic[Item]):
@@ -174,7 +174,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         return self.round(block_ms=0)
 
     def _is_over(self, consumed: Consumed) -> bool:
-        """Whether nothing more is to be begun in this round."""
+        """True if nothing more is to be begun in this round."""
         return consumed.done >= self._max or self._stop()
 
     @abstractmethod

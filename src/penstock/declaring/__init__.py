@@ -1,4 +1,4 @@
-"""What an application declares, and what the parts pass to each other.
+"""Declarations of an application, and the values that the parts pass to each other.
 
     kinds          the kinds of channel: ``Log``, ``Ick``, ``Queue``
     declarations   rules, consumers and workers, as they were declared

@@ -1,4 +1,4 @@
-"""What an application declares: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
+"""An application's declarations: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ Named = str | Sequence[str] | Callable[[Any], object]
 """An attribute by its name, several, or a function of the object."""
 
 DEAD_LETTERS_IN_A_ROW = 100
-"""So many failures with nothing applied between them are a bad deploy rather than bad records."""
+"""Failures in a row that mean a bad deploy rather than bad records."""
 
 MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
 """Limits of ``ConsumerSpec.idle_timeout``, in seconds."""
@@ -150,7 +150,7 @@ class StagingRule:
             raise DeclarationError(f'{where}: key is missing; name what keeps its order, for example key="id"')
 
     def _checked_names(self, part: str) -> Named | None:
-        """What key or tenant names: one name as text, several as a tuple."""
+        """The names in key or tenant: one name as text, several as a tuple."""
         given: Named | None = getattr(self, part)
         if given is None or callable(given) or isinstance(given, str):
             return given
@@ -247,7 +247,7 @@ class ConsumerSpec:
             )
 
     def _check_shape(self) -> None:
-        """What a handler gets must go together with the channel and the other settings."""
+        """Checks that the handler's arguments go with the channel and the other settings."""
         if isinstance(self.channel, Queue):
             raise DeclarationError(
                 f"consumer {self.name}: channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
@@ -270,12 +270,12 @@ class ConsumerSpec:
 
     @property
     def whose(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return f"{'worker' if isinstance(self, WorkerSpec) else 'consumer'} {self.name}"
 
     @property
     def is_async(self) -> bool:
-        """Whether the handler is ``async def``."""
+        """True if the handler is ``async def``."""
         return is_async(self.handler)
 
 
@@ -320,7 +320,7 @@ class WorkerSpec(ConsumerSpec):
 
 @dataclass(frozen=True)
 class ReconciliationSpec:
-    """What a consumer should hold, and where it holds it.
+    """The canonical state of a consumer, and the table that it keeps.
 
     Attributes:
         name: What commands call it; the consumer's name by default.

@@ -29,7 +29,7 @@ Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What can be chosen of any consumer: see ``ConsumerSpec`` for each."""
+    """Options of any consumer: see ``ConsumerSpec`` for each."""
 
     name: str
     batch: int
@@ -43,7 +43,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 
 class WorkerDeclaration(TypedDict, total=False):
-    """What can be chosen of a worker of a queue: see ``WorkerSpec`` for each."""
+    """Options of a worker of a queue: see ``WorkerSpec`` for each."""
 
     name: str
     concurrency: int
@@ -121,7 +121,7 @@ class DataFrameDecorator(Protocol):
 
 
 def is_async(handler: Handler) -> bool:
-    """Whether the handler is ``async def``: a function, a method, a partial, or an object with such a ``__call__``."""
+    """True if the handler is ``async def``: a function, a method, a partial, or an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(_function(handler))
 
 

@@ -38,7 +38,7 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 """Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
 
 LARGEST_MAX_BYTES = 64 * 1024 * 1024
-"""What ``max_bytes`` may be, in bytes: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
+"""Largest ``max_bytes``: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -102,7 +102,7 @@ def checked_channel(name: object) -> str:
 
 
 def is_number(given: object, least: float, most: float) -> bool:
-    """Whether something is a number within limits: a whole one, if ``least`` is."""
+    """True if something is a number within limits: a whole one, if ``least`` is."""
     numbers = int if isinstance(least, int) else (int, float)
     return isinstance(given, numbers) and not isinstance(given, bool) and least <= given <= most
 
@@ -177,7 +177,7 @@ class Seconds:
 
 
 class _Sharded:
-    """What all kinds of channel share."""
+    """The part that all kinds of channel share."""
 
     name: str
     shards: int
@@ -191,7 +191,7 @@ class _Sharded:
 
     @property
     def whose(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return f"channel {self.name}"
 
     def _check_name(self) -> None:
@@ -362,7 +362,7 @@ class Log(_Sharded, Generic[Payload]):
 
     @property
     def stored_as(self) -> str:
-        """What is registered: ``plain``, or how packed entries are compressed."""
+        """The registered format: ``plain``, or how packed entries are compressed."""
         return "plain" if self.entries == "plain" else self.compression
 
     @property
@@ -372,7 +372,7 @@ class Log(_Sharded, Generic[Payload]):
 
 
 def _staging() -> Any:
-    """What stages, at its first use: declarations know nothing of sessions."""
+    """The module that stages, imported at its first use: declarations know nothing of sessions."""
     return import_module("penstock.staging.explicit")
 
 

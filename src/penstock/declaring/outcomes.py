@@ -1,4 +1,4 @@
-"""What the handler of a worker gets, a job, and what handlers can say beside doing their work.
+"""Jobs, as the handler of a worker gets them, and the outcomes that handlers can say beside doing their work.
 
     return                  done: what the session has written is committed together with that fact
     Snooze("10m")           another time; the attempt does not count
@@ -28,11 +28,11 @@ MAX_SNOOZE_S = 10 * 365 * 86_400.0
 """Longest time that a job can be snoozed, in seconds."""
 
 _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
-"""When the record was staged: the last member of the reserved header, which is the last header of every message."""
+"""Time of staging: the last member of the reserved header, which is the last header of every message."""
 
 
 class HandlerOutcome(Exception):
-    """What a handler can say beside having done its work; raised, or returned by a handler of one job, record or member.
+    """An answer of a handler other than having done its work; raised, or returned by a handler of one job, record or member.
 
     Attributes:
         reason: Why.
@@ -151,12 +151,12 @@ class Job(Generic[Payload]):
 
     @property
     def action(self) -> str:
-        """What happened: ``insert``, ``update``, ``delete`` or the application's own word."""
+        """The change: ``insert``, ``update``, ``delete`` or the application's own word."""
         return str(self._own.get("action", ""))
 
     @property
     def object(self) -> str:
-        """What it happened to."""
+        """The changed object."""
         return str(self._own.get("object", ""))
 
     @cached_property
@@ -167,7 +167,7 @@ class Job(Generic[Payload]):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the job's lease was found to have ended: nothing of this attempt will be committed.
+        """True if the job's lease was found to have ended: nothing of this attempt will be committed.
 
         A handler that takes long can ask now and then, and return.
         """
@@ -175,7 +175,7 @@ class Job(Generic[Payload]):
 
     @property
     def staged_at(self) -> datetime:
-        """When it was staged, by Postgres' clock."""
+        """Time of staging, by Postgres' clock."""
         seconds = self.staged_us / 1_000_000 or self.since_ms / 1000
         return datetime.fromtimestamp(seconds, UTC)
 
@@ -186,7 +186,7 @@ class Job(Generic[Payload]):
 
     @property
     def place(self) -> str:
-        """Where it is, for people: ``receipts/0 record 4118``."""
+        """Its place, for people: ``receipts/0 record 4118``."""
         return f"{self.channel}/{self.shard} record {self.id}"
 
     def __repr__(self) -> str:

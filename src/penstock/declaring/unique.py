@@ -1,4 +1,4 @@
-"""What a message of a queue may have, and a tenant take, in a pipeline and in the library without one."""
+"""Options of a queue's message and limits of its tenant, with a pipeline and without one."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,13 +42,13 @@ class Unique:
 
     @property
     def held_until(self) -> Literal["queued", "running", "window"]:
-        """What ends it."""
+        """The event that ends it."""
         return "window" if self.window_s else self.until
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What a tenant may take of a queue.
+    """Limits of a tenant in a queue.
 
     Attributes:
         weight: Its share of the work, compared with other tenants that wait: seconds of work count by it.

@@ -1,4 +1,4 @@
-"""What runs the steps of a pipeline.
+"""Engines: they run the steps of a pipeline.
 
     inline     threads of one Python process
     spark      tasks of one Spark application

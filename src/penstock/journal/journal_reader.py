@@ -34,7 +34,7 @@ class JournaledRecord:
     staged_us: int | None
 
     def is_same_as(self, record: "JournaledRecord | LastRecord | Record | None") -> bool:
-        """Whether both are one record, as far as is known: True if the other one is not known, which is None."""
+        """True if both are one record, as far as is known: True if the other one is not known, which is None."""
         if record is None:
             return True
         times = {self.staged_us, record.staged_us}
@@ -143,7 +143,7 @@ def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Of
 
 
 def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
-    """Whether Postgres has this record, by its id and the time of its staging."""
+    """True if Postgres has this record, by its id and the time of its staging."""
     with postgres_errors("looking for a record"):
         [(exists,)] = connection.execute(
             statements("penstock.journal", scope.schema)["staged_at"], {"id": record.id, "staged_us": record.staged_us}

@@ -71,7 +71,7 @@ class Lineage:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the server was promoted or replaced, without losing anything published: a new epoch is due."""
+        """True if the server was promoted or replaced, without losing anything published: a new epoch is due."""
         return self.recorded != self.current
 
 

@@ -102,7 +102,7 @@ _FLUSH = "penstock.flush"
 
 @dataclass(eq=False, slots=True)
 class Flush:
-    """What one flush changes of classes with rules.
+    """Changes of one flush to classes with rules.
 
     Attributes:
         context: The unit of work.

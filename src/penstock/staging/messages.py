@@ -22,7 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MessageOptions(TypedDict, total=False):
-    """What ``stage`` takes for a queue, besides the parts of every record.
+    """Arguments of ``stage`` for a queue, besides the parts of every record.
 
     due       the moment from which it may be handed over
     delay     time from staging until it may be, instead of ``due``: seconds, a ``timedelta``, or a text such as ``"10m"``

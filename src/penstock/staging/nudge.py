@@ -28,7 +28,7 @@ _STAGED = "penstock.staged"
 """Key in ``Session.info``: a connection that has staged records, the schema they are in, whether every commit nudges."""
 
 _last_commits: WeakKeyDictionary[Engine, dict[str, float]] = WeakKeyDictionary()
-"""When this process last committed records, by database and schema."""
+"""Time of this process' last commit with records, by database and schema."""
 
 _NUDGE = text("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify(:channel, '')")
 
@@ -64,7 +64,7 @@ def after_commit(session: Session) -> None:
 
 
 def _has_paused(engine: Engine, schema: str) -> bool:
-    """Whether this commit is the first one after a pause."""
+    """True if this commit is the first one after a pause."""
     last, now = _last_commits.setdefault(engine, {}), monotonic()
     before, last[schema] = last.get(schema), now
     return before is None or now - before >= PAUSE_S

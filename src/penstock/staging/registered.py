@@ -1,4 +1,4 @@
-"""Whether a channel is registered as it is declared: asked before the first record is staged for it.
+"""Registration of a channel, compared with its declaration: asked before the first record is staged for it.
 
 An application with 8 shards beside workers with 4 would stage into shards that nobody reads.  The question is asked on the
 connection that stages, once a minute and channel in each process; of a channel that is not registered yet, because its
@@ -20,10 +20,10 @@ from penstock.database.statements import quote
 from penstock.declaring.declarations import Channel
 
 CHECK_EVERY_S = 60.0
-"""How long an answer holds, in seconds."""
+"""Seconds for which an answer holds."""
 
 CHECK_UNREGISTERED_EVERY_S = 5.0
-"""How long it holds that a channel is not registered, in seconds."""
+"""Seconds for which it holds that a channel is not registered."""
 
 Known = dict[tuple[str, Channel], float]
 """By schema and channel: until when the answer of one database holds."""
@@ -104,7 +104,7 @@ def run_check(check: Check, execute: Callable[[str, dict[str, Any]], Rows]) -> N
 
 
 def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
-    """What is registered; None if nothing is, or if that cannot be asked."""
+    """The registered values; None if there are none, or they cannot be asked for."""
     may_ask = yield _MAY_ASK.format(schema=form.format("schema")), {"schema": schema}
     if not may_ask or not may_ask[0][0]:
         return None

@@ -27,7 +27,7 @@ StoredValues = Mapping[str, object]
 
 
 Target = type[Session] | Session
-"""What SQLAlchemy's session events are registered on."""
+"""Target of SQLAlchemy's session events."""
 
 
 class Declarations(Protocol):

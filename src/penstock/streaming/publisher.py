@@ -92,7 +92,7 @@ class Replies:
         self._refused: set[ShardName] = set()
 
     def may_send(self, shard: ShardName) -> bool:
-        """Whether nothing of the shard has failed."""
+        """True if nothing of the shard has failed."""
         return not (shard in self._ends.unusable or shard in self._foreign or shard in self._refused)
 
     def take_foreign(self) -> Mapping[ShardName, HistoryDiverged]:

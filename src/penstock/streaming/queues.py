@@ -258,7 +258,7 @@ class Queues:
                 return holders
 
     def _has_released(self, shard: ShardName, holder: _Holder) -> bool:
-        """Whether a message that had its name until it was handed over has been."""
+        """True if the message with a name until its hand-over was handed over."""
         name = ShardName(shard.channel, Shard(holder.shard))
         return self._writer(name).has_released(holder.record)
 

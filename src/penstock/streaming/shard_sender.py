@@ -63,7 +63,7 @@ class ShardSender:
             after = reply.tail
 
     def is_about_a_record(self, error: Exception) -> bool:
-        """Whether the servers are well, so that what was read or sent is at fault.
+        """True if the servers are well, so that what was read or sent is at fault.
 
         Redis breaks the connection on a record that is too large for it, and takes the next connection.
         """

@@ -44,7 +44,7 @@ class RoundResult:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was done and nothing waits."""
+        """True if nothing was done and nothing waits."""
         return not (self.sequenced or self.added or self.known or self.backlog)
 
 
@@ -76,12 +76,12 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are no other shares."""
+        """True if there are no other shares."""
         return self.of == 1
 
     @property
     def sequences(self) -> bool:
-        """Whether its streamer gives new records their offsets."""
+        """True if its streamer gives new records their offsets."""
         return self.number == 1
 
     def distances(self, shards: Iterable[ShardName]) -> dict[ShardName, int]:
@@ -156,7 +156,7 @@ class ShardTakeover:
 
 
 class TickTakeover:
-    """Whether this streamer ticks in place of the one that sequences.
+    """True if this streamer ticks in place of the one that sequences.
 
     Attributes:
         is_ticking: Whether it does.
@@ -169,7 +169,7 @@ class TickTakeover:
         self.is_ticking = False
 
     def is_due(self, tick: int, *, has_new: bool) -> bool:
-        """Whether to tick now."""
+        """True if a tick is due now."""
         if tick != self._tick:
             self._tick, self._since = tick, monotonic()
             if self.is_ticking:

@@ -323,7 +323,7 @@ class Streamer(Runner[RoundResult]):
             self.close()
 
     def _may_pass(self) -> bool:
-        """Whether the primary may have become read-only for the time of a switch-over."""
+        """True if the primary may have become read-only for the time of a switch-over."""
         return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
 
     def _wait(self, pause_s: float) -> bool:

@@ -124,7 +124,7 @@ class Tails:
         return self._takeover.taken
 
     def is_own(self, shard: ShardName) -> bool:
-        """Whether this publisher reads the shard from the journal."""
+        """True if this publisher reads the shard from the journal."""
         return self._distances.get(shard) == 0 or shard in self.taken
 
     @property
@@ -157,7 +157,7 @@ class Tails:
         return [shard for shard in self.journal if self.is_own(shard) and self._lacks(shard)]
 
     def _lacks(self, shard: ShardName) -> bool:
-        """Whether the log can be used, and lacks records."""
+        """True if the log can be used, and lacks records."""
         has_more = self.journal[shard] > self.log.get(shard, BEGINNING)
         return has_more and shard not in self.unusable
 

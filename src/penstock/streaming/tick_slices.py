@@ -121,7 +121,7 @@ class Slices:
 
 
 def _is_about_size(error: psycopg.Error) -> bool:
-    """Whether a tick failed for a reason that a smaller one may escape: a limit, or a lost connection."""
+    """True if a tick failed for a reason that a smaller one may escape: a limit, or a lost connection."""
     return classify(error) is ErrorKind.UNAVAILABLE and sqlstate(error) not in _NOT_ABOUT_SIZE
 
 

@@ -1,4 +1,4 @@
-"""What the tests of an application need.
+"""Helpers for an application's own tests.
 
     make_record       a Record for the unit test of a handler, without a server; make_job: a Job for that of a worker
     staged            what the application has staged, committed or not

@@ -1,4 +1,4 @@
-"""What an application has staged, and assertions about it.
+"""Staged records, and assertions about them.
 
 The functions read ``staged_records`` through the connection they are given, so they see what the current transaction has
 staged as well as what was committed before.  A record stays there after it was published, until retention removes it.
@@ -23,13 +23,13 @@ from penstock.staging.payload import json_text, key_text
 from penstock.staging.rules import find_attachments
 
 SHOWN = 20
-"""How many records a failed assertion lists."""
+"""Most records that a failed assertion lists."""
 
 Source = Session | scoped_session[Any] | Connection | DriverConnection
 
 
 def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
-    """What has been staged, in the order of staging; a session is flushed first.
+    """All staged records, in the order of staging; a session is flushed first.
 
     For an ``AsyncSession``: ``await session.run_sync(staged)``.
 
@@ -180,7 +180,7 @@ def _mismatches(wanted: Any, found: Any, path: str) -> Iterator[str]:
 
 
 def _as_staged(value: Any) -> Any:
-    """What a consumer reads of a value that was staged; the value itself if it cannot be."""
+    """A staged value as a consumer reads it; the value itself if it cannot be encoded."""
     try:
         return parse_json(json_text(value, "data", LARGEST_MAX_BYTES))
     except InvalidRecord:

@@ -116,7 +116,7 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
 
 
 def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure") -> int:
-    """What a worker has applied until nothing is left."""
+    """Result of a worker that has applied all there was."""
     deadline = monotonic() + timeout_s
 
     def check(_: Consumed) -> None:

@@ -47,7 +47,7 @@ CHECK_S = 60.0
 """Seconds between two checks for shards that the group leaves out."""
 
 FULL_S = 0.1
-"""How often, in seconds, a shard at its pending limit is checked again."""
+"""Seconds until a shard at its pending limit is checked again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class IckWorker(Worker[ReservedMember]):
         return ick.reserve(in_place_of=answer)
 
     def _is_free(self, shard: ShardName) -> bool:
-        """Whether nobody works on the shard now, as far as Postgres knows."""
+        """True if nobody works on the shard now, as far as Postgres knows."""
         transaction, _ = self._opened()
         try:
             return transaction.write(shard, lambda *_: None)

@@ -37,7 +37,7 @@ class ReservedMember:
 
     @property
     def is_text(self) -> bool:
-        """Whether UTF-8 and Postgres can hold the member."""
+        """True if UTF-8 and Postgres can hold the member."""
         return self.text.encode() == self.member
 
     @property

@@ -41,7 +41,7 @@ class EvictedRecords(Generic[Placed]):
         return bool(self._read(shard, after))
 
     def is_behind(self, shard: ShardName, after: Offset) -> bool:
-        """Whether the record after a position is known not to be in the log."""
+        """True if the record after a position is known not to be in the log."""
         return shard in self._begins and after + 1 < self._begins[shard]
 
     def take(self, positions: Positions) -> dict[ShardName, Sequence[Placed]]:
@@ -131,6 +131,6 @@ class JournalFollower(Generic[Placed]):
         self._log.close()
 
     def _follows(self, shard: ShardName, after: Offset, records: Sequence[Placed]) -> bool:
-        """Whether records come right after a position, or the journal does not have what comes between."""
+        """True if records come right after a position, or the journal does not have what comes between."""
         first = get_offsets(records)[0]
         return first <= after + 1 or not self._evicted.note(shard, after, first)

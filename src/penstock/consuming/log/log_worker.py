@@ -47,7 +47,7 @@ TOGETHER_S = 0.02
 """Upper bound, in seconds, on the estimated duration of a transaction that spans several shards."""
 
 REREAD_CHECKPOINTS_S = 2.0
-"""How often, in seconds, an idle worker reads its checkpoints again: an operator may have moved them."""
+"""Seconds until an idle worker reads its checkpoints again: an operator may have moved them."""
 
 
 class LogWorker(Worker[Placed]):
@@ -194,7 +194,7 @@ class LogWorker(Worker[Placed]):
             self._record_s = (monotonic() - began) / done
 
     def _are_few(self, found: Mapping[ShardName, Sequence[Placed]]) -> bool:
-        """Whether one transaction takes all records and is over soon: other processes wait for the shards meanwhile."""
+        """True if one transaction takes all records and is over soon: other processes wait for the shards meanwhile."""
         return (
             len(found) > 1
             and not self.consumer.park_key

@@ -59,12 +59,12 @@ class InFlight:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no job, and none is being settled."""
+        """True if there is no job, and none is being settled."""
         return not (self.size or self._ending)
 
     @property
     def is_settling(self) -> bool:
-        """Whether all jobs have ended, and some are being settled."""
+        """True if all jobs have ended, and some are being settled."""
         return not self.size and self._ending > 0
 
     def take(self, leases: Sequence[Lease]) -> None:
@@ -75,7 +75,7 @@ class InFlight:
                 self._due.pop(lease.message.id, None)
 
     def begin(self, slot: WorkerSlot, lease: Lease) -> bool:
-        """Whether a slot may begin with a job; it may not if the job has been given back."""
+        """True if a slot may begin with a job; it may not if the job has been given back."""
         with self._changed:
             if self._waiting.pop(id(lease), None) is None:
                 return False
@@ -134,7 +134,7 @@ class InFlight:
             self._uncounted.update(counts)
 
     def is_retrying(self) -> bool:
-        """Whether jobs that failed here are to come back soon."""
+        """True if jobs that failed here are to come back soon."""
         with self._changed:
             now = monotonic()
             self._due = {id_: at for id_, at in self._due.items() if at + OWN_RETRY_S > now}

@@ -357,7 +357,7 @@ class QueueWorker(Worker[Job[Any]]):
                 return applied
 
     def _is_drained(self) -> bool:
-        """Whether nothing waits, is leased, or is to come back after a failure."""
+        """True if nothing waits, is leased, or is to come back after a failure."""
         if self._jobs.is_retrying():
             return False
         for name in self._usable():

@@ -66,7 +66,7 @@ class SourceLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection."""
+        """True if there is a connection."""
         return self._connection is not None
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class SourceLink:
         return {}
 
     def confirm(self, position: SourcePosition, last: Record | None = None) -> bool:
-        """Whether the source's journal has ``last``, a later record of the log: if not, the log is not the source's yet.
+        """True if the source's journal has ``last``, a later record of the log: if not, the log is not the source's yet.
 
         Raises ``HistoryDiverged`` if the source has lost the record at the checkpoint.
         """

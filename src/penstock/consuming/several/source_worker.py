@@ -58,7 +58,7 @@ class ConfirmedFollower(JournalFollower[Record]):
 log = structlog.get_logger("penstock.consumer")
 
 REPORT_S = 1.0
-"""How often, in seconds, the checkpoints are reported and the histories compared: a restored source is noticed within it."""
+"""Seconds until the checkpoints are reported and the histories compared: a restored source is noticed within it."""
 
 
 class SourceWorker(LogWorker[Record]):

@@ -30,7 +30,7 @@ class Run:
     _unsettled: Lock = field(default_factory=Lock)
 
     def settle(self) -> bool:
-        """Whether the caller is the one who counts the run."""
+        """True if the caller is the one who counts the run."""
         return self._unsettled.acquire(blocking=False)
 
     @property
@@ -110,7 +110,7 @@ class JobThread:
             thread.join(wait_s)
 
     def is_alive(self) -> bool:
-        """Whether the thread has been started and has not ended."""
+        """True if the thread has been started and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self) -> bool:
