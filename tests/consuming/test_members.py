@@ -18,7 +18,8 @@ from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
 from penstock import Cancel, DeadLetter, Ick, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
-from penstock.clients import DirtyList, HolderWatch, Reservation, Reservations
+from penstock.clients import DirtyList, Reservation, Reservations
+from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker

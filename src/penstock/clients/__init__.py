@@ -12,33 +12,13 @@ live, and changes them in one script call.  What is over is not returned, and is
 ``PinnedKeys.reap`` and ``QueueTracker.sync`` are callables without arguments, for recruits, cron, or a thread.
 """
 
-from penstock.channels.ick import Added, Exchanged, IckStats, Mark, Member, Score, ScoreSpan
-from penstock.channels.queue import (
-    DeadMessage,
-    Dwell,
-    Explanation,
-    Message,
-    NewMessage,
-    QueueStats,
-    Written,
-    choose_hand,
-    odds_of_sharing,
-)
+from penstock.channels.ick import Added, Exchanged, IckStats, Mark
+from penstock.channels.queue import DeadMessage, Explanation, Message, NewMessage, QueueStats, Written
 from penstock.channels.server import check_eviction
 from penstock.clients.hash import AsyncVolatileHash, VolatileHash
-from penstock.clients.ick.dirty_list import DirtyList, QueuedDirtyList, add_each
-from penstock.clients.ick.ick_repair import Damage, repair
-from penstock.clients.ick.reservations import (
-    ALL_MEMBERS,
-    Busy,
-    Committed,
-    CurrentReservation,
-    HolderWatch,
-    Released,
-    Reservation,
-    Reservations,
-    Superseded,
-)
+from penstock.clients.ick.dirty_list import DirtyList, QueuedDirtyList
+from penstock.clients.ick.ick_repair import repair
+from penstock.clients.ick.reservations import Busy, Committed, Released, Reservation, Reservations, Superseded
 from penstock.clients.locks import AsyncFencedLock, AsyncGrant, FencedLock, Grant
 from penstock.clients.log.group_options import GroupOptions
 from penstock.clients.log.group_results import GroupState, Taken
@@ -51,10 +31,8 @@ from penstock.clients.queue.adoption import PlainStream
 from penstock.clients.queue.fair_queue import AsyncFairQueue, FairQueue
 from penstock.clients.queue.queue_reader import AsyncLease, AsyncQueueReader, Lease, QueueReader
 from penstock.clients.queue_tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
-from penstock.declaring.unique import TenantLimits, Unique
 
 __all__ = [
-    "ALL_MEMBERS",
     "Added",
     "AsyncFairQueue",
     "AsyncFencedLock",
@@ -69,11 +47,8 @@ __all__ = [
     "AsyncVolatileHash",
     "Busy",
     "Committed",
-    "CurrentReservation",
-    "Damage",
     "DeadMessage",
     "DirtyList",
-    "Dwell",
     "Eviction",
     "Exchanged",
     "Explanation",
@@ -82,7 +57,6 @@ __all__ = [
     "Grant",
     "GroupOptions",
     "GroupState",
-    "HolderWatch",
     "IckStats",
     "Lease",
     "LogGroup",
@@ -91,7 +65,6 @@ __all__ = [
     "LogSlice",
     "LogWriter",
     "Mark",
-    "Member",
     "Message",
     "NewMessage",
     "NewRecord",
@@ -105,19 +78,12 @@ __all__ = [
     "Released",
     "Reservation",
     "Reservations",
-    "Score",
-    "ScoreSpan",
     "Superseded",
     "Synced",
     "Taken",
-    "TenantLimits",
-    "Unique",
     "VolatileHash",
     "Written",
-    "add_each",
     "check_eviction",
-    "choose_hand",
-    "odds_of_sharing",
     "queued_ids_in",
     "repair",
 ]

@@ -14,7 +14,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.channels.ick import Added, Exchanged, Member, Score, ScoreSpan, operations
-from penstock.clients import DirtyList, QueuedDirtyList, add_each
+from penstock.clients import DirtyList, QueuedDirtyList
+from penstock.clients.ick.dirty_list import add_each
 from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable
 
 NOTHING = ScoreSpan(0, None, None)

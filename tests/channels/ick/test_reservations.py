@@ -6,18 +6,8 @@ import pytest
 import redis
 
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.clients import (
-    ALL_MEMBERS,
-    Busy,
-    Committed,
-    DirtyList,
-    HolderWatch,
-    Released,
-    Reservation,
-    Reservations,
-    Superseded,
-    repair,
-)
+from penstock.clients import Busy, Committed, DirtyList, Released, Reservation, Reservations, Superseded, repair
+from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
 from penstock.errors import InvalidIckCall, ServerUnavailable
 
 KEY = "ride-index"

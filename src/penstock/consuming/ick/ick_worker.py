@@ -27,7 +27,8 @@ from penstock.channels.ick import update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
-from penstock.clients import Busy, HolderWatch, Reservation, Reservations, Superseded
+from penstock.clients import Busy, Reservation, Reservations, Superseded
+from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.ick.reserved_members import IckMembers, ReservedMember, plan_progress, reserved_members

@@ -13,7 +13,8 @@ from penstock.channels.log import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
-from penstock.clients import Damage, repair
+from penstock.clients import repair
+from penstock.clients.ick.ick_repair import Damage
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage

@@ -45,8 +45,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import Mark, read_marks
 from penstock.channels.routing import ick_keys, ick_shard_keys
 from penstock.channels.server import redis_errors
-from penstock.clients import add_each
-from penstock.clients.ick.dirty_list import checked_keys
+from penstock.clients.ick.dirty_list import add_each, checked_keys
 from penstock.declaring.declarations import Ick
 from penstock.declaring.kinds import checked_name
 from penstock.errors import InvalidRecord, InvalidSetting

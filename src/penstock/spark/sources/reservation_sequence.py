@@ -15,7 +15,8 @@ from time import monotonic, sleep
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import redis_errors
-from penstock.clients import ALL_MEMBERS, Busy, HolderWatch, Reservation, Reservations, Superseded
+from penstock.clients import Busy, Reservation, Reservations, Superseded
+from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
 from penstock.errors import PenstockError
 
 HEARTBEAT_EVERY_S = 0.3
