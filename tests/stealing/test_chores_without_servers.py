@@ -226,7 +226,7 @@ def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_i
 
     began = monotonic()
     outcomes = [chore() for _ in range(3)]
-    assert monotonic() - began < 20
+    assert monotonic() - began < 60  # 18 s at rest: it ends, however slow the machine
     assert Outcome.GAVE_UP in outcomes
     assert not silent
     proxy.heal()
