@@ -263,6 +263,7 @@ class Pipeline:
             options.setdefault("batch", MEMBERS_A_BATCH)
 
         def declare(handler: Handler) -> Handler:
+            handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
             named: ConsumerOptions = {**options}
             if "name" not in options:
                 named["name"] = default_name(handler)
@@ -301,6 +302,7 @@ class Pipeline:
         """
 
         def declare(handler: Handler) -> DeclaredWorker[Any, Any, Any]:
+            handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
             named: WorkerDeclaration = {**options}
             if "name" not in options:
                 named["name"] = default_name(handler)
@@ -374,6 +376,7 @@ class Pipeline:
         """Finds a consumer by its name or its handler."""
         if isinstance(of, str):
             return self.get_consumer(of)
+        of = of.handler if isinstance(of, DeclaredWorker) else of
         for consumer in self._consumers.values():
             if consumer.handler == of:
                 return consumer

@@ -15,7 +15,7 @@ import inspect
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -62,6 +62,11 @@ def _parse_pair(text: str) -> str:
     return text
 
 
+def _join_sources(context: typer.Context, pairs: list[str]) -> list[str]:
+    """The sources of options, after those of the environment and of the file, which they replace by name."""
+    return [*(context.default_map or {}).get("sources", ()), *pairs]
+
+
 def _setting(sentence: str, metavar: str | None = None, **more: Any) -> Any:
     """An option; every text has a ``metavar``, and must not be empty."""
     parser = {} if metavar is None else {"parser": _parse_text}
@@ -99,6 +104,7 @@ class Settings:
             "a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one; in pyproject.toml a table.",
             "NAME=URL",
             parser=_parse_pair,
+            callback=_join_sources,
         ),
     ] = field(default_factory=list, repr=False)
     data_directory: Annotated[
@@ -176,11 +182,13 @@ def _split(pairs: Iterable[str]) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in pairs)
 
 
-def make_parameters(names: Iterable[str]) -> list[inspect.Parameter]:
+def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     """The parameters of a function that takes these settings as options."""
     hints = get_type_hints(Settings, include_extras=True)
     defaults = {each.name: [] if each.default is MISSING else each.default for each in fields(Settings)}
     kind = inspect.Parameter.KEYWORD_ONLY
+    for name in names:  # the default, not what the environment has in its place: that may be a secret
+        hints[name].__metadata__[0].show_default = False if defaults[name] in (None, []) else str(defaults[name])
     return [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in names]
 
 
@@ -218,8 +226,12 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_sources(found: dict[str, Any]) -> dict[str, str]:
-    """The sources of all kinds, each from the first that names it."""
+    """The sources of the environment and of the file, each from the first that names it."""
     text, each = os.environ.get(f"{PREFIX}SOURCES", "{}"), f"{PREFIX}SOURCES__"
     several = json.loads(text) if text.strip() else {"": ""}
+    if isinstance(several, dict) and not all(
+        isinstance(url, str) for url in (*several.values(), *dict(found.get("sources", {})).values())
+    ):
+        raise TypeError
     single = {name.removeprefix(each).lower(): url for name, url in os.environ.items() if name.startswith(each)}
     return dict(found.get("sources", {})) | several | single

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from fixtures.command_line import CommandLine, load_settings
+from penstock.cli.app import COMMANDS, app
 from penstock.errors import InvalidSetting
 from penstock.settings import NAMES, PREFIX, make_parameters
 
@@ -124,3 +126,38 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(penstock: Command
 
     assert process.returncode == 2, stderr
     assert "needs httpx: pip install 'penstock[demo]'" in stderr
+
+
+def test_help_shows_no_value_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarantee 33: neither does an argument in a wrong place appear in the error."""
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "postgresql://u:hunter2@h/d")
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://:hunter2@h")
+    monkeypatch.setenv("PENSTOCK_SOURCES__EU", "postgresql://u:hunter2@h/d")
+    monkeypatch.setenv("PENSTOCK_CONF", '["spark.secret=hunter2"]')
+    monkeypatch.setenv("PENSTOCK_MASTER", "spark://hunter2")
+    for entry in COMMANDS:
+        shown = CliRunner().invoke(app, [entry.name, "--help"])
+        assert (shown.exit_code, "hunter2" in shown.output) == (0, False), entry.name
+    for words in (["status", "postgresql://u:hunter2@h/d"], ["postgresql://u:hunter2@h/d"]):
+        refused = CliRunner().invoke(app, words)
+        assert (refused.exit_code, "hunter2" in refused.output) == (2, False)
+
+
+def test_help_is_there_although_a_setting_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ENGINE", "")
+
+    assert CliRunner().invoke(app, ["status", "--help"]).exit_code == 0
+    assert CliRunner().invoke(app, ["status"]).exit_code == 2
+
+
+def test_sources_of_options_join_those_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PENSTOCK_SOURCES", '{"eu": "postgresql://eu", "us": "postgresql://old"}')
+    settings = load_settings("--sources", "us=postgresql://us", directory=tmp_path)
+
+    assert settings.source_urls == {"eu": "postgresql://eu", "us": "postgresql://us"}
+
+
+def test_a_source_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PENSTOCK_SOURCES", '{"eu": null}')
+    with pytest.raises(InvalidSetting):
+        load_settings(directory=tmp_path)

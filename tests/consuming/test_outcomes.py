@@ -30,6 +30,21 @@ def outcome_in_batch(outcome: HandlerOutcome, *, returns: bool = False) -> Any:
     return handler
 
 
+@pytest.mark.usefixtures("twenty_records")
+def test_a_class_is_as_good_as_its_instance(reader: Reader) -> None:
+    """`return Cancel` without parentheses, as `raise Cancel` may be."""
+
+    def handler(session: Session, record: Record) -> Any:
+        if record.id == 5:
+            return Cancel
+        return apply(session, [record])
+
+    reader.declare(handler, each=True)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (REST, [])
+
+
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.usefixtures("twenty_records")
 def test_a_cancelled_record_is_passed_without_an_effect(reader: Reader, *, returns: bool) -> None:

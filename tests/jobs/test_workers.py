@@ -304,3 +304,17 @@ def test_async_jobs_run_beside_each_other_in_one_loop(start_worker: Any, bench: 
     assert start_worker(handler, concurrency=6).drain() == 12
     assert most == 6
     assert len(loops) == 1
+
+
+def test_a_job_that_a_task_of_its_handler_cancels_has_no_effect_and_no_letter(start_worker: Any, bench: Bench) -> None:
+    async def handler(session: AsyncSession, job: Job) -> None:
+        await session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(give_up())
+
+    async def give_up() -> None:
+        raise Cancel("gone")
+
+    bench.stage()
+    start_worker(handler, attempts=1).drain()
+    assert (bench.effects, bench.letters, bench.unfinished) == ([], [], [])

@@ -1,8 +1,9 @@
 """Jobs and records staged by the call of their worker and their log, typed by ``payload=``."""
 
 import asyncio
+import pickle
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, TypedDict
 
@@ -16,9 +17,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import StagedRecords
 from fixtures.postgres import engine_url
-from penstock import Job, Log, Pipeline, Queue, Unique, stage
+from penstock import Cancel, DeadLetter, Job, Log, Pipeline, Queue, Snooze, Unique, stage
 from penstock.declaring.declarations import WorkerSpec
-from penstock.errors import InvalidRecord, NotAttached
+from penstock.errors import DeclarationError, InvalidRecord, NotAttached
+from penstock.testing import make_job, make_record
 
 
 @dataclass
@@ -85,6 +87,37 @@ def test_the_function_stays_what_it_was(pipeline: Pipeline, send_receipt: Any) -
     with pytest.raises(LookupError):
         send_receipt(None, 1)
     assert isinstance(pipeline.consumers["send_receipt"], WorkerSpec)
+
+
+def test_the_function_may_work_for_two_queues(pipeline: Pipeline, send_receipt: Any, engine: Engine) -> None:
+    bulk = Queue("bulk")
+    pipeline.add_channel(bulk)
+    send_bulk: Any = pipeline.worker(reads=bulk, name="bulk")(send_receipt)
+
+    assert (send_bulk.name, send_bulk.queue) == ("bulk", bulk)
+    assert (send_receipt.name, send_receipt.queue) == ("send_receipt", receipts)
+    assert pipeline.consumers["bulk"].handler is send_receipt.handler
+    with Session(engine) as session, pytest.raises(InvalidRecord, match="due: and a delay exclude each other"):
+        send_bulk.stage(session, 1, tenant="t", delay=1, due=datetime(2026, 12, 1, tzinfo=UTC))
+
+
+def test_outcomes_can_be_copied() -> None:
+    for outcome in (Snooze("10m", "why"), Snooze(), Cancel("why"), DeadLetter("why")):
+        copied: Any = pickle.loads(pickle.dumps(outcome))
+        assert (type(copied), vars(copied), str(copied)) == (type(outcome), vars(outcome), str(outcome))
+
+
+def test_a_payload_that_is_no_model_is_refused_where_the_log_is_declared() -> None:
+    with pytest.raises(DeclarationError, match="channel rides: payload='Ride' takes a class"):
+        Log("rides", payload="Ride")  # type: ignore[arg-type]
+
+
+def test_what_a_test_makes_is_what_is_staged() -> None:
+    """``make_record`` knows the payload of its log, and takes what ``stage`` takes."""
+    record: Any = make_record(SendReceipt(17), channel=rides)
+    assert record.payload == SendReceipt(17)
+    job = make_job(SendReceipt(17), payload=SendReceipt)
+    assert (job.data["ride_id"], job.payload) == (17, SendReceipt(17))
 
 
 def test_a_payload_of_another_type_is_refused(engine: Engine, send_receipt: Any, staged: StagedRecords) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, TypeVar, assert_type
+from typing import Any, TypeVar, assert_type
 
 import msgspec
 from pydantic import BaseModel
 from pyspark.sql import DataFrame
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
+from typing_extensions import TypedDict
 
 from penstock import (
     Cancel,

@@ -1,7 +1,7 @@
 -- Read for a group: moves its cursor past what it returns; with `retry`, keeps that pending until it is acknowledged.
--- includes: log/_entry, log/group/_group, log/group/_history, log/group/_taking, log/group/_pending, log/group/_seen
--- keys: stream, newest_epoch, ends, cursor, state, due, pending, seen
--- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, most_bytes:int, codecs, group
+-- includes: log/_entry, log/group/_group, log/group/_history, log/group/_taking, log/group/_pending
+-- keys: stream, newest_epoch, ends, cursor, state, due, pending
+-- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, most_bytes:int, codecs
 -- returns: {"taken", next, tail, wait, full, dropped, missed, {id, fields, first, last, deliveries}, …}
 --   | {"evicted", first, last} | {"behind", tail, offset} | {"differs", offset} | {"rewound", from, to, epoch}
 --   | {"codec", id, fields} | {"lost"} | {"broken", found}
@@ -106,7 +106,6 @@ end
 add_to("redelivered", count_items(1) - count_items(again + 1))
 add_to("dropped", count_ranges(dropped))
 add_to("missed", count_ranges(missed))
-note_use()
 local next_due = retry > 0 and tonumber(redis.call("ZRANGE", due, 0, 0, "WITHSCORES")[2])
 local wait = next_due and math.max(0, next_due - now) or -1
 return {"taken", next_offset, tail, wait, room <= 0 and 1 or 0, dropped, missed, unpack(items)}

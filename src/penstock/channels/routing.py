@@ -111,13 +111,11 @@ class GroupKeys:
         log: The log's own.
         cursor: The next offset, as text.
         root: Prefix of the group's other keys.
-        seen: The shard's groups, with the time when each has read.
     """
 
     log: LogKeys
     cursor: str
     root: str
-    seen: str
 
     @property
     def ledger(self) -> tuple[str, str, str]:
@@ -142,9 +140,8 @@ class GroupKeys:
 @lru_cache(maxsize=4096)
 def group_keys(namespace: str, name: ShardName, group: str) -> GroupKeys:
     """The keys of a group in a shard of a log: ``penstock:{rides/2}:group:mailers``, which is its cursor, and others."""
-    groups = f"{_root(namespace, name)}:group:"
-    root = f"{groups}{group}"
-    return GroupKeys(log_keys(namespace, name), root, root, f"{groups}:seen")
+    root = f"{_root(namespace, name)}:group:{group}"
+    return GroupKeys(log_keys(namespace, name), root, root)
 
 
 _QUEUE_KEYS = {

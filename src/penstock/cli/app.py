@@ -127,19 +127,26 @@ class _LazyCommand(TyperCommand):
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """The context of the real command, or group of commands: invoking it invokes that command."""
-        command, defaults = self._entry.load(), _read_defaults()
+        given = arguments[1] if len(arguments) > 1 else options.get("args", ())
+        command, defaults = self._entry.load(), _read_defaults(is_help=bool({"--help", "-h"} & set(given)))
         defaults |= {name: defaults.copy() for name in getattr(command, "commands", ())}
         return command.make_context(*arguments, default_map=defaults, **options)
 
 
-def _read_defaults() -> dict[str, Any]:
+def _read_defaults(*, is_help: bool) -> dict[str, Any]:
     from penstock.cli.render import show_error  # noqa: PLC0415  not for --help
     from penstock.settings import read_defaults  # noqa: PLC0415  the same
 
     try:
         return read_defaults()
     except InvalidSetting as error:
+        if is_help:
+            return {}
         raise typer.Exit(show_error(error, debug=False)) from error
+
+
+_UsageError: Any = typer.BadParameter.__base__
+"""The base of Typer's errors of usage, wherever its release keeps it."""
 
 
 class LazyGroup(TyperGroup):
@@ -152,10 +159,10 @@ class LazyGroup(TyperGroup):
             self.add_command(_LazyCommand(entry))
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command; a wrong value may be a URL that was meant for another setting."""
+        """Runs a command; a wrong value or argument may be a URL that was meant for a setting."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
+        except _UsageError as error:
             error.message = mask(error.message)
             raise
 

@@ -19,7 +19,7 @@ from penstock.records import Offset, ShardName
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
 MAX_CAUSES = 20
-_OURS = re.compile(r"penstock[\\/](?:consuming|spark[\\/]engine)[\\/]")
+_OURS = re.compile(r"penstock[\\/](?:consuming|engines[\\/]spark)[\\/]")
 
 
 @dataclass
@@ -73,7 +73,7 @@ def find_outcome(error: BaseException, culprit: int | None = None, depth: int = 
     return outcome
 
 
-_GRAVITY = (Conflict, Cancelled, AskedToWait, Unavailable, Failed, Broken)
+_GRAVITY = (Cancelled, Conflict, AskedToWait, Unavailable, Failed, Broken)
 
 
 def _gravity(outcome: Outcome) -> int:

@@ -187,8 +187,8 @@ _LAZY = (map, filter, zip)
 
 def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
     """Raises a returned outcome, and ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs."""
-    if isinstance(returned, HandlerOutcome):
-        raise returned
+    if isinstance(returned, HandlerOutcome) or (isinstance(returned, type) and issubclass(returned, HandlerOutcome)):
+        raise returned  # `return Snooze` as `raise Snooze`
     if (
         inspect.isawaitable(returned)
         or inspect.isgenerator(returned)

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
 
-from penstock.declaring.handlers import Handler, Isolation, check_handler, check_payload, is_async
+from penstock.declaring.handlers import Handler, Isolation, check_handler, is_async
 from penstock.declaring.kinds import (
     DEFAULT_HAND,
     LARGEST_MAX_BYTES,
@@ -18,6 +18,7 @@ from penstock.declaring.kinds import (
     Log,
     Queue,
     Seconds,
+    check_payload,
     checked_consumer,
     checked_name,
     is_number,
@@ -235,7 +236,7 @@ class ConsumerSpec:
         check_handler(self.name, self.handler)
         self._check_shape()
         if self.payload is not None:
-            check_payload(self.name, self.payload)
+            check_payload(self.whose, self.payload)
         for setting in ("batch", "attempts", "halt_after"):
             if not is_number(getattr(self, setting), 1, inf):
                 raise DeclarationError(

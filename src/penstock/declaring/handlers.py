@@ -6,12 +6,10 @@ be called, return at once, and have done nothing.
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 
 from sqlalchemy.orm import Session
-from typing_extensions import is_typeddict  # knows those of typing, too
 
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import DeclarationError
@@ -164,27 +162,6 @@ def check_handler(consumer: str, handler: object) -> None:
         ) from error
     except ValueError:  # a built-in that does not tell its signature
         return
-
-
-def check_payload(consumer: str, model: object) -> None:
-    """Makes sure that payloads can be made into ``model``.
-
-    Raises:
-        DeclarationError: It is no dataclass, TypedDict, msgspec Struct or Pydantic model.
-    """
-    if not (
-        isinstance(model, type)
-        and (
-            is_dataclass(model)
-            or is_typeddict(model)
-            or hasattr(model, "model_validate_json")
-            or hasattr(model, "__struct_fields__")
-        )
-    ):
-        raise DeclarationError(
-            f"consumer {consumer}: payload={model!r} takes a class: a dataclass, a TypedDict, "
-            "a msgspec Struct or a Pydantic model"
-        )
 
 
 def _function(handler: Handler) -> Callable[..., Any]:

@@ -2,12 +2,13 @@
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Generic, Literal, cast
 
-from typing_extensions import override
+from typing_extensions import is_typeddict, override
 
 from penstock.declaring.unique import TenantLimits, checked_text
 from penstock.errors import DeclarationError, InvalidName
@@ -166,7 +167,7 @@ class Seconds:
     def __set__(self, instance: Any, given: Duration) -> None:
         try:
             seconds = parse_duration(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             seconds = -1.0
         if isinstance(given, bool) or not self._least <= seconds <= self._most:
             raise DeclarationError(
@@ -174,6 +175,30 @@ class Seconds:
                 'timedelta, or a text such as "90s", "10m", "2h" or "7d"'
             )
         instance.__dict__[self._name] = seconds
+
+
+def check_payload(whose: str, model: object) -> None:
+    """Makes sure that payloads can be made into ``model``.
+
+    Raises:
+        DeclarationError: It is no dataclass, TypedDict, msgspec Struct or Pydantic model.
+    """
+    if is_typeddict(model) and sys.version_info < (3, 12) and type(model).__module__ == "typing":
+        raise DeclarationError(
+            f"{whose}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"
+        )
+    if not (
+        isinstance(model, type)
+        and (
+            is_dataclass(model)
+            or is_typeddict(model)
+            or hasattr(model, "model_validate_json")
+            or hasattr(model, "__struct_fields__")
+        )
+    ):
+        raise DeclarationError(
+            f"{whose}: payload={model!r} takes a class: a dataclass, a TypedDict, a msgspec Struct or a Pydantic model"
+        )
 
 
 class _Sharded:
@@ -253,6 +278,8 @@ class Log(_Sharded, Generic[Payload]):
     def __post_init__(self) -> None:
         self._name_source()
         self._check()
+        if self.payload is not None:
+            check_payload(self.whose, self.payload)
         self._check_max_bytes(self.max_bytes)
         self._check_choice("entries", self.entries, ("packed", "plain"))
         self._check_choice("compression", self.compression, ("none", "zstd"))
@@ -315,8 +342,8 @@ class Log(_Sharded, Generic[Payload]):
             target: A session, or a connection in a transaction.
             payload: An instance of the log's ``payload``, or any JSON value if it declares none.
             key: Records of one key keep their order.
-            action: What happened; by default the name of the payload's type.
-            object: What it happened to; by default the log's name.
+            action: What happened; by default the name of the declared payload, or ``insert``.
+            object: What it happened to; by default the log's name, without its source.
             headers: Metadata beside the payload.
             pipeline: The pipeline, for a connection or a session to which it is not attached.
 
@@ -347,7 +374,10 @@ class Log(_Sharded, Generic[Payload]):
 
     def _record(self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any) -> dict[str, Any]:
         data = import_module("penstock.staging.payload").checked_model(payload, self.payload)
-        named = {"action": action or type(payload).__name__, "object": object_ or self.name}
+        named = {
+            "action": action or getattr(self.payload, "__name__", "insert"),
+            "object": object_ or self.name.partition("@")[0],
+        }
         return {"key": key, "data": data, "headers": headers, **named}
 
     def of_source(self, source: str, shards: int = 1) -> "Log[Payload]":

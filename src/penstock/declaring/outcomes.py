@@ -65,6 +65,9 @@ class Snooze(HandlerOutcome):
         if after is not None:
             self.after_s = checked_duration("after", after, MAX_SNOOZE_S)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.after_s, self.reason)
+
 
 class Cancel(HandlerOutcome):
     """It need not be done: the job is finished, the record or the member is passed, without an effect."""

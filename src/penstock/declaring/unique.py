@@ -107,7 +107,7 @@ def checked_duration(field: str, given: object, most: float) -> float:
     """
     try:
         seconds = parse_duration(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = -1.0
     if isinstance(given, bool) or not 0 <= seconds <= most:
         raise InvalidMessage(
@@ -175,7 +175,7 @@ def check_times(delay_s: object, due: object, deadline: object) -> None:
         InvalidMessage: A time is none, is out of range, has no time zone, or excludes another.
     """
     if checked_delay(delay_s) and due is not None:
-        raise InvalidMessage("due", "and delay_s exclude each other")
+        raise InvalidMessage("due", "and a delay exclude each other")
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
             _check_moment(name, moment)

@@ -41,7 +41,15 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         self.name = spec.name
         self.queue: Queue = spec.channel  # type: ignore[assignment]  # WorkerSpec has checked it
         self._pipeline, self._handler, self._model = pipeline, spec.handler, spec.payload
-        update_wrapper(self, spec.handler)
+        update_wrapper(self, spec.handler, updated=())
+
+    @property
+    def handler(self) -> Callable[..., object]:
+        """The function itself."""
+        return self._handler
+
+    def __reduce__(self) -> str:
+        return str(vars(self)["__qualname__"])  # as a function: by its name in its module
 
     def __call__(self, session: _Session, job: Job[Payload], /) -> _Result:
         """Calls the function, as in a test."""
@@ -99,7 +107,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
     ) -> dict[str, Any]:
-        data, named = checked_model(payload, self._model), type(payload).__name__ if self._model else "job"
+        data, named = checked_model(payload, self._model), getattr(self._model, "__name__", "job")
         return {
             "tenant": tenant,
             "key": key,

@@ -108,7 +108,7 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
     unique = options.get("unique")
     try:
         delay_s = checked_duration("delay", options.get("delay", 0), MAX_DELAY_S)
-        check_times(delay_s, due, deadline)
+        check_times(0 if due is None else delay_s, due, deadline)
         if unique is not None:
             check_unique(unique)
     except InvalidMessage as error:

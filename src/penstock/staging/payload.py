@@ -79,6 +79,10 @@ def json_text(value: object, field: str, max_bytes: int) -> str:
     return text
 
 
+_SERIALIZER = "__pydantic_serializer__"
+"""What models of Pydantic have, and its dataclasses."""
+
+
 def as_plain(value: object, field: str) -> object:
     """The dict of a dataclass, msgspec Struct or Pydantic model; any other value as it is.
 
@@ -86,10 +90,10 @@ def as_plain(value: object, field: str) -> object:
         InvalidRecord: It has a part that its library cannot write as JSON.
     """
     try:
+        if hasattr(type(value), _SERIALIZER):
+            return getattr(type(value), _SERIALIZER).to_python(value, mode="json", by_alias=True)
         if is_dataclass(value) and not isinstance(value, type):
             return asdict(value)
-        if hasattr(value, "model_dump"):
-            return value.model_dump(mode="json", by_alias=True)
         if hasattr(value, "__struct_fields__"):
             from msgspec import to_builtins  # noqa: PLC0415  the application's: only a Struct brings it along
 
@@ -107,7 +111,8 @@ def checked_model(value: object, model: Any) -> object:
     Raises:
         InvalidRecord: It is an instance of something else.
     """
-    if isinstance(model, type) and not is_typeddict(model) and not isinstance(value, model):
+    expected = dict if is_typeddict(model) else model
+    if isinstance(expected, type) and not isinstance(value, expected):
         raise InvalidRecord(
             "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
         )

@@ -19,7 +19,7 @@ from penstock.errors import InvalidRecord
 from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE, Shard, StagedRecord
 from penstock.staging.driver_connections import DriverConnection, read_directly
-from penstock.staging.payload import json_text, key_text
+from penstock.staging.payload import as_plain, json_text, key_text
 from penstock.staging.rules import find_attachments
 
 SHOWN = 20
@@ -88,7 +88,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     Raises:
         AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
     """
-    parts = {"action": action, "object": object, "data": data, "headers": headers}
+    parts = {"action": action, "object": object, "data": as_plain(data, "data"), "headers": headers}
     wanted = _wanted(to, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]
@@ -119,7 +119,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
     Raises:
         AssertionError: A record matches; the message lists those that do.
     """
-    parts = {"action": action, "object": object, "data": data, "headers": headers}
+    parts = {"action": action, "object": object, "data": as_plain(data, "data"), "headers": headers}
     wanted = _wanted(to, key, tenant, parts)
     found = staged(source, schema=schema)
     matching = [record for record in found if not any(_differences(wanted, record))]

@@ -11,7 +11,7 @@ from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.declaring.outcomes import RESERVED, Job
 from penstock.errors import InvalidRecord
 from penstock.records import Offset, Payload, Record, RecordId, Shard
-from penstock.staging.payload import headers_text, json_text, key_text, label_text
+from penstock.staging.payload import as_plain, headers_text, json_text, key_text, label_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAGED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,11 +67,11 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         text,
         label_text(action, "action"),
         label_text(object, "object"),
-        json_text(data, "data", limit),
+        json_text(as_plain(data, "data"), "data", limit),
         headers_text(None if headers is None else dict(headers)) or "",
         (staged_at - _EPOCH) // timedelta(microseconds=1),
     )
-    _validate(record, payload)
+    _validate(record, payload or getattr(channel, "payload", None))
     return record
 
 
@@ -123,7 +123,7 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         text,
         key,
         attempts,
-        json_text(data, "data", limit),
+        json_text(as_plain(data, "data"), "data", limit),
         json.dumps({**given, RESERVED: own}),
         staged_us // 1000,
         staged_us=staged_us,

@@ -260,19 +260,3 @@ def test_an_argument_out_of_range_is_refused(reader: Reader) -> None:
         with pytest.raises(InvalidLogCall) as refused:
             call()
         assert refused.value.field == field
-
-
-def test_groups_that_nobody_reads_any_more_are_dropped(
-    work: GroupedLog, redis_url: str, redis_client: redis.Redis
-) -> None:
-    work.append(4)
-    with LogGroup.connect(redis_url, "work", "mailers") as mailers, LogGroup.connect(redis_url, "work", "old") as old:
-        assert len(old.read(2)) == 2
-        assert len(mailers.read(2)) == 2
-        assert mailers.drop_idle(3600) == []
-        redis_client.zincrby("penstock:{work/0}:group::seen", -7200 * 1000, "old")
-
-        assert mailers.drop_idle(3600) == ["old"]
-        assert redis_client.keys("*group:old*") == []
-        assert mailers.drop_idle(3600) == []
-        assert [record.offset for record in mailers.read(2)] == [3, 4]

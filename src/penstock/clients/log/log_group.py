@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar, get_args
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
-from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
-from penstock.channels.routing import group_keys
-from penstock.channels.scripts import Call, as_text, script
+from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Request, Steps, both
+from penstock.channels.scripts import Call, script
 from penstock.channels.server import redis_errors
-from penstock.clients.log.arguments import check_number, check_seconds
+from penstock.clients.log.arguments import check_number
 from penstock.clients.log.group_options import GroupOptions, Start
 from penstock.clients.log.group_results import GroupState, Taken, parse_moved
 from penstock.clients.log.turns import GroupReader
@@ -17,9 +16,6 @@ from penstock.records import Offset, OffsetRange, Record, ShardName
 
 C = TypeVar("C", bound=RedisCommands)
 T = TypeVar("T")
-
-MIN_IDLE_S = 300.0
-"""Shortest time after which a group may be dropped, in seconds: what its readers note is up to a minute old."""
 
 MAX_RANGES = 500
 """Most ranges of one call."""
@@ -162,33 +158,8 @@ class _LogGroup(Operations[C]):
             ServerUnavailable: Redis does not answer; repeating it is safe.
         """
         for keys in self._reader.shards.values():
-            yield from self._call("drop", Call((keys.seen, *keys.own()), (self.options.group, 0)), "deleting")
-
-    @both
-    def drop_idle(self, idle_s: float) -> Steps[list[str]]:
-        """Deletes the groups of this log that have not read for so long, in each shard; returns their names.
-
-        Redis keeps a group until it is deleted, as its readers may come back: let a chore call this with a time after which
-        nobody does.  A group that reads meanwhile stays, and so does one that has never read.
-
-        Args:
-            idle_s: Seconds since the group's last read, give or take a minute; from 300 on.
-
-        Raises:
-            ServerUnavailable: Redis does not answer; repeating it is safe.
-            InvalidLogCall: ``idle_s`` is out of range.
-        """
-        idle_ms = int(check_seconds("idle_s", idle_s, MIN_IDLE_S) * 1000)
-        dropped: set[str] = set()
-        for shard, keys in self._reader.shards.items():
-            _, *idle = yield from self._call("idle", Call((keys.seen,), (idle_ms,)), "looking for groups beside")
-            for group in map(as_text, idle):
-                own = group_keys(self.options.namespace, shard, group).own()
-                [word] = yield from self._call(
-                    "drop", Call((keys.seen, *own), (group, idle_ms)), "dropping groups beside"
-                )
-                dropped |= {group} if word == b"dropped" else set()
-        return sorted(dropped)
+            with redis_errors(self._what("deleting")):
+                yield _deletion(keys.own())
 
     def _call(self, name: str, call: Call, what: str) -> Steps[Any]:
         with redis_errors(self._what(what)):
@@ -217,6 +188,10 @@ class AsyncLogGroup(_LogGroup[AsyncRedisClient], AsyncClient):
     as each record is then delivered at most once.  To wait for a limited time, pass ``block_s``: that loses nothing.
     A reader that was cancelled while it waited keeps its place in the line for 1.5 seconds.
     """
+
+
+def _deletion(keys: Sequence[str]) -> Request:
+    return lambda client: client.delete(*keys)
 
 
 def _find_ranges(records: Iterable[Record]) -> dict[int, list[tuple[int, int]]]:

@@ -241,7 +241,7 @@ class GroupReader:
         options = self.options
         keys = self.shards[shard]
         call = Call(
-            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger, keys.seen),
+            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger),
             (
                 count,
                 options.start or "",
@@ -252,7 +252,6 @@ class GroupReader:
                 int(options.evicted == "skip"),
                 most_bytes,
                 self._codecs,
-                options.group,
             ),
         )
         [reply] = yield from script("log/group/read").checked_steps([call])

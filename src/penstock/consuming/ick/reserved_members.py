@@ -112,7 +112,10 @@ class IckMembers:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.halted is not None:
                 return TransactionPlan(Delivered())
-            return TransactionPlan(Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]))
+            return TransactionPlan(
+                Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]),
+                settle=lambda found: self._dead_letters.forget_members(found, shard, [member.text]),
+            )
 
         return planner
 

@@ -21,6 +21,7 @@ from penstock.consuming.delivery import (
     Conflict,
     Counts,
     Halt,
+    PassItem,
     Policy,
     Retry,
     RetryState,
@@ -125,7 +126,7 @@ class JobDeliverer:
                     return following
                 state = following
             else:
-                return self._settle(lease, job, done)
+                return self._settle(lease, job, done, state)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -155,7 +156,7 @@ class JobDeliverer:
     def _is_ours(self, lease: Lease) -> bool:
         return self._waiter.call(lease.confirm)
 
-    def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome) -> Ended:
+    def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome, state: RetryState) -> Ended:
         match done:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(lease.message.id, 1)
@@ -165,20 +166,21 @@ class JobDeliverer:
             case Snooze():
                 return _ended(lease, Counts(snoozed=1), "snooze", delay_s=done.after_s)
             case Cancel():
-                return self._cancel(lease, job)
+                return self._cancel(lease, job, state)
             case DeadLetter():
                 return self._dead_letter(lease, job, reason(done), job.attempts)
             case _:
                 return Ended(lease, Counts(stale=1), None)
 
-    def _cancel(self, lease: Lease, job: Job[Any]) -> Ended:
+    def _cancel(self, lease: Lease, job: Job[Any], state: RetryState) -> Ended:
         """Finishes a job without an effect; the handler's reason may hold a payload, and is not logged."""
         log.info("job cancelled", consumer=self._worker.name, job=job.place)
         try:
             ending = self._transaction.finish(job, lambda: self._is_ours(lease))
         except NotApplied as failed:
-            # It is asked again, since nothing has happened.
-            return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
+            if isinstance(failed.outcome, Conflict | Unavailable):  # it is asked again, since nothing has happened
+                return self._put_back(lease, state, failed, MAX_PAUSE_S)
+            return self._halt(lease, job, f"could not be cancelled: {failed.reason}")
         if ending is Ending.STALE:
             return Ended(lease, Counts(stale=1), None)
         return _ended(lease, Counts(cancelled=1) if ending is Ending.APPLIED else Counts(skipped=1), "done")
@@ -194,6 +196,8 @@ class JobDeliverer:
                 return self._put_back(lease, known, failed, after_s)
             case Retry(after_s, known):
                 return _back(lease) if self._waiter.pause(spread(after_s)) else known
+            case PassItem():
+                return self._cancel(lease, job, state)
             case Halt(attempts):
                 return self._halt(lease, job, f"failed {attempts} times: {failed.reason}")
             case _:

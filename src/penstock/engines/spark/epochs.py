@@ -140,7 +140,9 @@ class EpochsReader(DataSourceStreamReader):
         worker = self._make_worker(pipeline, part.consumer, part.pieces)
         return lambda stop: worker.run(
             stop,
-            lambda did: counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled),
+            lambda did: counter.add(
+                applied=did.applied, skipped=did.skipped + did.cancelled, dead=did.dead, backfilled=did.backfilled
+            ),
         )
 
     def _make_streamer(self, pipeline: "Pipeline", share: str) -> "Streamer":
