@@ -80,7 +80,7 @@ def json_text(value: object, field: str, max_bytes: int) -> str:
 
 
 _SERIALIZER = "__pydantic_serializer__"
-"""What models of Pydantic have, and its dataclasses."""
+"""Attribute of Pydantic's models, and of its dataclasses."""
 
 
 def as_plain(value: object, field: str) -> object:
