@@ -1,7 +1,7 @@
 -- :name sequencer_state
 -- The last tick, and the transaction that has been open longest: its own records wait for it.
 SELECT t.tick, t.epoch,
-       extract(epoch FROM clock_timestamp() - t.at)::float8,
+       extract(epoch FROM clock_timestamp() - t.at)::float8 AS tick_s,
        pg_snapshot_xmax(t.snapshot)::text AS next,
        ARRAY(SELECT pg_snapshot_xip(t.snapshot)::text) AS in_progress,
        o.pid, o.application_name, o.state, o.age_s,

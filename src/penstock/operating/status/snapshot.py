@@ -1,8 +1,9 @@
 """The status of a pipeline, as values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
@@ -231,48 +232,35 @@ class Status:
         """The halted shards: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.halted)
 
-    def has_letters(self, consumer: str) -> bool:
-        """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
-        logs = {channel.channel for channel in self.channels if channel.kind == "log"}
-        return any(
-            shard.dead_letters
-            for each in self.consumers
-            if each.consumer == consumer and (each.channel in logs or "@" in each.channel)
-            for shard in each.shards
-        )
-
     @property
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
         """The shards that wait: for an earlier shard, or as their handler asked or its server cannot do it now: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.waiting)
 
+    def has_letters(self, consumer: str) -> bool:
+        """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
+        logs = {channel.channel for channel in self.channels if channel.kind == "log"}
+        return any(
+            shard.dead_letters and each.consumer == consumer and (each.channel in logs or "@" in each.channel)
+            for each, _, shard in _each_shard(self.consumers)
+        )
+
     @property
     def damaged(self) -> tuple[tuple[ShardName, str], ...]:
         """The shards whose keys in Redis hold something that Penstock did not write: which, and what."""
-        return tuple(
-            (ShardName(channel.channel, Shard(shard.shard)), shard.damage)
-            for channel in self.channels
-            for shard in channel.shards
-            if shard.damage is not None
-        )
+        return tuple((name, shard.damage) for _, name, shard in _each_shard(self.channels) if shard.damage is not None)
 
     @property
     def unread(self) -> tuple[tuple[ShardName, int, str], ...]:
         """The shards with records that nobody reads: how many, and why."""
         unknown = (
-            (ShardName(channel.channel, Shard(shard.shard)), shard.staged + shard.sequenced, NO_SUCH_SHARD)
-            for channel in self.channels
-            for shard in channel.shards
+            (name, shard.staged + shard.sequenced, NO_SUCH_SHARD)
+            for _, name, shard in _each_shard(self.channels)
             if shard.unknown
         )
         without_checkpoint = (
-            (
-                ShardName(consumer.channel, Shard(shard.shard)),
-                shard.lag,
-                f"consumer {consumer.consumer} has no checkpoint in it",
-            )
-            for consumer in self.consumers
-            for shard in consumer.shards
+            (name, shard.lag, f"consumer {each.consumer} has no checkpoint in it")
+            for each, name, shard in _each_shard(self.consumers)
             if shard.unread
         )
         return (*unknown, *without_checkpoint)
@@ -286,11 +274,15 @@ class Status:
 
     def _consumer_shards(self, why: Callable[[ConsumerShard], str | None]) -> tuple[tuple[str, ShardName, str], ...]:
         return tuple(
-            (consumer.consumer, ShardName(consumer.channel, Shard(shard.shard)), reason)
-            for consumer in self.consumers
-            for shard in consumer.shards
+            (consumer.consumer, name, reason)
+            for consumer, name, shard in _each_shard(self.consumers)
             if (reason := why(shard)) is not None
         )
+
+
+def _each_shard(owners: Iterable[Any]) -> Iterator[tuple[Any, ShardName, Any]]:
+    """The shards of channels, or of consumers: whose, its name, itself."""
+    return ((each, ShardName(each.channel, Shard(shard.shard)), shard) for each in owners for shard in each.shards)
 
 
 def count_dead_letters(status: Status) -> int:
