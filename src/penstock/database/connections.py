@@ -190,15 +190,7 @@ def connect_postgres(
     kind: type[WorkerConnection] = WorkerConnection,
     timeouts: Timeouts | None = None,
 ) -> WorkerConnection:
-    """A connection in autocommit mode: transactions are opened where they are meant.
-
-    Args:
-        url: ``postgresql://…``; a driver's name after ``postgresql`` is left out.
-        application: Its name in ``pg_stat_activity``.
-        prepare: Use prepared statements; behind a pooler none are used.
-        kind: ``TableConnection`` for the application's tables.
-        timeouts: Those of a caller that cannot wait as long as a worker.
-    """
+    """A connection in autocommit mode: transactions are opened where they are meant."""
     with connection_errors():
         connection = kind.connect(
             plain_url(url),

@@ -112,18 +112,7 @@ def _is_stale_plan(code: str, cause: BaseException) -> bool:
 
 @contextmanager
 def postgres_errors(what: str) -> Iterator[None]:
-    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement.
-
-    Args:
-        what: What was being done, for the error's text: ``sequencing``.
-
-    Raises:
-        ServerUnavailable: The server cannot do it now; what was being done may have happened.
-        InvalidSetting: An option of the URL has a value that libpq does not take.
-        SchemaMissing: A table or function of ours is not there.
-        PrivilegeMissing: The connection's role may not do it.
-        HiddenRows: A policy of row-level security applies to a table.
-    """
+    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement."""
     try:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:

@@ -47,11 +47,6 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
     millisecond, so the one that every batch ends with does without.
-
-    Args:
-        connection: The connection.
-        idle_s: Longest pause of the transaction between two statements, in seconds.
-        timeouts: Those of a caller that cannot wait as long as a worker.
     """
     driver = cast("Any", connection.connection).driver_connection
     settings = guarded(handler_settings(driver.info.server_version, idle_s, timeouts))

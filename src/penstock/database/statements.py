@@ -49,12 +49,7 @@ _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 @cache
 def statements(package: str, schema: str) -> dict[str, bytes]:
-    """The named statements of ``package``, ready for a psycopg cursor.
-
-    Args:
-        package: Dotted name of the package that holds ``statements.sql``.
-        schema: Name of the Penstock schema, already validated.
-    """
+    """The named statements of ``package``, ready for a psycopg cursor."""
     text = (files(package) / "statements.sql").read_text(encoding="utf-8")
     quoted = quote(schema)
     parts = _HEADING.split(text)[1:]

@@ -367,11 +367,7 @@ class ReconciliationSpec:
 
 
 def table_named(state: Any) -> tuple[str | None, str]:
-    """Schema and name of a table that was given as text, as a mapped class, or as SQLAlchemy's ``Table``.
-
-    Raises:
-        DeclarationError: It is none of these.
-    """
+    """Schema and name of a table that was given as text, as a mapped class, or as SQLAlchemy's ``Table``."""
     table = getattr(state, "__table__", state)
     if isinstance(table, str):
         schema, _, name = table.rpartition(".")

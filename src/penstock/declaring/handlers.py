@@ -124,11 +124,7 @@ def is_async(handler: Handler) -> bool:
 
 
 def default_name(handler: object) -> str:
-    """The name of a consumer that is given none: its handler's.
-
-    Raises:
-        DeclarationError: The handler has no name of its own.
-    """
+    """The name of a consumer that is given none: its handler's."""
     name = getattr(handler, "__name__", None)
     if not isinstance(name, str):
         raise DeclarationError(
@@ -138,11 +134,7 @@ def default_name(handler: object) -> str:
 
 
 def check_handler(consumer: str, handler: object) -> None:
-    """Makes sure that calling the handler with a session and what it is to handle does its work.
-
-    Raises:
-        DeclarationError: It is not callable, is a generator, or does not take two arguments.
-    """
+    """Makes sure that calling the handler with a session and what it is to handle does its work."""
     if not callable(handler):
         raise DeclarationError(
             f"consumer {consumer}: the handler is a {type(handler).__name__}, which cannot be called"

@@ -51,11 +51,7 @@ LARGEST_MEMORY = 1 << 60
 
 
 def checked_name(name: object, of: str) -> str:
-    """The name, if it keeps the rule.
-
-    Raises:
-        InvalidName: Empty, too long, or with characters other than ``a-z 0-9 _ . -``.
-    """
+    """The name, if it keeps the rule."""
     if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
         raise InvalidName(
             f"{of} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
@@ -65,11 +61,7 @@ def checked_name(name: object, of: str) -> str:
 
 
 def checked_consumer(name: object) -> str:
-    """The name of a consumer, if it keeps the rule.
-
-    Raises:
-        InvalidName: As ``checked_name``, or the name of a replay.
-    """
+    """The name of a consumer, if it keeps the rule."""
     checked = checked_name(name, "consumer")
     if REPLAY_RULE.fullmatch(checked):
         raise InvalidName(f"consumer {checked!r}: such names are those of replays; take another one")
@@ -77,11 +69,7 @@ def checked_consumer(name: object) -> str:
 
 
 def checked_source(name: object) -> str:
-    """The name of a source, if it keeps the rule.
-
-    Raises:
-        InvalidName: Empty, too long, or with characters other than ``a-z 0-9`` and single ``_`` between them.
-    """
+    """The name of a source, if it keeps the rule."""
     if not isinstance(name, str) or not _SOURCE_RULE.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise InvalidName(
             f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' or 'us_east'"
@@ -90,11 +78,7 @@ def checked_source(name: object) -> str:
 
 
 def checked_channel(name: object) -> str:
-    """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source.
-
-    Raises:
-        InvalidName: Either part breaks its rule, or the whole is longer than 63 characters.
-    """
+    """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source."""
     base, at, source = name.partition("@") if isinstance(name, str) else (name, "", "")
     checked_name(base, "channel")
     if at and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
@@ -109,11 +93,7 @@ def is_number(given: object, least: float, most: float) -> bool:
 
 
 def refuse_sources(channel: "Channel", who: str, why: str) -> None:
-    """Refuses a log that is read from several sources, where only this database's own channels will do.
-
-    Raises:
-        DeclarationError: It is one; the text has ``who`` and ``why``.
-    """
+    """Refuses a log that is read from several sources, where only this database's own channels will do."""
     if channel.sources:
         raise DeclarationError(
             f"{who}: log {channel.name} is read from the sources {', '.join(channel.sources)}, and {why}"
@@ -121,11 +101,7 @@ def refuse_sources(channel: "Channel", who: str, why: str) -> None:
 
 
 def check_reconciled(channel: "Channel", who: str) -> None:
-    """Makes sure that a consumer of the channel can be compared at a cut.
-
-    Raises:
-        DeclarationError: The channel is no log, or is read from several sources.
-    """
+    """Makes sure that a consumer of the channel can be compared at a cut."""
     if not isinstance(channel, Log):
         what = "an Ick" if isinstance(channel, Ick) else "a queue"
         raise DeclarationError(
@@ -178,11 +154,7 @@ class Seconds:
 
 
 def check_payload(whose: str, model: object) -> None:
-    """Makes sure that payloads can be made into ``model``.
-
-    Raises:
-        DeclarationError: It is no dataclass, TypedDict, msgspec Struct or Pydantic model.
-    """
+    """Makes sure that payloads can be made into ``model``."""
     if is_typeddict(model) and sys.version_info < (3, 12) and type(model).__module__ == "typing":
         raise DeclarationError(
             f"{whose}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"

@@ -69,11 +69,7 @@ class TenantLimits:
     is_paused: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the limits.
-
-        Raises:
-            InvalidMessage: One of them is out of range.
-        """
+        """Checks the limits."""
         for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
             value = getattr(self, name)
             least, most = WEIGHTS if name == "weight" else (0, 2**53)
@@ -84,11 +80,7 @@ class TenantLimits:
 
 
 def check_unique(unique: object) -> None:
-    """Checks a unique name.
-
-    Raises:
-        InvalidMessage: It is none, or has a value that a queue cannot take.
-    """
+    """Checks a unique name."""
     if not isinstance(unique, Unique):
         raise InvalidMessage("unique", f"is {type(unique).__name__}; it takes Unique(name)")
     checked_text("unique.name", unique.name)
@@ -100,11 +92,7 @@ def check_unique(unique: object) -> None:
 
 
 def checked_duration(field: str, given: object, most: float) -> float:
-    """The seconds of a duration.
-
-    Raises:
-        InvalidMessage: It is none, or longer than ``most`` seconds.
-    """
+    """The seconds of a duration."""
     try:
         seconds = parse_duration(given)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -128,11 +116,7 @@ def name_as_staged(held: str) -> str:
 
 
 def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> str:
-    """The text, if a queue can take it as a name.
-
-    Raises:
-        InvalidMessage: No text, empty, too long, or with a zero byte or a lone surrogate.
-    """
+    """The text, if a queue can take it as a name."""
     if not isinstance(value, str):
         raise InvalidMessage(field, f"is {type(value).__name__}; it takes str")
     if not value and not may_be_empty:
@@ -146,11 +130,7 @@ def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> st
 
 
 def utf8(field: str, value: str) -> bytes:
-    """The text as UTF-8.
-
-    Raises:
-        InvalidMessage: It is none.
-    """
+    """The text as UTF-8."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -158,22 +138,14 @@ def utf8(field: str, value: str) -> bytes:
 
 
 def checked_delay(delay_s: object) -> float:
-    """The delay in seconds, if a queue can take it.
-
-    Raises:
-        InvalidMessage: No number, negative, or too long.
-    """
+    """The delay in seconds, if a queue can take it."""
     if not isinstance(delay_s, int | float) or not 0 <= delay_s <= MAX_DELAY_S:
         raise InvalidMessage("delay_s", f"is {delay_s!r}; it takes 0 to {MAX_DELAY_S:,.0f} seconds")
     return delay_s
 
 
 def check_times(delay_s: object, due: object, deadline: object) -> None:
-    """Checks when a message may be read, and until when.
-
-    Raises:
-        InvalidMessage: A time is none, is out of range, has no time zone, or excludes another.
-    """
+    """Checks when a message may be read, and until when."""
     if checked_delay(delay_s) and due is not None:
         raise InvalidMessage("due", "and a delay exclude each other")
     for name, moment in (("due", due), ("deadline", deadline)):

@@ -121,10 +121,6 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
     """Creates a directory for this user alone, or closes an existing one to others.
 
     Root's can be entered by all, because Postgres does not run as root; its files cannot be read.
-
-    Args:
-        directory: With the directories above it.
-        shared: It may hold other things of this user: others only lose the right to write there.
     """
     private = 0o711 if os.geteuid() == 0 else 0o700
     try:

@@ -62,16 +62,7 @@ class OwnedProcess:
         sockets: Path,
         account: Account | None = None,
     ) -> None:
-        """Start the process.
-
-        Args:
-            command: Program and arguments.
-            log: File that its output is appended to.
-            lock: File descriptor that it inherits.
-            last_signal: Signal that the guard sends when the owner has gone.
-            sockets: Directory that the guard removes after that.
-            account: User to run as; None is the owner's.
-        """
+        """Start the process."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(open_own(log, flags), "ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  the caller's own server

@@ -33,21 +33,7 @@ def is_async_driver(connection: object) -> bool:
 def insert_directly(
     connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel], caller: str
 ) -> None:
-    """Inserts the rows in order, in the connection's transaction.
-
-    Args:
-        connection: SQLAlchemy's, psycopg's or Django's.
-        schema: The Penstock schema.
-        rows: The rows.
-        channels: Their channels.
-        caller: The function that the application called, for errors.
-
-    Raises:
-        ChannelMismatch: A channel is registered with another kind, or with another number of shards.
-        ChannelRetired: A channel was retired.
-        NotAttached: The connection is of another type, or of another database.
-        StagingError: Postgres refused the rows, or the connection is in autocommit mode; the text holds no payload.
-    """
+    """Inserts the rows in order, in the connection's transaction."""
     if isinstance(connection, Connection):
         insert_rows(connection, schema, rows, channels)
     elif _is_instance(connection, "psycopg", "Connection"):
@@ -62,11 +48,7 @@ def insert_directly(
 
 
 def read_directly(connection: Any, sql: str) -> Rows:
-    """The rows of a query without parameters, read through a connection of psycopg or Django.
-
-    Raises:
-        TypeError: The connection is of another type.
-    """
+    """The rows of a query without parameters, read through a connection of psycopg or Django."""
     if _is_instance(connection, "psycopg", "Connection"):
         psycopg = sys.modules["psycopg"]
         made = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)

@@ -92,13 +92,7 @@ class _Write(NamedTuple):
 
 
 def watch(session: Session, connection: Connection, is_writing: Callable[[Session], bool]) -> None:
-    """Checks the connection's statements until ``unwatch``, if rules apply to the session.
-
-    Args:
-        session: An attached session.
-        connection: The connection that now carries its transaction.
-        is_writing: Returns whether the session's unit of work is writing, with the hooks called.
-    """
+    """Checks the connection's statements until ``unwatch``, if rules apply to the session."""
     watched = _watched.setdefault(connection, _Watched())
     watched.sessions[session] = is_writing
     watched.passed.clear()

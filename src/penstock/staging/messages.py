@@ -47,21 +47,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     key: object = None,
     field: str = "",
 ) -> Row:
-    """Checks the fields of a message and returns them as a row.
-
-    Args:
-        channel: The queue.
-        action: What happened, or what is to be done.
-        object: To what.
-        data: The payload.
-        headers: A dict, or None.
-        options: The tenant, and whatever else is wanted.
-        key: Within the tenant, keys take turns; None is the key "".
-        field: Prefix of field names in errors.
-
-    Raises:
-        InvalidRecord: A field is invalid.
-    """
+    """Checks the fields of a message and returns them as a row."""
     if unknown := options.keys() - MessageOptions.__optional_keys__ - {"tenant"}:
         raise InvalidRecord(
             f"{field}{min(unknown)}",
@@ -75,21 +61,13 @@ def make_message(  # noqa: PLR0913  a row has this many columns
 
 
 def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:
-    """Refuses what only queues have, for a channel of another kind.
-
-    Raises:
-        InvalidRecord: There is such an option.
-    """
+    """Refuses what only queues have, for a channel of another kind."""
     for name in options:
         raise InvalidRecord(f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}")
 
 
 def refuse_reserved(headers: object, field: str = "") -> None:
-    """Refuses headers that have Penstock's own.
-
-    Raises:
-        InvalidRecord: They do.
-    """
+    """Refuses headers that have Penstock's own."""
     if isinstance(headers, dict) and RESERVED in headers:
         raise InvalidRecord(f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name")
 

@@ -55,16 +55,7 @@ class _NotJsonError(Exception):
 
 
 def json_text(value: object, field: str, max_bytes: int) -> str:
-    """Encodes a value as compact JSON that Postgres accepts as ``jsonb``.
-
-    Args:
-        value: Any JSON value, and the types in the table above.
-        field: Its name in errors, such as ``data``.
-        max_bytes: Largest JSON text, in bytes of UTF-8.
-
-    Raises:
-        InvalidRecord: A part of it is invalid; the error names its path.
-    """
+    """Encodes a value as compact JSON that Postgres accepts as ``jsonb``."""
     text = _encode_fast(value)
     if text is None:
         _check(value, field, [])
@@ -84,11 +75,7 @@ _SERIALIZER = "__pydantic_serializer__"
 
 
 def as_plain(value: object, field: str) -> object:
-    """The dict of a dataclass, msgspec Struct or Pydantic model; any other value as it is.
-
-    Raises:
-        InvalidRecord: It has a part that its library cannot write as JSON.
-    """
+    """The dict of a dataclass, msgspec Struct or Pydantic model; any other value as it is."""
     try:
         if hasattr(type(value), _SERIALIZER):
             return getattr(type(value), _SERIALIZER).to_python(value, mode="json", by_alias=True)
@@ -106,11 +93,7 @@ def as_plain(value: object, field: str) -> object:
 
 
 def checked_model(value: object, model: Any) -> object:
-    """The value, if it is an instance of the model, or of anything if there is none.
-
-    Raises:
-        InvalidRecord: It is an instance of something else.
-    """
+    """The value, if it is an instance of the model, or of anything if there is none."""
     expected = dict if is_typeddict(model) else model
     if isinstance(expected, type) and not isinstance(value, expected):
         raise InvalidRecord(
@@ -120,12 +103,7 @@ def checked_model(value: object, model: Any) -> object:
 
 
 def key_text(value: object, field: str = "key") -> str:
-    """Returns the key of a record as text; that of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``.
-
-    Raises:
-        InvalidRecord: The key is not a str, int or UUID, nor a tuple of them, is empty or too long, or is text that
-            Postgres cannot store.
-    """
+    """Returns the key of a record as text; that of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``."""
     if isinstance(value, tuple) and value:
         parts = [_make_key_part(part, f"{field}[{n}]") for n, part in enumerate(value)]
         return _check_length(f"[{', '.join(parts)}]", field, MAX_KEY_CHARACTERS)
@@ -152,22 +130,14 @@ def _make_key_part(value: object, field: str) -> str:
 
 
 def label_text(value: object, field: str) -> str:
-    """Checks an action or an object's name: text of 1 to 255 characters.
-
-    Raises:
-        InvalidRecord: It is anything else, or text that Postgres cannot store.
-    """
+    """Checks an action or an object's name: text of 1 to 255 characters."""
     if not isinstance(value, str):
         raise InvalidRecord(field, f"is of type {type(value).__name__}; it takes a str")
     return _check_length(value, field, MAX_LABEL_CHARACTERS)
 
 
 def headers_text(headers: object, field: str = "headers") -> str | None:
-    """Encodes the headers as JSON; None stays None.
-
-    Raises:
-        InvalidRecord: The headers are not a dict, or a part of them is invalid.
-    """
+    """Encodes the headers as JSON; None stays None."""
     if headers is None:
         return None
     if not isinstance(headers, dict):
@@ -288,13 +258,7 @@ _ENCODERS: dict[type, Callable[[Any], object]] = {
 
 
 def _check(value: object, path: str, parents: list[int]) -> None:
-    """Raises for the first fault, with its path.
-
-    Args:
-        value: A part of the payload.
-        path: Its path.
-        parents: Identities of the dicts and lists that contain it.
-    """
+    """Raises for the first fault, with its path."""
     if isinstance(value, Enum):
         _check(value.value, path, parents)
     elif isinstance(value, (dict, list, tuple)):

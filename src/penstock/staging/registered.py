@@ -58,18 +58,7 @@ def known_at(*address: object) -> Known:
 
 
 def check_channels(known: Known, schema: str, channels: Iterable[Channel], form: str = ":{}") -> Check:
-    """Checks that channels are registered as they are declared, or not at all.
-
-    Args:
-        known: Earlier answers of the same database.
-        schema: The Penstock schema.
-        channels: What is about to be staged for.
-        form: How the driver writes a parameter.
-
-    Raises:
-        ChannelMismatch: One is registered with another kind, or with another number of shards.
-        ChannelRetired: One was retired.
-    """
+    """Checks that channels are registered as they are declared, or not at all."""
     now = monotonic()
     for channel in channels:
         if now >= known.get((schema, channel), 0.0):
@@ -89,15 +78,7 @@ def next_question(check: Check, rows: Rows) -> Question | None:
 
 
 def run_check(check: Check, execute: Callable[[str, dict[str, Any]], Rows]) -> None:
-    """Runs a check on a connection.
-
-    Args:
-        check: What ``check_channels`` returned.
-        execute: Executes a query, and returns its rows.
-
-    Raises:
-        As ``check_channels``, and the driver's errors.
-    """
+    """Runs a check on a connection."""
     question = next(check, None)
     while question is not None:
         question = next_question(check, execute(*question))

@@ -55,20 +55,7 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     headers: object = None,
     field: str = "",
 ) -> Row:
-    """Checks the fields of a record and returns them as a row.
-
-    Args:
-        channel: Where the record goes.
-        key: A str, int or UUID.
-        action: What happened.
-        object: What it happened to.
-        data: The payload.
-        headers: A dict, or None.
-        field: Prefix of field names in errors, such as ``records[3].``.
-
-    Raises:
-        InvalidRecord: A field is invalid.
-    """
+    """Checks the fields of a record and returns them as a row."""
     checked_key = key_text(key, f"{field}key")
     checked = [
         _make_label(channel.name, "channel"),
@@ -94,20 +81,7 @@ def _make_label(value: object, field: str) -> str:
 
 
 def insert_rows(connection: Connection, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
-    """Inserts the rows in order, in one statement for each 16 million characters.
-
-    Args:
-        connection: In the application's transaction.
-        schema: The Penstock schema.
-        rows: The rows.
-        channels: Their channels.
-
-    Raises:
-        ChannelMismatch: A channel is registered with another kind, or with another number of shards.
-        ChannelRetired: A channel was retired.
-        StagingError: Postgres refused the rows, or the connection is in AUTOCOMMIT; the text holds no payload.
-        sqlalchemy.exc.DBAPIError: The transaction or the connection failed; the application may retry.
-    """
+    """Inserts the rows in order, in one statement for each 16 million characters."""
     if _is_autocommit(connection):
         raise StagingError(f"{AUTOCOMMIT}; use a connection or an engine with another isolation level")
     check = check_channels(known_to_engine(connection), schema, channels)
@@ -133,11 +107,7 @@ def _try_insert(connection: Connection, statement: TextClause, rows: str) -> Exc
 
 
 def make_refusal(error: BaseException | None) -> StagingError | None:
-    """Makes the error for an insert that Postgres refused; None if the transaction or the connection failed.
-
-    Args:
-        error: The driver's.
-    """
+    """Makes the error for an insert that Postgres refused; None if the transaction or the connection failed."""
     state = _get_sqlstate(error)
     if not state or state.startswith(_TRANSACTION_CLASSES):
         return None
@@ -151,12 +121,7 @@ def _make_statement(schema: str) -> TextClause:
 
 
 def insert_sql(schema: str, rows: str) -> str:
-    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order.
-
-    Args:
-        schema: The Penstock schema.
-        rows: The parameter, as the driver writes it.
-    """
+    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order."""
     return f"""
         INSERT INTO {quote(schema)}.staged_records (channel, shard, key, action, object, data, headers)
         SELECT r.v ->> 0, (r.v ->> 1)::integer, r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6

@@ -127,16 +127,7 @@ def _warn(message: str) -> None:
 
 
 def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
-    """Finds the mistakes in a rule that show when it is declared, before any object changes.
-
-    Args:
-        rule: The rule.
-        pipeline: Declares it, and has not taken it yet.
-
-    Raises:
-        DeclarationError: The class is not mapped, it lacks an attribute that the rule names, a part of the rule is
-            invalid, or a trigger is to capture it and cannot.
-    """
+    """Finds the mistakes in a rule that show when it is declared, before any object changes."""
     where = f"staging rule of {rule.model.__name__}"
     refuse_sources(rule.channel, where, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.

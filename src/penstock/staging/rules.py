@@ -63,11 +63,7 @@ class MappedRule:
     reads: frozenset[str]
 
     def make_row(self, change: Change, target: object, stored: StoredValues) -> Row | None:
-        """Returns the row for a change; None if the rule's condition is false.
-
-        Raises:
-            InvalidRecord: The key or the payload is invalid.
-        """
+        """Returns the row for a change; None if the rule's condition is false."""
         rule = self.rule
         if isinstance(rule.channel, Ick):
             return self.make_mark(change, self._read(rule.key, target, stored))
@@ -86,11 +82,7 @@ class MappedRule:
         return make_row(rule.channel, key, change, self.object_name, data, headers)
 
     def make_mark(self, change: Change, member: object) -> Row | None:
-        """Returns the row that marks a member of the rule's Ick dirty; None if the member, or a part of it, is None.
-
-        Raises:
-            InvalidRecord: The member is invalid.
-        """
+        """Returns the row that marks a member of the rule's Ick dirty; None if the member, or a part of it, is None."""
         if member is None or (isinstance(member, tuple) and None in member):
             return None
         return make_row(self.rule.channel, member, change, self.object_name, {})
@@ -239,9 +231,6 @@ def resolve_target(target: Any) -> Target:
     """Returns the session class, or the session, behind what an application attaches to.
 
     Async types are recognised by their attributes, since importing them needs greenlet.
-
-    Raises:
-        DeclarationError: ``target`` is not a session and creates none.
     """
     if isinstance(target, Session) or (isinstance(target, type) and issubclass(target, Session)):
         return target
@@ -272,11 +261,7 @@ _own_classes: WeakKeyDictionary[Any, type[Any]] = WeakKeyDictionary()
 
 
 def _own(target: Any, shared: Any) -> type[Any]:
-    """Returns the class of sessions of this target alone: a subclass, unless ``shared`` is the one made before.
-
-    Raises:
-        DeclarationError: It is a function that creates sessions, of no class that could be told from others.
-    """
+    """Returns the class of sessions of this target alone: a subclass, unless ``shared`` is the one made before."""
     if not isinstance(shared, type):
         raise DeclarationError(f"sync_session_class is {shared!r}, which is no class: give a subclass of Session")
     if _own_classes.get(target) is not shared:

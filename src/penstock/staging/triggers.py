@@ -161,15 +161,7 @@ _VERSION = "-- penstock capture, version "
 
 
 def make_trigger(rule: StagingRule, schema: str) -> Trigger:
-    """Makes the function and the triggers of a rule; does not configure the mappers.
-
-    Args:
-        rule: A rule with ``capture="trigger"``.
-        schema: The Penstock schema.
-
-    Raises:
-        DeclarationError: The rule has another capture, or a trigger cannot capture its class or one of its columns.
-    """
+    """Makes the function and the triggers of a rule; does not configure the mappers."""
     mapper = _get_mapper(rule)
     source: Any = mapper.local_table
     table = quote(source.schema, source.name)
@@ -199,11 +191,7 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
 
 
 def check_columns(rule: StagingRule) -> None:
-    """Checks that a trigger can capture a rule's class and its columns, as far as is known when the rule is declared.
-
-    Raises:
-        DeclarationError: It cannot.
-    """
+    """Checks that a trigger can capture a rule's class and its columns, as far as is known when the rule is declared."""
     mapper = _get_mapper(rule)
     columns = {
         name: column
@@ -217,24 +205,12 @@ def check_columns(rule: StagingRule) -> None:
 
 
 def trigger_sql(rule: StagingRule, schema: str) -> list[str]:
-    """Returns the statements that create a rule's function and triggers, or replace them if they exist.
-
-    Args:
-        rule: A rule with ``capture="trigger"``.
-        schema: The Penstock schema.
-
-    Raises:
-        DeclarationError: The rule has another capture, or a trigger cannot capture its class or one of its columns.
-    """
+    """Returns the statements that create a rule's function and triggers, or replace them if they exist."""
     return list(make_trigger(rule, schema).statements)
 
 
 def drop_trigger_sql(rule: StagingRule, schema: str) -> list[str]:
-    """Returns the statements that drop a rule's triggers and function.
-
-    Raises:
-        DeclarationError: The rule has another capture, or a trigger cannot capture its class.
-    """
+    """Returns the statements that drop a rule's triggers and function."""
     return list(make_trigger(rule, schema).drop)
 
 

@@ -23,11 +23,7 @@ FORGETFUL = {"fsync": "off", "full_page_writes": "off"}
 
 @contextmanager
 def embedded_postgres(directory: Path) -> Iterator[str]:
-    """URL of a Postgres that runs for the duration of the block.
-
-    Raises:
-        ServerUnavailable: It does not start, or its wheel is not installed.
-    """
+    """URL of a Postgres that runs for the duration of the block."""
     server = EmbeddedPostgres(directory, settings=FORGETFUL)
     try:
         server.start()
@@ -38,11 +34,7 @@ def embedded_postgres(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def embedded_redis(directory: Path) -> Iterator[str]:
-    """URL of a Valkey that runs for the duration of the block.
-
-    Raises:
-        ServerUnavailable: It does not start, or its wheel is not installed.
-    """
+    """URL of a Valkey that runs for the duration of the block."""
     server = EmbeddedRedis(directory, settings={"appendonly": "no"})
     try:
         server.start()
@@ -52,11 +44,7 @@ def embedded_redis(directory: Path) -> Iterator[str]:
 
 
 def delete_keys(redis_url: str, namespace: str) -> None:
-    """Delete the keys of the pipelines of a namespace; other keys are not touched.
-
-    Raises:
-        ServerUnavailable: Redis does not answer.
-    """
+    """Delete the keys of the pipelines of a namespace; other keys are not touched."""
     with connect_redis(redis_url) as client, redis_errors("deleting the keys of the last test"):
         for key in list(client.scan_iter(match=f"{namespace}:*", count=1000)):
             client.unlink(key)
@@ -66,24 +54,14 @@ class TemplateDatabases:
     """Databases that are copies of a template; there is one template for each name of Penstock's schema."""
 
     def __init__(self, server_url: str, create_tables: Callable[[Engine], object]) -> None:
-        """Remember the arguments; the first ``copy`` creates the template.
-
-        Args:
-            server_url: The server, by the URL of any of its databases; the role needs CREATEDB.
-            create_tables: Called with an engine for each new template.
-        """
+        """Remember the arguments; the first ``copy`` creates the template."""
         self._server_url = server_url
         self._create_tables = create_tables
         self._templates: dict[str, str] = {}
 
     @contextmanager
     def copy(self, schema: str) -> Iterator[str]:
-        """URL of a database that exists for the duration of the block.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-            psycopg.Error: The role must not create databases.
-        """
+        """URL of a database that exists for the duration of the block."""
         if schema not in self._templates:
             self._templates[schema] = self._template(schema)
         name = _new_name("test")
