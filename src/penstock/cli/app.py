@@ -15,8 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 from penstock.display import mask
 from penstock.errors import InvalidSetting
 
-RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair"
-
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
@@ -42,79 +40,30 @@ class CommandEntry:
         return typer.main.get_command(single)
 
 
-COMMANDS = (
-    CommandEntry(
-        "demo",
-        "rocket_rides",
-        RUN,
-        "Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.",
-    ),
-    CommandEntry(
-        "init", "installation", RUN, "Create or upgrade Penstock's tables and declared triggers, or its roles."
-    ),
-    CommandEntry("run", "services", RUN, "Run the whole pipeline: the streamer and all consumers."),
-    CommandEntry("stream", "services", RUN, "Sequence and publish staged records; several of these may run at once."),
-    CommandEntry("consume", "services", RUN, "Apply records with one consumer; several processes share its shards."),
-    CommandEntry(
-        "work",
-        "services",
-        RUN,
-        "Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.",
-    ),
-    CommandEntry(
-        "status",
-        "health",
-        INSPECT,
-        "Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.",
-    ),
-    CommandEntry(
-        "tail",
-        "lookups",
-        INSPECT,
-        "Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.",
-    ),
-    CommandEntry(
-        "trace",
-        "lookups",
-        INSPECT,
-        "Show what became of a record: staged, sequenced, published, applied by whom and when.",
-    ),
-    CommandEntry(
-        "explain",
-        "lookups",
-        INSPECT,
-        "Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.",
-    ),
-    CommandEntry(
-        "doctor",
-        "health",
-        INSPECT,
-        "Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.",
-    ),
-    CommandEntry(
-        "verify",
-        "comparisons",
-        INSPECT,
-        "Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.",
-    ),
-    CommandEntry(
-        "reconcile",
-        "comparisons",
-        REPAIR,
-        "Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.",
-    ),
-    CommandEntry(
-        "replay",
-        "resets",
-        REPAIR,
-        "Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.",
-    ),
-    CommandEntry("dead-letters", "redelivery", REPAIR, "Inspect, retry or drop dead letters."),
-    CommandEntry(
-        "consumers", "registrations", REPAIR, "List, rename or retire registered consumers: retention waits for them."
-    ),
-    CommandEntry("channels", "registrations", REPAIR, "List channels, or change one while it is used."),
-    CommandEntry("reset", "resets", REPAIR, "Move a checkpoint, open a new epoch, or repair an Ick."),
+_COMMANDS = """\
+Run     rocket_rides   demo          Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
+Run     installation   init          Create or upgrade Penstock's tables and declared triggers, or its roles.
+Run     services       run           Run the whole pipeline: the streamer and all consumers.
+Run     services       stream        Sequence and publish staged records; several of these may run at once.
+Run     services       consume       Apply records with one consumer; several processes share its shards.
+Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.
+Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
+Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.
+Inspect lookups        trace         Show what became of a record: staged, sequenced, published, applied by whom and when.
+Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.
+Inspect health         doctor        Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.
+Inspect comparisons    verify        Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.
+Repair  comparisons    reconcile     Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
+Repair  resets         replay        Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
+Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
+Repair  registrations  consumers     List, rename or retire registered consumers: retention waits for them.
+Repair  registrations  channels      List channels, or change one while it is used.
+Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.
+"""
+
+COMMANDS = tuple(
+    CommandEntry(name, module, panel, sentence)
+    for panel, module, name, sentence in (line.split(maxsplit=3) for line in _COMMANDS.splitlines())
 )
 
 
