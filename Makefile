@@ -49,7 +49,7 @@ lint: venv  ## formatter, linter, types, who may import whom, dead code, spellin
 	$(BIN)/python -m pytest --quiet --noconftest tests/documents/check_*.py
 
 pages: venv  ## write the reference pages that are generated from the code
-	$(BIN)/python -m penstock.cli.reference
+	$(BIN)/python docs/reference/command_line.py
 	$(BIN)/python docs/reference/api.py
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones

@@ -3,16 +3,17 @@
 import importlib
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.cli.reference import EXIT_CODES, pages
 from penstock.errors import PenstockError
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ERRORS = (REFERENCE / "errors.md").read_text()
+GENERATED = runpy.run_path(str(REFERENCE / "command_line.py"))
 SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", ERRORS, re.MULTILINE | re.DOTALL))
 
 
@@ -33,7 +34,7 @@ def test_an_error_has_a_section_and_an_exit_code(error: type[PenstockError]) -> 
     assert error.page == f"errors#{error.__name__.lower()}"
     assert error.__name__ in SECTIONS
     assert f"Exit code {error.exit_code}." in SECTIONS[error.__name__]
-    assert error.exit_code in dict(EXIT_CODES)
+    assert error.exit_code in dict(GENERATED["EXIT_CODES"])
     assert re.search(rf"{error.__name__} +{error.exit_code}$", ERRORS, re.MULTILINE)
     assert error.__doc__
 
@@ -49,7 +50,7 @@ def test_every_page_named_in_an_error_text_exists() -> None:
     assert named <= {name.lower() for name in SECTIONS}
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
+@pytest.mark.parametrize("name", sorted(GENERATED["pages"]()))
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    """If this fails, run ``python -m penstock.cli.reference``."""
-    assert (REFERENCE / name).read_text() == pages()[name]
+    """If this fails, run ``python docs/reference/command_line.py``."""
+    assert (REFERENCE / name).read_text() == GENERATED["pages"]()[name]
