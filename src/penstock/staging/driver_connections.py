@@ -36,15 +36,33 @@ def insert_directly(
     """Inserts the rows in order, in the connection's transaction."""
     if isinstance(connection, Connection):
         insert_rows(connection, schema, rows, channels)
-    elif _is_instance(connection, "psycopg", "Connection"):
-        _insert_by_psycopg(connection, schema, rows, channels)
+        return
+    errors: Any
+    if _is_instance(connection, "psycopg", "Connection"):
+        _refuse_psycopg_autocommit(connection)
+        psycopg, info = sys.modules["psycopg"], connection.info
+        # Whatever the connection's own cursors and rows are.
+        opened, errors = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row), psycopg.Error
+        known = known_at(info.host, info.port, info.dbname)
     elif _is_django(connection):
-        _insert_by_django(connection, schema, rows, channels)
+        _check_django(connection)
+        opened, errors, own = connection.cursor(), sys.modules["django.db.utils"].Error, connection.settings_dict
+        known = known_at(own.get("HOST"), own.get("PORT"), own.get("NAME"))
     else:
         raise NotAttached(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
             f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await {caller}_async(…)"
         )
+    refusal = None
+    try:
+        with opened as cursor:
+            _insert(cursor, schema, rows, check_channels(known, schema, channels, _PARAMETER))
+    except errors as error:
+        # Django's has the driver's as its cause.
+        if (refusal := make_refusal(error.__cause__ if _is_django(connection) else error)) is None:
+            raise
+    if refusal is not None:
+        raise refusal  # outside ``except``: the driver's error may quote the payload
 
 
 def read_directly(connection: Any, sql: str) -> Rows:
@@ -74,7 +92,8 @@ async def insert_by_async_psycopg(
     try:
         tuples = psycopg.rows.tuple_row
         async with psycopg.AsyncCursor(connection, row_factory=tuples) as cursor:
-            check = _check_at(connection.info, schema, channels)
+            info = connection.info
+            check = check_channels(known_at(info.host, info.port, info.dbname), schema, channels, _PARAMETER)
             question = next(check, None)
             while question is not None:
                 await cursor.execute(*question)
@@ -85,27 +104,7 @@ async def insert_by_async_psycopg(
         if (refusal := make_refusal(error)) is None:
             raise
     if refusal is not None:
-        raise refusal  # outside ``except``: the driver's error may quote the payload
-
-
-def _insert_by_psycopg(connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
-    _refuse_psycopg_autocommit(connection)
-    psycopg, refusal = sys.modules["psycopg"], None
-    try:
-        # Whatever the connection's own cursors and rows are.
-        with psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
-            _insert(cursor, schema, rows, _check_at(connection.info, schema, channels))
-    except psycopg.Error as error:
-        if (refusal := make_refusal(error)) is None:
-            raise
-    if refusal is not None:
-        raise refusal
-
-
-def _check_at(info: Any, schema: str, channels: Collection[Channel]) -> Check:
-    """The check on a connection of psycopg."""
-    known = known_at(info.host, info.port, info.dbname)
-    return check_channels(known, schema, channels, _PARAMETER)
+        raise refusal  # the same
 
 
 def _insert(cursor: Any, schema: str, rows: Sequence[Row], check: Check) -> None:
@@ -135,7 +134,7 @@ def _refuse_psycopg_autocommit(connection: Any) -> None:
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with connection.transaction()")
 
 
-def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
+def _check_django(connection: Any) -> None:
     if connection.vendor != "postgresql":
         raise NotAttached(
             f"the Django connection {connection.alias!r} is of {connection.vendor}; records are staged in the Postgres "
@@ -143,18 +142,6 @@ def _insert_by_django(connection: Any, schema: str, rows: Sequence[Row], channel
         )
     if not connection.in_atomic_block and connection.get_autocommit():
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with transaction.atomic()")
-    refusal = None
-    own = connection.settings_dict
-    known = known_at(own.get("HOST"), own.get("PORT"), own.get("NAME"))
-    check = check_channels(known, schema, channels, _PARAMETER)
-    try:
-        with connection.cursor() as cursor:
-            _insert(cursor, schema, rows, check)
-    except sys.modules["django.db.utils"].Error as error:
-        if (refusal := make_refusal(error.__cause__)) is None:
-            raise
-    if refusal is not None:
-        raise refusal
 
 
 def _is_django(connection: object) -> bool:

@@ -5,7 +5,7 @@ The record is then inserted at once, so a rollback removes it, also a rollback t
 connection, write the change first and then stage it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Required, Unpack, overload
 
 from sqlalchemy import Connection
@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # the import needs greenlet, which only applications that use
 
 Target = Session | scoped_session[Any] | Connection | DriverConnection
 """A session, or a connection of SQLAlchemy, psycopg or Django."""
+
+_ADD = "add it with Pipeline(channels=[…]) or pipeline.add_channel(…)"
 
 DIRTY, MEMBER = "dirty", "member"
 """Action and object of records that ``mark_dirty`` stages."""
@@ -117,8 +119,8 @@ def stage(  # noqa: PLR0913  a record has this many parts
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     _refuse_async(target, "stage")
-    record = _record(key, action, object, data, headers, tenant, options)
-    _insert(target, to, [_make_record(to, record)], pipeline, "stage")
+    record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
+    _insert(target, to, [_make_record(to, {**record, **options})], pipeline, "stage")
 
 
 def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None) -> int:
@@ -200,8 +202,8 @@ async def stage_async(  # noqa: PLR0913  as stage
         InvalidRecord: A field is invalid; nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    record = _record(key, action, object, data, headers, tenant, options)
-    await _insert_async(target, to, [_make_record(to, record)], pipeline, "stage")
+    record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
+    await _insert_async(target, to, [_make_record(to, {**record, **options})], pipeline, "stage")
 
 
 async def stage_many_async(
@@ -232,29 +234,14 @@ def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
     return [_make_record(channel, record, f"records[{number}].") for number, record in enumerate(records)]
 
 
-def _record(  # noqa: PLR0913, PLR0917  a record has this many parts
-    key: object,
-    action: str,
-    object: str,  # noqa: A002  the name of the record's field
-    data: Any,
-    headers: dict[str, Any] | None,
-    tenant: object,
-    options: MessageOptions,
-) -> dict[str, Any]:
-    given = {} if tenant is None else {"tenant": tenant}
-    return {"key": key, "action": action, "object": object, "data": data, "headers": headers, **given, **options}
-
-
 _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
 
 
 def _make_record(channel: Channel, record: Mapping[str, Any], field: str = "") -> Row:
-    """The row of a record, given as the arguments of ``stage``.
-
-    Raises:
-        InvalidRecord: A field is invalid, or does not go with the channel.
-    """
+    """The row of a record, given as the arguments of ``stage``."""
     options = {name: value for name, value in record.items() if name not in _FIELDS}
+    if options.get("tenant", "") is None:
+        del options["tenant"]
     key, action, object_, headers = record.get("key"), record["action"], record["object"], record.get("headers")
     data = as_plain(record["data"], f"{field}data")
     if isinstance(channel, Queue):
@@ -324,10 +311,13 @@ async def _insert_async(
 
 
 def _insert_in_session(session: Session, channel: Channel, rows: list[Row], pipeline: Declarations | None) -> None:
+    attached = find_attachments(session)
     if pipeline is None:
-        attachment = _find_attachment(session, channel)
+        attachment = _find_attachment(attached, channel)
     else:
         attachment = Attachment(_require_pipeline(channel, pipeline, "stage"), nudge=False)
+        # If it is attached, too, its attachment says whether a commit wakes the streamer.
+        attachment = next((each for each in attached if each.pipeline is pipeline), attachment)
     schema = attachment.pipeline.scope.schema
     session.flush()
     if not rows:
@@ -345,24 +335,17 @@ def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: s
             f"give it: {caller}(connection, to=channel, …, pipeline=pipeline)"
         )
     if pipeline.channels.get(channel.name) != channel:
-        raise NotAttached(
-            f"the pipeline does not have this channel {channel.name}; "
-            "add it with Pipeline(channels=[…]) or pipeline.add_channel(…)"
-        )
+        raise NotAttached(f"the pipeline does not have this channel {channel.name}; {_ADD}")
     return pipeline
 
 
-def _find_attachment(session: Session, channel: Channel) -> Attachment:
-    found = find_attachments(session)
-    for attachment in found:
+def _find_attachment(attached: Sequence[Attachment], channel: Channel) -> Attachment:
+    for attachment in attached:
         if attachment.pipeline.channels.get(channel.name) == channel:
             return attachment
-    if found:
-        raise NotAttached(
-            f"no pipeline attached to the session has this channel {channel.name}; "
-            "add it with Pipeline(channels=[…]) or pipeline.add_channel(…)"
-        )
     raise NotAttached(
-        f"channel {channel.name}: no pipeline is attached to the session; call pipeline.attach(…) once with the "
+        f"no pipeline attached to the session has this channel {channel.name}; {_ADD}"
+        if attached
+        else f"channel {channel.name}: no pipeline is attached to the session; call pipeline.attach(…) once with the "
         "sessionmaker, the Session class or this session"
     )

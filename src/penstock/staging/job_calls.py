@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
 
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session
 
 from penstock.declaring.declarations import Queue, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome, Job
@@ -18,7 +18,7 @@ from penstock.records import Payload
 from penstock.staging.explicit import Target, stage, stage_async
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload import checked_model
-from penstock.staging.rules import Declarations, find_attachments
+from penstock.staging.rules import Declarations
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -84,7 +84,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             StagingError: Postgres refused the job, or the connection is in autocommit mode.
         """
         record = self._record(payload, tenant, key, headers, options)
-        stage(target, to=self.queue, pipeline=self._pipeline_for(target), **record)
+        stage(target, to=self.queue, pipeline=self._pipeline, **record)
 
     async def stage_async(
         self,
@@ -102,7 +102,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             InvalidRecord: As ``stage``, and so are the others.
         """
         record = self._record(payload, tenant, key, headers, options)
-        await stage_async(target, to=self.queue, pipeline=self._pipeline_for(target), **record)
+        await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
@@ -117,14 +117,6 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             "headers": headers,
             **options,
         }
-
-    def _pipeline_for(self, target: Any) -> Declarations | None:
-        """None for a session with this pipeline attached: the attachment says whether a commit wakes the streamer."""
-        session = target() if isinstance(target, scoped_session) or hasattr(target, "session_factory") else target
-        session = getattr(session, "sync_session", session)
-        if isinstance(session, Session) and any(a.pipeline is self._pipeline for a in find_attachments(session)):
-            return None
-        return self._pipeline
 
 
 class JobDecorator(Protocol[Payload]):
