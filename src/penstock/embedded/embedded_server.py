@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from penstock.embedded.directories import (
@@ -23,7 +22,26 @@ from penstock.embedded.processes import OwnedProcess
 from penstock.errors import ServerUnavailable
 
 
-class EmbeddedServer(ABC):
+class Stoppable(ABC):
+    """What a ``with`` block starts and stops."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stops it."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class EmbeddedServer(Stoppable):
     """A server that runs in a directory and stops with its owner.
 
     Attributes:
@@ -44,15 +62,6 @@ class EmbeddedServer(ABC):
         self._lock = DirectoryLock(self.directory / "lock")
         self._process: OwnedProcess | None = None
         self._sockets: Path | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     @abstractmethod
@@ -146,8 +155,8 @@ class EmbeddedServer(ABC):
     def _is_ready(self) -> bool:
         """True if the server answers."""
 
-    def _set_up(self) -> None:  # noqa: B027  only Postgres has something to set up
-        """Create what a new server lacks; called after each start."""
+    def _set_up(self) -> None:
+        """Create what a new server lacks; called after each start.  Only Postgres has something to set up."""
 
     def _start(self, lock: int) -> None:
         if self._sockets is None:

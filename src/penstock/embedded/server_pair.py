@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 from penstock.embedded.directories import make_private
+from penstock.embedded.embedded_server import Stoppable
 from penstock.embedded.postgres import EmbeddedPostgres
 from penstock.embedded.redis import EmbeddedRedis
 from penstock.errors import ServerUnavailable
 
 
-class EmbeddedServers:
+class EmbeddedServers(Stoppable):
     """A Postgres and a Valkey that keep their data in ``directory`` between runs.
 
     Args:
@@ -30,15 +30,6 @@ class EmbeddedServers:
         self._directory = directory
         self.postgres = EmbeddedPostgres(directory / "postgres", settings=postgres_settings)
         self.redis = EmbeddedRedis(directory / "redis", settings=redis_settings)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @property
     def database_url(self) -> str:

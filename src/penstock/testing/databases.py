@@ -5,7 +5,7 @@ Loaded by the fixtures of the pytest plugin when a test uses them.
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -22,25 +22,22 @@ FORGETFUL = {"fsync": "off", "full_page_writes": "off"}
 
 
 @contextmanager
-def embedded_postgres(directory: Path) -> Iterator[str]:
+def _running(server: EmbeddedPostgres | EmbeddedRedis) -> Iterator[str]:
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.remove()
+
+
+def embedded_postgres(directory: Path) -> AbstractContextManager[str]:
     """URL of a Postgres that runs for the duration of the block."""
-    server = EmbeddedPostgres(directory, settings=FORGETFUL)
-    try:
-        server.start()
-        yield server.url
-    finally:
-        server.remove()
+    return _running(EmbeddedPostgres(directory, settings=FORGETFUL))
 
 
-@contextmanager
-def embedded_redis(directory: Path) -> Iterator[str]:
+def embedded_redis(directory: Path) -> AbstractContextManager[str]:
     """URL of a Valkey that runs for the duration of the block."""
-    server = EmbeddedRedis(directory, settings={"appendonly": "no"})
-    try:
-        server.start()
-        yield server.url
-    finally:
-        server.remove()
+    return _running(EmbeddedRedis(directory, settings={"appendonly": "no"}))
 
 
 def delete_keys(redis_url: str, namespace: str) -> None:

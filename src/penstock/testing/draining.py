@@ -1,12 +1,12 @@
 """Running a pipeline in the test's own thread until nothing is left to do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
@@ -136,35 +136,30 @@ class _LastFailure:
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
         """The consumer, with a handler whose exceptions are noted here."""
-        noting = self._noting_async if consumer.is_async else self._noting
-        noted = replace(consumer, handler=noting(consumer.handler))
-        return replace(noted, backoff=RETRY_S) if isinstance(noted, WorkerSpec) else noted
+        handler = consumer.handler
 
-    def _noting_async(self, handler: Callable[..., Any]) -> Callable[[Any, Any], Awaitable[object]]:
-        @wraps(handler)
-        async def called(session: Any, records: Any) -> object:
-            try:
-                return await handler(session, records)
-            except (Cancel, DeadLetter):
-                raise
-            except Exception as error:
-                self.error = error
-                raise
-
-        return called
-
-    def _noting(self, handler: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
         @wraps(handler)
         def called(session: Any, records: Any) -> object:
-            try:
+            with self._noting():
                 return handler(session, records)
-            except (Cancel, DeadLetter):
-                raise
-            except Exception as error:
-                self.error = error
-                raise
 
-        return called
+        @wraps(handler)
+        async def called_async(session: Any, records: Any) -> object:
+            with self._noting():
+                return await cast("Callable[..., Awaitable[object]]", handler)(session, records)
+
+        noted = replace(consumer, handler=called_async if consumer.is_async else called)
+        return replace(noted, backoff=RETRY_S) if isinstance(noted, WorkerSpec) else noted
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except (Cancel, DeadLetter):
+            raise
+        except Exception as error:
+            self.error = error
+            raise
 
 
 @dataclass(frozen=True, slots=True)
