@@ -1,9 +1,9 @@
 """The input and the result of a check."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
@@ -31,20 +31,15 @@ class CheckResult:
     fix: str = ""
     unreachable: bool = False
 
-    @classmethod
-    def ok(cls, check: str, message: str) -> Self:
-        """All is well."""
-        return cls(check, "ok", message)
 
-    @classmethod
-    def warning(cls, check: str, message: str, fix: str) -> Self:
-        """Worth knowing, recovers by itself, or is about to become an error."""
-        return cls(check, "warning", message, fix)
+def error(message: str, fix: str, check: str = "") -> CheckResult:
+    """Records can be lost, or do not move."""
+    return CheckResult(check, "error", message, fix)
 
-    @classmethod
-    def error(cls, check: str, message: str, fix: str) -> Self:
-        """Records can be lost, or do not move."""
-        return cls(check, "error", message, fix)
+
+def warning(message: str, fix: str, check: str = "") -> CheckResult:
+    """Worth knowing, recovers by itself, or is about to become an error."""
+    return CheckResult(check, "warning", message, fix)
 
 
 @dataclass(frozen=True)
@@ -72,13 +67,29 @@ class CheckContext:
         return status(self.connection, self.client, self.pipeline, scope=self.scope)
 
 
+Results = Generator[CheckResult, None, str | None]
+"""What is to be fixed; at the end, what was found if that is nothing."""
+
+
 class Check(Protocol):
-    """A function that reads and changes nothing; its name identifies it if it fails."""
+    """A function that reads and changes nothing; its results have its name, unless they have one of their own."""
 
     __name__: str
 
-    def __call__(self, context: CheckContext, /) -> Iterable[CheckResult]:
-        """The results; several if there are several things to fix."""
+    def __call__(self, context: CheckContext, /) -> Results:
+        """The results."""
+
+
+def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
+    """The results of a check: those that it yields; if there are none, that all is well."""
+    name, results = check.__name__.replace("_", " "), check(context)
+    found: list[CheckResult] = []
+    while True:
+        try:
+            result = next(results)
+        except StopIteration as ended:
+            return found or ([CheckResult(name, "ok", ended.value)] if ended.value else [])
+        found.append(replace(result, check=result.check or name))
 
 
 def format_age(seconds: float) -> str:

@@ -1,13 +1,13 @@
 """Checks Postgres as a server, and what this login may do in it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
 from penstock.database.statements import quote
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.schema.initialise import check_encoding
 from penstock.schema.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 
@@ -19,55 +19,52 @@ WRAPAROUND_WARNING, WRAPAROUND_ERROR = 1_000_000_000, 1_800_000_000
 """Transactions since the oldest unfrozen one: Postgres refuses writes at about 2,140 million."""
 
 
-def postgres(context: CheckContext) -> Iterator[CheckResult]:
+def postgres(context: CheckContext) -> Results:
     """Reachable, new enough, the primary, writable."""
     version = context.connection.info.server_version
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < OLDEST_POSTGRES:
-        yield CheckResult.error("postgres", f"{shown} is too old", "upgrade to Postgres 14 or newer")
-        return
+        yield error(f"{shown} is too old", "upgrade to Postgres 14 or newer")
+        return None
     try:
-        identity = server_identity(context.connection, context.scope)
-    except ReadOnlyPostgres as error:
-        yield CheckResult.error("postgres", str(error), "point database_url at the primary")
-        return
-    yield CheckResult.ok(
-        "postgres", f"{shown}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}"
-    )
+        found = server_identity(context.connection, context.scope)
+    except ReadOnlyPostgres as refused:
+        yield error(str(refused), "point database_url at the primary")
+        return None
+    return f"{shown}, primary, cluster {found.system_identifier}, timeline {found.timeline}"
 
 
-def encoding(context: CheckContext) -> Iterator[CheckResult]:
+def encoding(context: CheckContext) -> Results:
     """The database can hold every character."""
     try:
         check_encoding(context.connection)
-    except UnsafeSetting as error:
-        yield CheckResult.error("encoding", str(error), "move to a database in UTF8")
-    else:
-        yield CheckResult.ok("encoding", "UTF8")
+    except UnsafeSetting as unsafe:
+        yield error(str(unsafe), "move to a database in UTF8")
+    return "UTF8"
 
 
-def encryption(context: CheckContext) -> Iterator[CheckResult]:
+def encryption(context: CheckContext) -> Results:
     """A connection across a network is encrypted, and the server's certificate verified."""
     connection = context.connection.pgconn
     options = {option.keyword: option.val for option in connection.info}
     mode = (options.get(b"sslmode") or b"prefer").decode()
     yield examine_encryption(context.connection.info.host, mode, encrypted=connection.ssl_in_use)
+    return None
 
 
 def examine_encryption(host: str, mode: str, *, encrypted: bool) -> CheckResult:
     """The result for a connection."""
     fix = "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
     if _is_local(host):
-        return CheckResult.ok("encryption", "Postgres is on this machine")
+        return CheckResult("encryption", "ok", "Postgres is on this machine")
     if not encrypted:
-        return CheckResult.warning("encryption", f"the connection to {host} is not encrypted: others may read it", fix)
+        return warning(f"the connection to {host} is not encrypted: others may read it", fix)
     if mode not in {"verify-full", "verify-ca"}:
-        return CheckResult.warning(
-            "encryption",
+        return warning(
             f"the connection to {host} is encrypted, but sslmode={mode} verifies no certificate: another server may answer",
             fix,
         )
-    return CheckResult.ok("encryption", f"the certificate of {host} is verified ({mode})")
+    return CheckResult("encryption", "ok", f"the certificate of {host} is verified ({mode})")
 
 
 def _is_local(host: str) -> bool:
@@ -79,82 +76,63 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def durability(context: CheckContext) -> Iterator[CheckResult]:
+def durability(context: CheckContext) -> Results:
     """A commit survives a crash."""
     names = ["fsync", "full_page_writes", "synchronous_commit"]
     found: dict[str, str] = {row[0]: row[1] for row in context.rows("settings", names=names)}
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
-        yield CheckResult.error(
-            "durability",
-            f"{' and '.join(off)} off: a crash of the machine can damage all data",
-            " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off),
-        )
+        fix = " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off)
+        yield error(f"{' and '.join(off)} off: a crash of the machine can damage all data", fix)
     elif found.get("synchronous_commit") == "off":
-        yield CheckResult.warning(
-            "durability",
+        yield warning(
             "synchronous_commit is off: a crash can lose an application's last commits, records and changes alike. "
             "Published records stay: the journal commits synchronously",
             "ALTER SYSTEM SET synchronous_commit = on",
         )
-    else:
-        yield CheckResult.ok("durability", f"fsync on, synchronous_commit {found.get('synchronous_commit')}")
+    return f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
 
 
-def transaction_ids(context: CheckContext) -> Iterator[CheckResult]:
+def transaction_ids(context: CheckContext) -> Results:
     """Postgres is far from refusing writes for lack of transaction ids."""
     [(used,)] = context.rows("transaction_ids")
-    if used < WRAPAROUND_WARNING:
-        yield CheckResult.ok("transaction ids", f"{used:,} since the oldest unfrozen one")
-        return
-    yield CheckResult(
-        "transaction ids",
-        "error" if used >= WRAPAROUND_ERROR else "warning",
-        f"{used:,} since the oldest unfrozen one; at about 2,140,000,000 Postgres refuses writes",
-        "VACUUM (FREEZE), and end what blocks it: long, idle and prepared transactions, replication slots",
-    )
+    found = f"{used:,} since the oldest unfrozen one"
+    if used >= WRAPAROUND_WARNING:
+        yield (error if used >= WRAPAROUND_ERROR else warning)(
+            f"{found}; at about 2,140,000,000 Postgres refuses writes",
+            "VACUUM (FREEZE), and end what blocks it: long, idle and prepared transactions, replication slots",
+        )
+    return found
 
 
-def long_transactions(context: CheckContext) -> Iterator[CheckResult]:
+def long_transactions(context: CheckContext) -> Results:
     """No transaction is open for long; one that is delays only its own records."""
-    rows = context.rows("long_transactions", longer_s=LONG_S)
-    for pid, application, state, seconds in rows:
-        yield CheckResult.warning(
-            "long transactions",
+    for pid, application, state, seconds in context.rows("long_transactions", longer_s=LONG_S):
+        yield warning(
             f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
     [(sees_others,)] = context.rows("sees_others")
     if not sees_others:
         login = context.connection.info.user
-        yield CheckResult.warning(
-            "long transactions",
-            f"{login} does not see those of other roles",
-            f"GRANT pg_read_all_stats TO {quote(login)};",
-        )
-    elif not rows:
-        yield CheckResult.ok("long transactions", f"none open for more than {LONG_S} s")
+        yield warning(f"{login} does not see those of other roles", f"GRANT pg_read_all_stats TO {quote(login)};")
+    return f"none open for more than {LONG_S} s"
 
 
-def prepared_transactions(context: CheckContext) -> Iterator[CheckResult]:
+def prepared_transactions(context: CheckContext) -> Results:
     """No prepared transaction is unfinished for long."""
-    rows = context.rows("prepared_transactions", longer_s=LONG_S)
-    for name, seconds in rows:
-        yield CheckResult.warning(
-            "prepared transactions",
-            f"{name!r} was prepared {format_age(seconds)} ago and is not finished",
-            "COMMIT PREPARED or ROLLBACK PREPARED it",
-        )
-    if not rows:
-        yield CheckResult.ok("prepared transactions", f"none waiting for more than {LONG_S} s")
+    for name, seconds in context.rows("prepared_transactions", longer_s=LONG_S):
+        found = f"{name!r} was prepared {format_age(seconds)} ago and is not finished"
+        yield warning(found, "COMMIT PREPARED or ROLLBACK PREPARED it")
+    return f"none waiting for more than {LONG_S} s"
 
 
-def pooler(context: CheckContext) -> Iterator[CheckResult]:
+def pooler(context: CheckContext) -> Results:
     """Statements are prepared on direct connections alone."""
+    yield from ()
     if is_direct(context.connection):
-        yield CheckResult.ok("pooler", "connected to Postgres directly")
-    else:
-        yield CheckResult.ok("pooler", "connected through a pooler; statements are not prepared")
+        return "connected to Postgres directly"
+    return "connected through a pooler; statements are not prepared"
 
 
 _WORK: Mapping[RoleName, str] = {"producer": "stage", "streamer": "stream", "consumer": "consume", "viewer": "view"}
@@ -165,7 +143,7 @@ _SEE_ROLES = "penstock init --roles shows what to revoke"
 Missing = dict[RoleName, list[Right]]
 
 
-def privileges(context: CheckContext) -> Iterator[CheckResult]:
+def privileges(context: CheckContext) -> Results:
     """This login has all privileges of each work that it has some of."""
     login = context.connection.info.user
     missing: Missing = {role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK}
@@ -174,21 +152,12 @@ def privileges(context: CheckContext) -> Iterator[CheckResult]:
     if not complete and not partial:
         partial = [min(_WORK, key=lambda role: len(missing[role]))]
     for role in partial:
-        yield CheckResult.warning(
-            "privileges",
-            f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}",
-            _make_grants(context, role, missing[role], login),
-        )
-    surplus = [] if len(complete) == len(_WORK) else _find_surplus(context)
-    if surplus:
-        yield CheckResult.warning(
-            "privileges",
-            f"{login} may set columns of staged records that order them or hide them: {describe(surplus)}",
-            _SEE_ROLES,
-        )
-    if not partial and not surplus:
-        able = ", ".join(_WORK[role] for role in complete)
-        yield CheckResult.ok("privileges", f"{login} has what it takes to {able}")
+        found = f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}"
+        yield warning(found, _make_grants(context, role, missing[role], login))
+    if surplus := [] if len(complete) == len(_WORK) else _find_surplus(context):
+        found = f"{login} may set columns of staged records that order them or hide them: {describe(surplus)}"
+        yield warning(found, _SEE_ROLES)
+    return f"{login} has what it takes to {', '.join(_WORK[role] for role in complete)}"
 
 
 def _needed(role: RoleName) -> frozenset[Right]:

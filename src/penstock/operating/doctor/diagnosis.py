@@ -14,7 +14,7 @@ from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal import known_shards
 from penstock.operating.doctor import database_checks, pipeline_checks, redis_checks
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade, run_check, warning
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
@@ -93,12 +93,12 @@ def _run(checks: Sequence[Check], context: CheckContext) -> list[CheckResult]:
 def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
     name = check.__name__.replace("_", " ")
     try:
-        return list(check(context))
+        return run_check(check, context)
     except PrivilegeMissing as error:
-        return [CheckResult.warning(name, str(error), _SEE_PRIVILEGES)]
+        return [warning(str(error), _SEE_PRIVILEGES, name)]
     except PenstockError as error:
         if grant := acl_grant(str(error), context.scope.namespace, get_user(context.client)):
-            return [CheckResult.warning(name, str(error), grant)]
+            return [warning(str(error), grant, name)]
         away = isinstance(error, ServerUnavailable)
         return [CheckResult(name, "error", str(error), f"see docs: {error.page}", unreachable=away)]
     except (psycopg.Error, redis.RedisError) as error:

@@ -14,11 +14,10 @@ from penstock.channels.queue.inspection import CheckedShard, check_queues, find_
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, info_text, redis_errors
 from penstock.clients import repair
-from penstock.clients.ick.ick_repair import Damage
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, format_age
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status import ChannelStatus
 from penstock.operating.status.snapshot import QueueStatus
 from penstock.records import Offset, Scope, Shard, ShardName
@@ -32,112 +31,65 @@ SLOW_S = 60.0
 CLOCKS_APART_S, MAX_AHEAD_S = 5.0, 60.0
 """Largest difference between the clocks of two servers, and lead of a queue's clock over its server's, in seconds."""
 
-_REPAIR = "penstock stream, which rebuilds it within a second"
 
-
-def redis(context: CheckContext) -> Iterator[CheckResult]:
+def redis(context: CheckContext) -> Results:
     """Reachable, new enough, the master."""
-    with redis_errors("looking at Redis"):
-        found = info_text(context.client, "server")
-        replication = info_text(context.client, "replication")
+    found, replication = _read_info(context, "server"), _read_info(context, "replication")
     name = "Valkey" if "valkey_version" in found else "Redis"
     version = str(found.get("valkey_version") or found.get("redis_version", "0"))
     compatible = str(found.get("redis_version", version))
     if tuple(int(part) for part in compatible.split(".")[:2]) < OLDEST_REDIS:
-        yield CheckResult.error("redis", f"{name} {version} is too old", "upgrade to Redis 6.2, Valkey 7.2, or newer")
+        yield error(f"{name} {version} is too old", "upgrade to Redis 6.2, Valkey 7.2, or newer")
     elif replication.get("role") != "master":
-        yield CheckResult.error(
-            "redis",
-            f"{name} {version} is a replica: it takes no writes",
-            "point redis_url at the master, or at the Sentinels: redis+sentinel://…",
-        )
-    else:
-        yield CheckResult.ok("redis", f"{name} {version}, master")
+        fix = "point redis_url at the master, or at the Sentinels: redis+sentinel://…"
+        yield error(f"{name} {version} is a replica: it takes no writes", fix)
+    return f"{name} {version}, master"
 
 
-def eviction(context: CheckContext) -> Iterator[CheckResult]:
+def _read_info(context: CheckContext, section: str) -> Any:
+    with redis_errors("looking at Redis"):
+        return info_text(context.client, section)
+
+
+def eviction(context: CheckContext) -> Results:
     """Its eviction policy deletes no records."""
     try:
         check_eviction(context.client)
-    except UnsafeSetting as error:
-        yield CheckResult.error("eviction", str(error), "CONFIG SET maxmemory-policy noeviction")
-        return
-    yield CheckResult.ok("eviction", "no Penstock key is evicted")
+    except UnsafeSetting as unsafe:
+        yield error(str(unsafe), "CONFIG SET maxmemory-policy noeviction")
+    return "no Penstock key is evicted"
 
 
-def memory(context: CheckContext) -> Iterator[CheckResult]:
+def memory(context: CheckContext) -> Results:
     """Redis is not nearly full."""
-    with redis_errors("looking at Redis"):
-        found = info_text(context.client, "memory")
+    found = _read_info(context, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
     if most and used > NEARLY_FULL * most:
-        yield CheckResult.warning(
-            "memory",
+        yield warning(
             f"{used / most:.0%} of maxmemory is used; when it is full, records wait in Postgres",
             "raise maxmemory, shorten keep, or retire consumers that no longer run",
         )
-    else:
-        yield CheckResult.ok(
-            "memory", f"{used / 2**20:.0f} MiB used; maxmemory is {f'{most / 2**20:.0f} MiB' if most else 'not set'}"
-        )
+    return f"{used / 2**20:.0f} MiB used; maxmemory is {f'{most / 2**20:.0f} MiB' if most else 'not set'}"
 
 
-def persistence(context: CheckContext) -> Iterator[CheckResult]:
+def persistence(context: CheckContext) -> Results:
     """Redis keeps the log over a restart; otherwise the journal replays it."""
-    with redis_errors("looking at Redis"):
-        found = info_text(context.client, "persistence")
-    failing = [
-        name
-        for name in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
-        if found.get(name) == "err"
-    ]
+    found = _read_info(context, "persistence")
+    names = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
+    failing = [name for name in names if found.get(name) == "err"]
+    appends = bool(int(found.get("aof_enabled", 0)))
     if failing:
-        yield CheckResult.error(
-            "persistence", f"{', '.join(failing)}: Redis cannot write to its disk", "see its log; is the disk full?"
-        )
-    elif not int(found.get("aof_enabled", 0)) and _saves(context.client) is None:
-        yield CheckResult.warning(
-            "persistence",
-            "appendonly is off, and this user may not see whether snapshots are on",
-            "as an administrator: CONFIG GET save",
-        )
-    elif not int(found.get("aof_enabled", 0)) and not _saves(context.client):
-        yield CheckResult.warning(
-            "persistence",
+        yield error(f"{', '.join(failing)}: Redis cannot write to its disk", "see its log; is the disk full?")
+    elif not appends and (saves := _saves(context.client)) is None:
+        hidden = "appendonly is off, and this user may not see whether snapshots are on"
+        yield warning(hidden, "as an administrator: CONFIG GET save")
+    elif not appends and not saves:
+        yield warning(
             "neither appendonly nor save is set: a restart empties the log. The streamer replays what Postgres still has; "
             "readers of older records see a gap",
             "CONFIG SET appendonly yes",
         )
-    else:
-        yield CheckResult.ok("persistence", "appendonly" if int(found.get("aof_enabled", 0)) else "snapshots")
-
-
-def users(context: CheckContext) -> Iterator[CheckResult]:
-    """Its users outlive a restart, and the default user is not open beside them."""
-    with redis_errors("looking at Redis"):
-        try:
-            found, path = find_users(context.client), find_users_file(context.client)
-        except RedisResponseError:
-            yield CheckResult.ok("users", "this user may not see those of Redis")
-            return
-    names = found.keys() - {"default"}
-    default = found.get("default", "").split()
-    if names and not path:
-        yield CheckResult.error(
-            "users",
-            f"{len(names)} users are in the memory of Redis only: its restart loses them, and opens the default user",
-            f"start Redis with an ACL file or a configuration file, make the users again, then: {SAVE}",
-        )
-    elif names and {"on", "nopass"} <= {*default}:
-        yield CheckResult.warning(
-            "users",
-            f"there are {len(names)} users, and the default user needs no password",
-            f"log in as a user that may administer, then: ACL SETUSER default off; and: {SAVE}",
-        )
-    elif names:
-        yield CheckResult.ok("users", f"{len(names)}; saved to {path} by: {SAVE}")
-    else:
-        yield CheckResult.ok("users", "the default user alone")
+    return "appendonly" if appends else "snapshots"
 
 
 def _saves(client: Any) -> bool | None:
@@ -149,28 +101,47 @@ def _saves(client: Any) -> bool | None:
             return None
 
 
-def lineage(context: CheckContext) -> Iterator[CheckResult]:
+def users(context: CheckContext) -> Results:
+    """Its users outlive a restart, and the default user is not open beside them."""
+    with redis_errors("looking at Redis"):
+        try:
+            found, path = find_users(context.client), find_users_file(context.client)
+        except RedisResponseError:
+            return "this user may not see those of Redis"
+    names = found.keys() - {"default"}
+    if names and not path:
+        yield error(
+            f"{len(names)} users are in the memory of Redis only: its restart loses them, and opens the default user",
+            f"start Redis with an ACL file or a configuration file, make the users again, then: {SAVE}",
+        )
+    elif names and {"on", "nopass"} <= {*found.get("default", "").split()}:
+        yield warning(
+            f"there are {len(names)} users, and the default user needs no password",
+            f"log in as a user that may administer, then: ACL SETUSER default off; and: {SAVE}",
+        )
+    return f"{len(names)}; saved to {path} by: {SAVE}" if names else "the default user alone"
+
+
+def lineage(context: CheckContext) -> Results:
     """Postgres and Redis have seen the same history."""
     unusable: list[CheckResult] = []
 
-    def report(shard: ShardName, error: ShardError) -> None:
-        unusable.append(CheckResult.error("lineage", str(error), f"{shard}: see docs: {error.page}"))
+    def report(shard: ShardName, reason: ShardError) -> None:
+        unusable.append(error(str(reason), f"{shard}: see docs: {reason.page}"))
 
     found = examine_lineage(
         context.connection, context.client, context.scope, declared=context.shards, on_unusable=report
     )
     yield from unusable
     if found.has_moved:
-        yield CheckResult.warning(
-            "lineage",
+        yield warning(
             f"Postgres was promoted or replaced since epoch {found.epoch}, and lost no published record",
             "the streamer opens a new epoch when it connects",
         )
-    elif not unusable:
-        yield CheckResult.ok("lineage", f"Postgres and Redis agree, in epoch {found.epoch}")
+    return f"Postgres and Redis agree, in epoch {found.epoch}"
 
 
-def keys(context: CheckContext) -> Iterator[CheckResult]:
+def keys(context: CheckContext) -> Results:
     """The keys of all shards are Penstock's and do not expire."""
     queues = {channel.channel for channel in context.status.channels if channel.kind == "queue"}
     names = [
@@ -181,13 +152,12 @@ def keys(context: CheckContext) -> Iterator[CheckResult]:
         pipeline.pttl(name)
     with redis_errors("looking at the keys"):
         lives = pipeline.execute()
-    expiring = [name for name, life in zip(names, lives, strict=True) if life >= 0]
-    for name in expiring:
-        yield CheckResult.error("keys", f"{name} has a time to live and will expire", f"PERSIST {name}")
-    foreign = [result for shard in context.shards for result in _check_foreign(context, shard)]
-    yield from foreign
-    if not expiring and not foreign:
-        yield CheckResult.ok("keys", f"{len(context.shards)} shards: all keys are Penstock's and do not expire")
+    for name, life in zip(names, lives, strict=True):
+        if life >= 0:
+            yield error(f"{name} has a time to live and will expire", f"PERSIST {name}")
+    for shard in context.shards:
+        yield from _check_foreign(context, shard)
+    return f"{len(context.shards)} shards: all keys are Penstock's and do not expire"
 
 
 def _all_keys(scope: Scope, shard: ShardName, *, is_queue: bool) -> tuple[str, ...]:
@@ -204,74 +174,61 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
         if extent.entries:
             read(context.client, context.scope.namespace, shard, Offset(extent.first - 1), 1)
             read_newest(context.client, context.scope.namespace, shard, 1)
-    except ForeignLog as error:
+    except ForeignLog as foreign:
         key = log_keys(context.scope.namespace, shard).stream
-        yield CheckResult.error(
-            "keys", str(error), f"find out what writes to {key}, then DEL it: the streamer replays it from the journal"
+        yield error(
+            str(foreign), f"find out what writes to {key}, then DEL it: the streamer replays it from the journal"
         )
 
 
-def icks(context: CheckContext) -> Iterator[CheckResult]:
+def icks(context: CheckContext) -> Results:
     """Undamaged, and processed."""
     channels = [channel for channel in context.status.channels if channel.kind == "ick"]
-    results = [result for channel in channels for result in _check_ick(context, channel)]
-    yield from results
-    if channels and not results:
-        members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
-        yield CheckResult.ok(
-            "icks", f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s"
-        )
-
-
-def _check_ick(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
-    for each in channel.shards:
-        yield from _check_damage(context, ShardName(channel.channel, Shard(each.shard)))
-    yield from _check_members(channel)
+    for channel in channels:
+        for each in channel.shards:
+            yield from _check_damage(context, ShardName(channel.channel, Shard(each.shard)))
+        yield from _check_members(channel)
+    members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
+    found = f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s"
+    return found if channels else None
 
 
 def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:
     keys = ick_shard_keys(context.scope.namespace, shard)
     try:
         damages = repair(context.client, keys.name, dry_run=True)
-    except DamagedIck as error:
-        yield CheckResult.error("icks", str(error), "update penstock")
+    except DamagedIck as damaged:
+        yield error(str(damaged), "update penstock")
         return
     if damages:
-        fix = f"penstock reset ick {shard.channel} --apply"
-        yield CheckResult.error("icks", f"{shard}: {_format_damages(damages)}", fix)
-
-
-def _format_damages(damages: list[Damage]) -> str:
-    return "; ".join(f"{damage.key}: found {damage.found}" for damage in damages)
+        found = "; ".join(f"{damage.key}: found {damage.found}" for damage in damages)
+        yield error(f"{shard}: {found}", f"penstock reset ick {shard.channel} --apply")
 
 
 def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
     """Warns of members that nobody processes, by the age of the oldest, whichever consumer reads them."""
     present = [shard.ick for shard in channel.shards if shard.ick is not None]
     oldest_s = max((ick.oldest_s for ick in present if ick.oldest_s is not None), default=0.0)
-    if oldest_s <= SLOW_S:
-        return
-    holders = sorted({ick.holder for ick in present if ick.holder is not None})
-    holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
-    yield CheckResult.warning(
-        "icks",
-        f"{channel.channel}: {sum(ick.members for ick in present):,} members wait, the oldest for {format_age(oldest_s)}; {holding}",
-        "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
-        f"{channel.channel} shows the oldest",
-    )
+    if oldest_s > SLOW_S:
+        holders = sorted({ick.holder for ick in present if ick.holder is not None})
+        holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
+        members = sum(ick.members for ick in present)
+        yield warning(
+            f"{channel.channel}: {members:,} members wait, the oldest for {format_age(oldest_s)}; {holding}",
+            "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
+            f"{channel.channel} shows the oldest",
+        )
 
 
-def queues(context: CheckContext) -> Iterator[CheckResult]:
+def queues(context: CheckContext) -> Results:
     """Undamaged, and worked on."""
     channels = [channel for channel in context.status.channels if channel.kind == "queue"]
-    results = [result for channel in channels for result in _check_queue(context, channel)]
-    yield from results
-    if channels and not results:
-        held = [s.queue for c in channels for s in c.shards if s.queue is not None]
-        count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
-        yield CheckResult.ok(
-            "queues", f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s"
-        )
+    for channel in channels:
+        yield from _check_queue(context, channel)
+    held = [s.queue for c in channels for s in c.shards if s.queue is not None]
+    count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
+    found = f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s"
+    return found if channels else None
 
 
 def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
@@ -280,16 +237,27 @@ def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[Chec
     [(now_s,)] = context.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
     yield from check_clocks(context.scope.namespace, checked, now_s)
     for shard, each in zip(shards, channel.shards, strict=True):
-        keys = queue_keys(context.scope.namespace, shard)
-        foreign = find_foreign_keys(context.client, keys, MAX_STREAMS)
-        for key, found in foreign.items():
-            yield _make_foreign(shard, key, f"a {found}")
-        found_parts = checked.get(shard, CheckedShard())
-        if found_parts.foreign is not None:
-            yield _make_foreign(shard, found_parts.foreign, "values")
-        elif not foreign:
-            yield from _check_parts(shard, each.queue, found_parts)
+        keys, found = queue_keys(context.scope.namespace, shard), checked.get(shard, CheckedShard())
+        foreign = {key: f"a {kind}" for key, kind in find_foreign_keys(context.client, keys, MAX_STREAMS).items()} | (
+            {} if found.foreign is None else {found.foreign: "values"}
+        )
+        for key, what in foreign.items():
+            yield error(
+                f"{shard}: {key} holds {what}, which Penstock did not write",
+                f"find out what writes it, then RENAME {key} …: the streamer writes again what is missing",
+            )
+        if not foreign and (incomplete := _find_incomplete(each.queue, found)):
+            # The next sweep rebuilds it from the bodies of its messages.
+            yield warning(f"{shard}: {incomplete}", "penstock stream, which rebuilds it within a second")
     yield from _check_jobs(channel)
+
+
+def _find_incomplete(queue: QueueStatus | None, checked: CheckedShard) -> str | None:
+    if queue is not None and queue.damage is not None:
+        return queue.damage
+    if checked.is_rebuilding:
+        return "it is being rebuilt"
+    return f"its parts do not agree: {', '.join(checked.apart)}" if checked.apart else None
 
 
 def check_clocks(namespace: str, checked: Mapping[ShardName, CheckedShard], postgres_s: float) -> Iterator[CheckResult]:
@@ -297,38 +265,17 @@ def check_clocks(namespace: str, checked: Mapping[ShardName, CheckedShard], post
     for shard, each in checked.items():
         apart_s = 0.0 if each.server_s is None else each.server_s - postgres_s
         if abs(apart_s) > CLOCKS_APART_S:
-            yield CheckResult.warning(
-                "queues",
+            yield warning(
                 f"{shard}: the clock of Redis is {format_age(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} that of "
                 "Postgres: what is due, and deadlines, come so much too early or too late",
                 "set the clocks of both hosts, best by NTP; then the queue's follows",
             )
         if each.ahead_s > MAX_AHEAD_S:
-            yield CheckResult.warning(
-                "queues",
+            yield warning(
                 f"{shard}: its clock is {format_age(each.ahead_s)} ahead of that of Redis, and goes at half speed until they agree: "
                 "what is due, and deadlines, come so much too early",
                 f"redis-cli HINCRBY {queue_keys(namespace, shard).root}q-meta server 60000: the next call sets it back",
             )
-
-
-def _make_foreign(shard: ShardName, key: str, found: str) -> CheckResult:
-    return CheckResult.error(
-        "queues",
-        f"{shard}: {key} holds {found}, which Penstock did not write",
-        f"find out what writes it, then RENAME {key} …: the streamer writes again what is missing",
-    )
-
-
-def _check_parts(shard: ShardName, queue: QueueStatus | None, checked: CheckedShard) -> Iterator[CheckResult]:
-    """Warns of a shard that is incomplete; the next sweep rebuilds it from the bodies of its messages."""
-    if queue is not None and queue.damage is not None:
-        yield CheckResult.warning("queues", f"{shard}: {queue.damage}", _REPAIR)
-    elif checked.is_rebuilding:
-        yield CheckResult.warning("queues", f"{shard}: it is being rebuilt", _REPAIR)
-    elif checked.apart:
-        apart = ", ".join(checked.apart)
-        yield CheckResult.warning("queues", f"{shard}: its parts do not agree: {apart}", _REPAIR)
 
 
 def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
@@ -337,14 +284,12 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
     oldest_s = max((queue.oldest_s for queue in held if queue.oldest_s is not None), default=0.0)
     waiting = sum(queue.waiting + queue.leased for queue in held)
     if oldest_s > SLOW_S and waiting:
-        yield CheckResult.warning(
-            "queues",
+        yield warning(
             f"{channel.channel}: {waiting:,} messages wait or are worked on, the oldest for {format_age(oldest_s)}",
             f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
         )
     if dead := sum(queue.dead for queue in held):
-        yield CheckResult.warning(
-            "queues",
+        yield warning(
             f"{channel.channel}: {dead:,} dead letters",
             f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
         )
