@@ -49,7 +49,10 @@ _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 @cache
 def statements(package: str, schema: str) -> dict[str, bytes]:
-    """The named statements of ``package``, ready for a psycopg cursor."""
+    """The named statements beside a package, by its dotted name, ready for a psycopg cursor.
+
+    The schema's name was validated before.
+    """
     text = (files(package) / "statements.sql").read_text(encoding="utf-8")
     quoted = quote(schema)
     parts = _HEADING.split(text)[1:]
