@@ -25,7 +25,7 @@ from penstock.schema.initialise import initialise
 from penstock.schema.revisions import newest_shipped
 from penstock.schema.role_plan import make_roles, plan_roles, roles_sql
 from penstock.schema.roles import ROLE_NAMES, rights
-from penstock.staging import trigger_sql
+from penstock.staging.triggers import make_trigger
 from penstock.streaming import Streamer
 
 ONE = "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('things', 0, 'k', 'a', 'o', '{}')"
@@ -475,7 +475,7 @@ def test_a_trigger_stages_for_a_writer_without_any_right_on_penstock(
     flow.stages(Parcel, to=flow.channels["things"], key="id", capture="trigger")
     with engine.begin() as transaction:
         Base.metadata.create_all(transaction)
-        for sql in trigger_sql(next(iter(flow.rules)), "penstock"):
+        for sql in make_trigger(next(iter(flow.rules)), "penstock").statements:
             transaction.execute(text(sql.replace(":", r"\:")))
         transaction.execute(text("GRANT INSERT ON public.parcels TO PUBLIC"))
     engine.dispose()

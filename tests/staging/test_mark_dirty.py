@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.application import Ride, Rider, StagedRecords
 from penstock import Ick, Log, Pipeline, mark_dirty, stage
 from penstock.errors import DeclarationError, InvalidRecord, NotAttached
-from penstock.staging import trigger_sql
+from penstock.staging.triggers import make_trigger
 
 Sessions = sessionmaker[Session]
 
@@ -82,7 +82,7 @@ def test_a_trigger_marks_the_same_members_as_the_hooks(
 ) -> None:
     rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture="trigger")
     with application.begin() as connection:
-        for statement in trigger_sql(rule, "penstock"):
+        for statement in make_trigger(rule, "penstock").statements:
             connection.execute(text(statement.replace(":", "\\:")))
         connection.execute(text("INSERT INTO riders VALUES (1, 'a'), (2, 'b')"))
         connection.execute(

@@ -16,7 +16,7 @@ from fixtures.application import StagedRecords
 from fixtures.postgres import engine_url
 from penstock import Ick, Log, Pipeline, Queue, Unique, stage, stage_async, stage_many, stage_many_async
 from penstock.errors import DeclarationError, InvalidRecord
-from penstock.staging.triggers import trigger_sql
+from penstock.staging.triggers import make_trigger
 
 receipts, rides = Queue("receipts", shards=3), Log("rides")
 JOB: Any = {"action": "send", "object": "receipt", "data": {"fare": 5}}
@@ -226,7 +226,7 @@ def captured(sessions: sessionmaker[Session], pipeline: Pipeline, database_url: 
     rule = pipeline.stages(Captured, to=receipts, tenant="account", key=["id", "region"], capture="trigger")
     plain = create_engine(engine_url(database_url))
     with plain.begin() as connection:
-        for statement in trigger_sql(rule, "penstock"):
+        for statement in make_trigger(rule, "penstock").statements:
             connection.execute(text(statement.replace(":", r"\:")))
 
     def insert(account: str | None, region: int | None) -> None:

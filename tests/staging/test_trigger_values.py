@@ -18,8 +18,8 @@ from fixtures.postgres import engine_url
 from penstock import Log, Pipeline
 from penstock.embedded import EmbeddedPostgres
 from penstock.schema.initialise import initialise
-from penstock.staging import trigger_sql
 from penstock.staging.payload import json_text
+from penstock.staging.triggers import make_trigger
 
 
 class Base(DeclarativeBase):
@@ -72,7 +72,7 @@ def application(postgres: EmbeddedPostgres) -> Iterator[Engine]:
     rule = Pipeline([things]).stages(Sample, to=things, key="id", capture="trigger")
     Base.metadata.create_all(engine)
     with engine.begin() as connection:
-        for statement in trigger_sql(rule, "penstock"):
+        for statement in make_trigger(rule, "penstock").statements:
             connection.execute(text(statement.replace(":", r"\:")))
         connection.execute(text("ALTER DATABASE trigger_values SET extra_float_digits = -15"))
     engine.dispose()

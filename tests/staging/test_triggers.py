@@ -44,7 +44,7 @@ from penstock import Log, Pipeline
 from penstock.declaring.declarations import StagingRule
 from penstock.errors import DeclarationError
 from penstock.schema import trigger_migration
-from penstock.staging import drop_trigger_sql, trigger_sql
+from penstock.staging.triggers import make_trigger
 
 Sessions = sessionmaker[Session]
 
@@ -134,8 +134,8 @@ def apply(connection: Connection, statements: Sequence[str]) -> None:
 def captured(pipeline: Pipeline, rides: Log, application: Engine) -> StagingRule:
     rule = pipeline.stages(Sequenced, to=rides, key="group", data=["id", "group"], capture="trigger")
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
+        apply(connection, make_trigger(rule, "penstock").statements)
     return rule
 
 
@@ -175,7 +175,7 @@ def test_every_writer_is_captured_once(
 def test_a_row_of_many_columns_is_captured_whole(rides: Log, application: Engine, staged: StagedRecords) -> None:
     rule = Pipeline([rides]).stages(Wide, to=rides, key="id", capture="trigger")
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         connection.execute(insert(Wide).values(id=1))
 
     [record] = staged()
@@ -273,7 +273,7 @@ def test_a_trigger_stages_the_same_records_as_the_hooks(rides: Log, application:
     by_hooks.stages(Sample, to=rides, key="note", object="sample")
     rule = by_trigger.stages(Sample, to=rides, key="note", object="sample", capture="trigger")
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         connection.execute(text("SET LOCAL timezone = 'Asia/Tokyo'"))
         connection.execute(text("SET LOCAL datestyle = 'German'"))
         connection.execute(insert(Sample).values(id=UUID(int=1), **FULL))
@@ -312,7 +312,7 @@ def test_a_capture_does_not_depend_on_the_writers_settings(
     rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
     precise = {**FULL, "real": 0.1 + 0.2}
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         connection.execute(insert(Sample).values(id=UUID(int=1), **precise))
         for name, value in HOSTILE_SETTINGS.items():
             connection.execute(text(f"SET LOCAL {name} = '{value}'"))
@@ -335,7 +335,7 @@ def test_a_condition_does_not_depend_on_the_writers_settings(
         when="changed.moment::date = '2026-01-01' AND changed.moment::text LIKE '2026%'",
     )
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         for name, value in HOSTILE_SETTINGS.items():
             connection.execute(text(f"SET LOCAL {name} = '{value}'"))
         connection.execute(insert(Sample).values(id=UUID(int=1), **FULL))
@@ -358,7 +358,7 @@ def test_times_that_python_does_not_have_are_captured_exactly(
     """Guarantee 22: infinity is not NULL, and 44 BC is not 44 AD."""
     rule = Pipeline([rides]).stages(Sample, to=rides, key="note", capture="trigger")
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         connection.execute(text("SET LOCAL timezone = 'UTC'"))
         times = {name: cast(literal(value, String), getattr(Sample, name).type) for name in ("moment", "local", "day")}
         connection.execute(insert(Sample).values(id=UUID(int=1), note="x", **times))
@@ -368,7 +368,7 @@ def test_times_that_python_does_not_have_are_captured_exactly(
 
 
 def trigger_name(rule: StagingRule) -> str:
-    return next(s.split()[4] for s in trigger_sql(rule, "penstock") if "TRIGGER" in s and "AFTER" in s)
+    return next(s.split()[4] for s in make_trigger(rule, "penstock").statements if "TRIGGER" in s and "AFTER" in s)
 
 
 def quoted_table() -> str:
@@ -388,7 +388,7 @@ def test_a_trigger_may_have_a_condition_in_sql(
         when="changed.\"group\" <> ':x' AND id > 1 -- a comment",
     )
     with application.begin() as connection:
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         for number, group in ((1, "a"), (2, "a"), (3, ":x"), (4, None)):
             connection.execute(insert(Sequenced).values(id=number, group=group))
         connection.execute(update(Sequenced).values(group="b"))
@@ -405,7 +405,7 @@ def test_changes_in_partitions_are_captured(rides: Log, application: Engine, sta
         connection.execute(text('CREATE TABLE part (junk int, "group" text, id int, parent_id int)'))
         connection.execute(text("ALTER TABLE part DROP COLUMN junk"))
         connection.execute(text("ALTER TABLE sequenced ATTACH PARTITION part FOR VALUES FROM (1) TO (9)"))
-        apply(connection, trigger_sql(rule, "penstock"))
+        apply(connection, make_trigger(rule, "penstock").statements)
         connection.execute(text("INSERT INTO sequenced (id, \"group\") VALUES (1, 'a')"))
         connection.execute(text("INSERT INTO part (id, \"group\") VALUES (2, 'b')"))
 
@@ -445,7 +445,7 @@ def test_a_migration_with_triggers_can_be_printed_as_sql(captured: StagingRule, 
     with Operations.context(context):
         migration["upgrade"]()
 
-    for statement in trigger_sql(captured, "penstock"):
+    for statement in make_trigger(captured, "penstock").statements:
         assert statement in printed.getvalue()
 
 
@@ -501,7 +501,7 @@ def test_an_alembic_operation_names_a_class_without_a_trigger(pipeline: Pipeline
 
 def test_dropping_removes_the_triggers_and_the_function(captured: StagingRule, application: Engine) -> None:
     with application.begin() as connection:
-        apply(connection, drop_trigger_sql(captured, "penstock"))
+        apply(connection, make_trigger(captured, "penstock").drop)
         connection.execute(text("TRUNCATE sequenced"))
         assert connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'")) == 0
 
@@ -558,4 +558,4 @@ def test_a_migration_without_triggers_is_refused(rides: Log) -> None:
     with pytest.raises(DeclarationError, match="nothing to migrate"):
         trigger_migration(pipeline, revision="abc")
     with pytest.raises(DeclarationError, match=r"not .trigger."):
-        trigger_sql(pipeline.stages(Parrot, to=rides, key="id"), "penstock")
+        make_trigger(pipeline.stages(Parrot, to=rides, key="id"), "penstock")

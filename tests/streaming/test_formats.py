@@ -27,7 +27,7 @@ from penstock.operating.status import status
 from penstock.reconciling.history import last_runs
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.schema.initialise import initialise
-from penstock.staging import trigger_sql
+from penstock.staging.triggers import make_trigger
 from penstock.streaming import Streamer
 
 
@@ -100,7 +100,7 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
         applied.extend(records)
 
     with unusual.begin() as connection:
-        for statement in trigger_sql(rule, "penstock"):
+        for statement in make_trigger(rule, "penstock").statements:
             connection.execute(text(statement.replace(":", r"\:")))
     sessions = sessionmaker(unusual)
     flow.attach(sessions)

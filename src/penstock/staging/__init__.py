@@ -14,7 +14,7 @@ Three ways to stage, and a guard:
 
     hooks      changes of mapped objects, by rule            ``Pipeline.stages``, ``Pipeline.attach``
     explicit   records that the application writes itself    ``stage``, ``stage_many``, ``mark_dirty``, each with ``_async``
-    triggers   writers outside the ORM                       ``trigger_sql``, ``trigger_migration``; ``penstock init``
+    triggers   writers outside the ORM                       ``penstock init``, ``trigger_migration``
     guard      refuses a bulk or Core statement that would bypass the rules, before it writes anything
 
 ``payload`` defines which values a record may hold and how they are encoded.  ``nudge`` wakes the streamer after a
@@ -31,17 +31,14 @@ from penstock.staging.explicit import (
     stage_many_async,
 )
 from penstock.staging.hooks import attach
-from penstock.staging.triggers import drop_trigger_sql, trigger_sql
 
 __all__ = [
     "Staging",
     "attach",
-    "drop_trigger_sql",
     "mark_dirty",
     "mark_dirty_async",
     "stage",
     "stage_async",
     "stage_many",
     "stage_many_async",
-    "trigger_sql",
 ]

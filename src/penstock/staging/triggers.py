@@ -204,16 +204,6 @@ def check_columns(rule: StagingRule) -> None:
         _render_key(rule, [columns[name] for name in names if name in columns])
 
 
-def trigger_sql(rule: StagingRule, schema: str) -> list[str]:
-    """Returns the statements that create a rule's function and triggers, or replace them if they exist."""
-    return list(make_trigger(rule, schema).statements)
-
-
-def drop_trigger_sql(rule: StagingRule, schema: str) -> list[str]:
-    """Returns the statements that drop a rule's triggers and function."""
-    return list(make_trigger(rule, schema).drop)
-
-
 def _render_statements(rule: StagingRule, create: str, function: str, table: str) -> list[str]:
     name, truncate = quote(make_name(rule)), quote(make_name(rule, "truncate"))
     events = " OR ".join(change.upper() for change in CHANGES if change in rule.on)

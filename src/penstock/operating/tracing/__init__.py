@@ -1,9 +1,8 @@
 """The story of a record, and why it is not further than one expects.
 
-report     a story, and an explanation, as values
-reading    reads the story from Postgres and Redis
-causes     the first cause that holds: pure
-finding    by id, place or key
+story           a story, and an explanation, as values
+story_reader    reads the story from Postgres and Redis
+causes          the first cause that holds
 """
 
 from penstock.operating.tracing.causes import MAX_OF_KEY, explain, trace

@@ -1,6 +1,7 @@
 """Causes that keep a record from its next step: the first that holds, in the order of a record's way."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
@@ -10,8 +11,6 @@ from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
 from penstock.operating.tracing.story_reader import Situation, StoryReader
 from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
-
-RETENTION_REMOVED = "removed, or rolled back"
 
 
 def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Diagnosis:
@@ -25,23 +24,22 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
         )
     if writers:
         return explain_open(f"no row with the id {record} is committed", writers)
+    hint = "look for the error in the application's log"
+    drawn_by = f"the id {record} was drawn, no row has it, and no transaction that could hold it is open"
     if removed_to is None:
         return Diagnosis(
             "rolled back",
-            f"the id {record} was drawn, no row has it, no transaction that could hold it is open, and retention has removed nothing: the "
-            "transaction that staged it was rolled back, or somebody has deleted the row",
-            "look for the error in the application's log",
+            f"{drawn_by}. Retention has removed nothing: the transaction that staged it was rolled back, or somebody has "
+            "deleted the row",
+            hint,
         )
-    rolled_back = record > removed_to
+    if record > removed_to:
+        text = f"{drawn_by}. Retention has not come so far: the transaction that staged it was rolled back"
+        return Diagnosis("rolled back", text, hint)
     return Diagnosis(
-        "rolled back" if rolled_back else RETENTION_REMOVED,
-        f"the id {record} was drawn, no row has it, and no transaction that could hold it is open. "
-        + (
-            "Retention has not come so far: the transaction that staged it was rolled back"
-            if rolled_back
-            else "Records of about this id are removed by retention, which every consumer has passed; or its transaction was rolled back"
-        ),
-        "look for the error in the application's log" if rolled_back else None,
+        "removed, or rolled back",
+        f"{drawn_by}. Records of about this id are removed by retention, which every consumer has passed; or its transaction was "
+        "rolled back",
     )
 
 
@@ -74,9 +72,8 @@ def _age(writer: OpenWriter) -> str:
 def explain_story(story: Story, situation: Situation) -> Diagnosis:
     """Cause that holds back a record whose row, or place in the journal, is known."""
     for explain in (_unsequenced, _unknown, _unpublished, _waits_in_channel, _unapplied):
-        cause = explain(story, situation)
-        if cause is not None:
-            return cause
+        if (cause := explain(story, situation)) is not None:
+            return replace(cause, story=story)
     by = ", ".join(reader.consumer for reader in story.readers)
     return Diagnosis("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
 
@@ -93,7 +90,6 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
             "isolated",
             f"record {story.id} of {story.shard_name} is isolated and gets no offset: {story.isolated}",
             "correct the row: penstock doctor has the statement",
-            story,
         )
     ago = f"the last tick with records was {situation.tick_s:.1f} s ago"
     if story.is_seen:
@@ -102,7 +98,6 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
             f"the last tick saw record {story.id} of {story.shard_name}, and the journal does not name it: the database was partly "
             "restored, or rows were changed by hand",
             "penstock doctor, then: penstock reset epoch",
-            story,
         )
     if situation.has_policies:
         return Diagnosis(
@@ -110,14 +105,11 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
             f"record {story.id} is committed, and no tick has seen it; {ago}. Row-level security is enabled on staged_records: a "
             "streamer whose role it applies to stops with HiddenRows",
             "give the streamer's role BYPASSRLS, or: ALTER TABLE … DISABLE ROW LEVEL SECURITY",
-            story,
         )
-    streamers = (
-        "no streamer is connected" if situation.streamers == 0 else f"{situation.streamers} streamers are connected"
-    )
+    connected = f"{situation.streamers} streamers are connected" if situation.streamers else "no streamer is connected"
     return Diagnosis(
         "not ticked",
-        f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {streamers}",
+        f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {connected}",
         "penstock stream, or penstock run; with requests that do the work: penstock doctor",
         story,
     )
@@ -131,7 +123,6 @@ def _unknown(story: Story, _: Situation) -> Diagnosis | None:
             "retired channel",
             f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody reads it",
             f"find out what staged it; to remove what was: penstock channels retire {story.channel} --discard --apply",
-            story,
         )
     what = "no such channel is registered" if story.kind is None else "the channel has no such shard"
     return Diagnosis(
@@ -150,28 +141,24 @@ def _unpublished(story: Story, situation: Situation) -> Diagnosis | None:
             "stopped shard",
             f"{_name(story)}: the streamer leaves the shard out: {story.stopped}",
             "remove the cause; the streamer tries again every few seconds",
-            story,
         )
     found, by = f"{_name(story)} is sequenced", story.refusal
     if story.published is not None:
         found += f", and Redis has the shard up to offset {story.published}"
     if by is not None and by.is_certain:
-        return Diagnosis("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix, story)
+        return Diagnosis("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix)
     if story.redis is not None:
         return Diagnosis(
-            "no answer from Redis",
-            f"{found}; whether it is published is not known: {story.redis}",
-            "penstock doctor",
-            story,
+            "no answer from Redis", f"{found}; whether it is published is not known: {story.redis}", "penstock doctor"
         )
-    connected = "a streamer is connected" if situation.streamers else "no streamer is connected"
-    fix = "penstock stream, or penstock run"
-    if situation.streamers:
-        fix = "the streamer's log says what Redis refuses; "
-        fix += "see penstock doctor" if by is None else by.fix
-    if situation.streamers and by is not None:
-        connected += f", and Redis may refuse its writes ({by.word}): {by.reason}"
-    return Diagnosis("not published", f"{found}; {connected}", fix, story)
+    if not situation.streamers:
+        return Diagnosis("not published", f"{found}; no streamer is connected", "penstock stream, or penstock run")
+    refuses = "" if by is None else f", and Redis may refuse its writes ({by.word}): {by.reason}"
+    return Diagnosis(
+        "not published",
+        f"{found}; a streamer is connected{refuses}",
+        f"the streamer's log says what Redis refuses; {'see penstock doctor' if by is None else by.fix}",
+    )
 
 
 def _waits_in_channel(story: Story, _: Situation) -> Diagnosis | None:
@@ -199,7 +186,6 @@ def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
             "no reader",
             f"{_name(story)} is published, and no consumer of {story.channel} is registered",
             "start one: penstock run, penstock consume NAME",
-            story,
         )
     waiting = sorted(
         (reader for reader in story.readers if not reader.is_done), key=lambda reader: _ORDER.index(reader.state)
@@ -208,7 +194,7 @@ def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
         return None
     text, fix = _describe(waiting[0], story)
     others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
-    return Diagnosis(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix, story)
+    return Diagnosis(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix)
 
 
 def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
