@@ -22,7 +22,9 @@ from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -218,32 +220,16 @@ def _encode_datetime(value: datetime) -> str:
     return value.isoformat(timespec="microseconds")
 
 
-def _encode_time(value: time) -> str:
-    return value.isoformat(timespec="microseconds")
-
-
 def _encode_duration(value: timedelta) -> str:
     """Encodes as ISO 8601, as Postgres does with ``intervalstyle = iso_8601``: each part has its own sign."""
     minutes, seconds = divmod(value.seconds, 60)
     hours, minutes = divmod(minutes, 60)
     fraction = f".{value.microseconds:06d}".rstrip("0") if value.microseconds else ""
     day = f"{value.days}D" if value.days else ""
-    clock = "".join(
-        part
-        for part, is_there in (
-            (f"{hours}H", hours),
-            (f"{minutes}M", minutes),
-            (f"{seconds}{fraction}S", seconds or fraction),
-        )
-        if is_there
-    )
-    if not day and not clock:
-        return "PT0S"
-    return f"P{day}T{clock}" if clock else f"P{day}"
-
-
-def _encode_enum(value: Enum) -> object:
-    return value.value
+    clock = f"{hours}H" if hours else ""
+    clock += f"{minutes}M" if minutes else ""
+    clock += f"{seconds}{fraction}S" if seconds or fraction else ""
+    return f"P{day}T{clock}" if clock else f"P{day}" if day else "PT0S"
 
 
 _ENCODERS: dict[type, Callable[[Any], object]] = {
@@ -251,9 +237,9 @@ _ENCODERS: dict[type, Callable[[Any], object]] = {
     UUID: str,
     datetime: _encode_datetime,  # before date: it is a subclass
     date: date.isoformat,
-    time: _encode_time,
+    time: partial(time.isoformat, timespec="microseconds"),
     timedelta: _encode_duration,
-    Enum: _encode_enum,
+    Enum: attrgetter("value"),
 }
 
 
@@ -289,46 +275,35 @@ def _check_members(value: Any, path: str, parents: list[int]) -> None:
 
 
 def _check_scalar(value: object, path: str) -> None:
-    if value is None or isinstance(value, (bool, UUID, datetime, date, time, timedelta)):
-        _check_datetime(value, path)
-    elif isinstance(value, str):
+    if isinstance(value, str):
         _check_text(value, path)
     elif isinstance(value, int):
         _check_int(value, path)
-    elif isinstance(value, float):
-        if not isfinite(value):
-            raise InvalidRecord(path, "is NaN or infinite, which JSON does not have: give None, or a word of your own")
-    elif isinstance(value, Decimal):
-        _check_decimal(value, path)
-    else:
-        raise InvalidRecord(path, f"is of type {type(value).__name__}: {_make_hint(value)}")
+    elif value is not None and (reason := _find_fault(value)) is not None:
+        raise InvalidRecord(path, reason)
 
 
-def _check_datetime(value: object, path: str) -> None:
-    if not isinstance(value, datetime):
-        return
+def _find_fault(value: object) -> str | None:
+    """What is wrong with a value that is neither text nor a whole number; its text may not quote the value."""
+    if isinstance(value, float):
+        return (
+            None
+            if isfinite(value)
+            else "is NaN or infinite, which JSON does not have: give None, or a word of your own"
+        )
     try:
-        _encode_datetime(value)
+        _convert(value)
     except OverflowError:
-        pass
-    else:
-        return
-    raise InvalidRecord(path, "is a datetime that in UTC lies outside the years 1 to 9999")
-
-
-def _check_decimal(value: Decimal, path: str) -> None:
-    if not value.is_finite():
-        raise InvalidRecord(path, "is a Decimal NaN or infinity: give None, or a word of your own")
-    try:
-        _encode_decimal(value)
+        return "is a datetime that in UTC lies outside the years 1 to 9999"
     except _NotJsonError:
-        pass
-    else:
-        return
-    raise InvalidRecord(
-        path,
-        f"is a Decimal beyond Postgres' numeric ({_NUMERIC_DIGITS} digits before the point, {_NUMERIC_SCALE} after)",
-    )
+        if not isinstance(value, Decimal):
+            return f"is of type {type(value).__name__}: {_make_hint(value)}"
+        if not value.is_finite():
+            return "is a Decimal NaN or infinity: give None, or a word of your own"
+        return (
+            f"is a Decimal beyond Postgres' numeric ({_NUMERIC_DIGITS} digits before the point, {_NUMERIC_SCALE} after)"
+        )
+    return None
 
 
 def _make_hint(value: object) -> str:

@@ -204,46 +204,11 @@ def _format_drift(progress: "DemoProgress") -> str:
 
 
 def _to_json(progress: "DemoProgress") -> dict[str, Any]:
-    now = progress.audit
-    return {
-        "engine": progress.engine,
-        "staged": now.staged,
-        "rolled_back": progress.rolled_back,
-        "sequenced": now.sequenced,
-        "published": now.published,
-        "resent": now.resent,
-        "skipped": sum(consumer["skipped"] for consumer in now.consumers.values()),
-        "consumers": {
-            name: {"applied": c["applied"], "skipped": c["skipped"], "total": _format_money(c["total_cents"])}
-            for name, c in now.consumers.items()
-        },
-        "index": {
-            "marked": now.index.records,
-            "applied": now.index.applied,
-            "total": _format_money(now.index.total_cents),
-            "different": now.index.different,
-            "equal": not now.index.different,
-        },
-        "queue": asdict(now.receipts),
-        "late_consumer": {
-            "applied": now.late_consumer.applied,
-            "total": _format_money(now.late_consumer.total_cents),
-            "different": now.late_consumer.different,
-        },
-        "drift": asdict(progress.drift) if progress.drift else None,
-        "canonical_total": _format_money(now.canonical_cents),
-        "equal": progress.equal,
-        "lost": now.lost,
-        "doubled": now.doubled,
-        "out_of_order": now.out_of_order,
-        "retried": progress.retried,
-        "requests": progress.requests,
-        "recruits": progress.recruits,
-        "crashes": now.crashes,
-        "kills": progress.kills,
-        "seconds": round(progress.seconds, 1),
-        "latency_ms": {"p50": round(now.p50_ms, 2), "p99": round(now.p99_ms, 2)},
-    }
+    """All figures; amounts of money in cents."""
+    figures = asdict(progress)
+    sums = {name: getattr(progress.audit, name) for name in ("lost", "doubled", "out_of_order")}
+    skipped = sum(consumer["skipped"] for consumer in progress.audit.consumers.values())
+    return {**figures.pop("audit"), **figures, **sums, "skipped": skipped, "equal": progress.equal}
 
 
 def _format_money(cents: int) -> str:

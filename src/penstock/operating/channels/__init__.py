@@ -5,10 +5,9 @@ them would begin the channel anew, and nobody would notice.
 """
 
 from penstock.operating.channels.listing import ListedChannel, list_channels, unknown_channel
-from penstock.operating.channels.retiring import Adoption, LeftReader, Retirement, adopt_channel, retire_channel
+from penstock.operating.channels.retiring import LeftReader, Retirement, adopt_channel, retire_channel
 
 __all__ = [
-    "Adoption",
     "LeftReader",
     "ListedChannel",
     "Retirement",

@@ -89,18 +89,13 @@ def _indicator_keys(scope: Scope, channel: str, number: int) -> list[str]:
     return [
         *(log.stream, log.epoch, log.ends, log.writes),
         *(own.version, own.dirty, own.reserved, own.fence, own.held, ick.progress),
-        _limits_key(scope, channel, number),
+        f"{queue_keys(scope.namespace, shard).root}q-limits",
     ]
 
 
 def _every_key(scope: Scope, channel: str, number: int) -> list[str]:
-    shard = ShardName(channel, Shard(number))
-    of_queue = keys_to_delete(scope.namespace, shard)
+    of_queue = keys_to_delete(scope.namespace, ShardName(channel, Shard(number)))
     return [*dict.fromkeys([*_indicator_keys(scope, channel, number), *of_queue])]
-
-
-def _limits_key(scope: Scope, channel: str, number: int) -> str:
-    return f"{queue_keys(scope.namespace, ShardName(channel, Shard(number))).root}q-limits"
 
 
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
@@ -156,14 +151,6 @@ class Retirement:
         return self.staged + sum(each.unread + each.dead_letters for each in self.readers)
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """A name that may be used again."""
-
-    channel: str
-    applied: bool
-
-
 def retire_channel(  # noqa: PLR0913  how it is done
     connection: Connection,
     client: RedisClient,
@@ -215,7 +202,7 @@ def retire_channel(  # noqa: PLR0913  how it is done
 
 def adopt_channel(
     connection: Connection, client: RedisClient, channel: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
-) -> Adoption:
+) -> None:
     """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out."""
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with postgres_errors(f"adopting {channel}"), connection.transaction():
@@ -234,7 +221,6 @@ def adopt_channel(
             connection.execute(sql["adopt_channel"], key)
     if apply:
         log.warning("channel adopted", channel=channel)
-    return Adoption(channel, applied=apply)
 
 
 def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
