@@ -40,7 +40,7 @@ from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.operating.consumers import ReaderKind, find_kind
-from penstock.operating.reset.doubt import OffsetsInDoubt, count_each, find_doubt
+from penstock.operating.reset.doubt import LogComparison, OffsetsInDoubt
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -145,6 +145,7 @@ class _Opening:
     def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
         self._connection, self._client, self._scope = connection, client, scope
         self._sql = statements("penstock.operating", scope.schema)
+        self._compared = LogComparison(connection, client, scope)
 
     def run(self, declared: Sequence[ShardName], *, apply: bool) -> EpochPlan:
         identity = server_identity(self._connection, self._scope)
@@ -165,9 +166,18 @@ class _Opening:
                 crashpoint("reset.before_commit")
         if is_applied:
             crashpoint("reset.after_commit")
-            _log_opened(plan)
+            log.warning(
+                "epoch opened",
+                epoch=plan.new_epoch,
+                reason=plan.reason,
+                foreign=plan.foreign,
+                sequenced=sum((plan.unsequenced or {}).values()),
+                rewound=[f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound],
+                deleted=[each.shard for each in plan.deleted],
+                in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
+            )
         # Outside of the transaction, which keeps everybody waiting: there may be millions.
-        in_doubt = count_each(self._connection, self._client, self._scope, plan.in_doubt, applied=is_applied)
+        in_doubt = self._compared.count_each(plan.in_doubt, is_kept=is_applied)
         return replace(plan, in_doubt=in_doubt, applied=is_applied)
 
     def _value(self, name: str, **values: object) -> Any:
@@ -253,9 +263,9 @@ class _Opening:
         """The offsets in doubt of the streams that disagree."""
         names = {each.shard for each in plan.deleted}
         disagreeing = [shard for shard in in_redis.extents if str(shard) in names]
-        epoch, extents_of = Epoch(plan.new_epoch), in_redis.extents
+        epoch = Epoch(plan.new_epoch)
         found = (
-            find_doubt(self._connection, self._client, self._scope, shard, extents_of[shard], bounds, epoch)
+            self._compared.find_doubt(shard, in_redis.extents[shard], bounds, epoch)
             for shard, bounds in journal_bounds(self._connection, self._scope, disagreeing).items()
         )
         return tuple(doubt for doubt in found if doubt is not None)
@@ -279,7 +289,13 @@ class _Opening:
             connection.execute(sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False})
         epoch = {"epoch": plan.new_epoch}
         connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
-        connection.execute(sql["cut_at_damage"], _kept_tails(in_redis, plan))
+        deleted = {each.shard for each in plan.deleted}
+        kept = {
+            "channels": [shard.channel for shard in in_redis.extents],
+            "shards": [shard.shard for shard in in_redis.extents],
+            "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
+        }
+        connection.execute(sql["cut_at_damage"], kept)
         connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
         connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
         connection.execute(sql["set_checkpoint_epochs"], epoch)
@@ -316,26 +332,3 @@ class _Opening:
                     together.delete(*keys_to_delete(self._scope.namespace, shard))
                 together.execute()
             crashpoint("reset.between_shards")
-
-
-def _log_opened(plan: EpochPlan) -> None:
-    log.warning(
-        "epoch opened",
-        epoch=plan.new_epoch,
-        reason=plan.reason,
-        foreign=plan.foreign,
-        sequenced=sum((plan.unsequenced or {}).values()),
-        rewound=[f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound],
-        deleted=[each.shard for each in plan.deleted],
-        in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
-    )
-
-
-def _kept_tails(in_redis: _RedisLogs, plan: EpochPlan) -> dict[str, list[Any]]:
-    """The last offset of each log; 0 for those that are deleted."""
-    deleted = {each.shard for each in plan.deleted}
-    return {
-        "channels": [shard.channel for shard in in_redis.extents],
-        "shards": [shard.shard for shard in in_redis.extents],
-        "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
-    }

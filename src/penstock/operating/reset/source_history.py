@@ -21,7 +21,7 @@ from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
-from penstock.operating.reset.doubt import count_still_there, kept_key
+from penstock.operating.reset.doubt import LogComparison, kept_key
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
@@ -114,21 +114,25 @@ def reset_source(  # noqa: PLR0913  three servers, and what to do
         chosen = [each for each in known if to is None or each.shard == to.shard]
         if not chosen:
             raise Unknown(f"consumer {consumer} has no checkpoint in {to}")
-        plan = tuple(
-            _count_twice(source_connection, client, scope, each, (known.epoch, state.epoch))
-            for known, each in ((known, _plan(consumer, known, state, to)) for known in chosen)
-        )
-        if apply:
-            database = read_database(connection, scope)
-            _write(connection, source_connection, scope, plan, state.epoch, database)
-    for each in plan if apply else ():
-        log.warning("source accepted", source=source, epoch=state.epoch, **_logged(each))
-    return plan
-
-
-def _logged(each: AcceptedShard) -> dict[str, Any]:
+        compared = LogComparison(source_connection, client, scope)
+        plan = tuple(_count_twice(compared, each, _plan(consumer, each, state, to), state.epoch) for each in chosen)
+        database = read_database(connection, scope) if apply else ""
+        for each, accepted in zip(chosen, plan, strict=True) if apply else ():
+            record = _accept_at_source(source_connection, scope, accepted, each.shard, (database, state.epoch))
+            connection.execute(
+                sql["accept_source"],
+                {
+                    **_locate(accepted, each.shard),
+                    "epoch": state.epoch,
+                    "record_id": record and record.id,
+                    "staged_us": record and record.staged_us,
+                },
+            )
     names = ("consumer", "shard", "before", "after", "in_doubt", "dead_letters")
-    return {name: getattr(each, name) for name in names}
+    for accepted in plan if apply else ():
+        facts = {name: getattr(accepted, name) for name in names}
+        log.warning("source accepted", source=source, epoch=state.epoch, **facts)
+    return plan
 
 
 def _parse(row: tuple[Any, ...]) -> _AppliedPosition:
@@ -179,25 +183,20 @@ def _plan(consumer: str, known: _AppliedPosition, state: _SourceState, to: Place
     )
 
 
-def _count_twice(
-    source_connection: Connection, client: RedisClient, scope: Scope, plan: AcceptedShard, epochs: tuple[Epoch, Epoch]
-) -> AcceptedShard:
+def _count_twice(compared: LogComparison, known: _AppliedPosition, plan: AcceptedShard, newest: Epoch) -> AcceptedShard:
     """Adds what the kept entries tell of the offsets in doubt.
 
     Each epoch that the source has opened since has kept what its log had then: the first of them what was applied.
     """
     if not plan.in_doubt:
         return plan
-    channel, _, number = plan.shard.rpartition("/")
-    shard, last, accepted, newest = ShardName(channel, Shard(int(number))), plan.before, *epochs
-    known = still_there = 0
-    for epoch in range(accepted + 1, newest + 1):
-        doubt = OffsetRange(shard, Offset(plan.after + 1), Offset(last))
-        stream = kept_key(scope, shard, Epoch(epoch))
-        kept = count_still_there(source_connection, client, scope, doubt, stream)
-        known, still_there = known + kept.known, still_there + kept.still_there
+    last, found, still_there = plan.before, 0, 0
+    for epoch in range(known.epoch + 1, newest + 1):
+        doubt = OffsetRange(known.shard, Offset(plan.after + 1), Offset(last))
+        kept = compared.count_still_there(doubt, kept_key(compared.scope, known.shard, Epoch(epoch)))
+        found, still_there = found + kept.known, still_there + kept.still_there
         last = last if kept.first is None else kept.first - 1
-    return replace(plan, known=known, still_there=still_there)
+    return replace(plan, known=found, still_there=still_there)
 
 
 def _find_common(known: _AppliedPosition, state: _SourceState, tail: Offset) -> Offset:
@@ -220,33 +219,16 @@ def _is_same(known: _AppliedPosition, state: _SourceState, tail: Offset) -> bool
     return known.offset <= tail and (found is None or found.is_same_as(known.record))
 
 
-def _write(
-    connection: Connection,
-    source_connection: Connection,
-    scope: Scope,
-    plan: Sequence[AcceptedShard],
-    epoch: Epoch,
-    database: str,
-) -> None:
-    """Writes the checkpoints of both sides; first where retention waits, in case that only one is committed."""
-    sql = statements("penstock.operating", scope.schema)
-    for each in plan:
-        channel, _, number = each.shard.rpartition("/")
-        shard = ShardName(channel, Shard(int(number)))
-        where = {"consumer": each.consumer, "channel": channel, "shard": shard.shard}
-        with postgres_errors("writing to the source"):
-            source_connection.execute(
-                sql["accept_at_source"], {**where, "offset": each.after, "database": database, "epoch": epoch}
-            )
-        records = records_at(source_connection, scope, {shard: Offset(each.after)})
-        record = records.get(shard)
-        connection.execute(
-            sql["accept_source"],
-            {
-                **where,
-                "offset": each.after,
-                "epoch": epoch,
-                "record_id": record and record.id,
-                "staged_us": record and record.staged_us,
-            },
-        )
+def _locate(accepted: AcceptedShard, shard: ShardName) -> dict[str, Any]:
+    return {"consumer": accepted.consumer, "channel": shard.channel, "shard": shard.shard, "offset": accepted.after}
+
+
+def _accept_at_source(
+    connection: Connection, scope: Scope, accepted: AcceptedShard, shard: ShardName, by: tuple[str, Epoch]
+) -> JournaledRecord | None:
+    """Writes the checkpoint where retention waits: first, in case that only one side is committed; returns the record there."""
+    accept = statements("penstock.operating", scope.schema)["accept_at_source"]
+    database, epoch = by
+    with postgres_errors("writing to the source"):
+        connection.execute(accept, {**_locate(accepted, shard), "database": database, "epoch": epoch})
+    return records_at(connection, scope, {shard: Offset(accepted.after)}).get(shard)
