@@ -22,7 +22,8 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
 from penstock.operating import letters as dead_letters
-from penstock.operating.tracing import Diagnosis, explain, story_reader, trace
+from penstock.operating.tracing import Diagnosis, explain, trace
+from penstock.operating.tracing import story as tracing_story
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -153,7 +154,7 @@ def test_earlier_shards_are_looked_up_only_after_resharding(
     def refuse(*_: object) -> None:
         raise AssertionError("looked up")
 
-    monkeypatch.setattr(story_reader, "find_unpassed", refuse)
+    monkeypatch.setattr(tracing_story, "find_unpassed", refuse)
     stage(connection)
     streamer.drain()
 
@@ -189,7 +190,7 @@ def test_a_record_that_is_committed_while_it_is_looked_for_is_found(
     connection: Connection, why: Why, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writer is gone, and would not be named."""
-    read = story_reader.StoryReader.read_writers
+    read = tracing_story.StoryReader.read_writers
     with psycopg.connect(database_url) as slow:
         record = stage(slow)
 
@@ -197,7 +198,7 @@ def test_a_record_that_is_committed_while_it_is_looked_for_is_found(
             slow.commit()
             return read(*arguments, **options)
 
-        monkeypatch.setattr(story_reader.StoryReader, "read_writers", commit)
+        monkeypatch.setattr(tracing_story.StoryReader, "read_writers", commit)
         assert why(record).cause == "not ticked"
 
 

@@ -1,8 +1,7 @@
 """The story of a record, and why it is not further than one expects.
 
-story           a story, and an explanation, as values
-story_reader    reads the story from Postgres and Redis
-causes          the first cause that holds
+story     a story, and an explanation, as values; read from Postgres and Redis
+causes    the first cause that holds
 """
 
 from penstock.operating.tracing.causes import MAX_OF_KEY, explain, trace

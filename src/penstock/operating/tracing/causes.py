@@ -8,8 +8,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.consumers import how_to_go_on
-from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
-from penstock.operating.tracing.story_reader import Situation, StoryReader
+from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
 from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
 
 

@@ -1,12 +1,27 @@
-"""The story of a record, and why it is not further, as values."""
+"""The story of a record, and why it is not further, as values; read from Postgres and Redis, which changes nothing."""
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
 
-from penstock.channels.refusals import WriteRefusal
-from penstock.operating.consumers import ReaderKind
-from penstock.records import Offset, Place, RecordId, Shard, ShardName
+from psycopg.rows import dict_row
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.ick.shard_states import find_member
+from penstock.channels.log import extents
+from penstock.channels.queue.inspection import FoundMessage, explain_message
+from penstock.channels.refusals import WriteRefusal, find_refusal
+from penstock.channels.routing import log_keys
+from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
+from penstock.database.connections import Connection
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.statements import quote, statements
+from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
+from penstock.journal import journal_bounds
+from penstock.operating.consumers import ReaderKind, find_kind
+from penstock.operating.letters import find_later
+from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
 ReaderState = Literal["applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"]
 """A consumer's progress with a record."""
@@ -187,3 +202,211 @@ class Diagnosis:
     def is_applied(self) -> bool:
         """True if the record has taken effect everywhere."""
         return self.cause == "applied"
+
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Facts that hold for all records.
+
+    Attributes:
+        tick_s: Seconds since then.
+        has_policies: True if row-level security is enabled on staged records.
+        drawn: The last record id that was drawn; None if this role may not see it.
+        removed_to: The newest id of the rows at which shards begin from which retention has removed records; None if it has not.
+    """
+
+    tick: int
+    tick_s: float
+    streamers: int
+    has_policies: bool
+    drawn: int | None
+    removed_to: int | None
+
+
+class StoryReader:
+    """Reads records of one pipeline."""
+
+    def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
+        self._connection, self._client, self._scope = connection, client, scope
+        self._sql = statements(__package__, scope.schema)
+
+    def find_ids(self, key: str, channel: str | None, most: int) -> list[RecordId]:
+        """The newest kept records of a key, the oldest of them first."""
+        found = {"key": key, "channel": channel, "most": most}
+        return [RecordId(id_) for (id_,) in reversed(self._rows("ids_of_key", found))]
+
+    def find_id(self, place: Place) -> RecordId | None:
+        """The record at a place; None if the journal does not name it."""
+        [(found,)] = self._rows("id_at", {**_names(place), "offset": place.offset})
+        return None if found is None else RecordId(found)
+
+    def read(self, record: RecordId) -> Story | None:
+        """The story of a record; None if nothing of it is visible."""
+        with postgres_errors("tracing a record"), self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            story = self._read_place(record)
+            if story is None:
+                return None
+            names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
+            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
+            rows = self._rows("readers", names)
+            unpassed = {
+                row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
+                for row in (rows if is_resharded else ())
+            }
+        story = replace(story, kind=kind, is_known=is_known, stopped=stopped, is_retired=is_retired)
+        story = self._ask_redis(story, waiting)
+        readers = (_reader(story, row) for row in rows)
+        return replace(story, readers=tuple(_wait(story, each, unpassed) for each in readers))
+
+    def _read_place(self, record: RecordId) -> Story | None:
+        story = next((Story(**row) for row in self._named("staged_record", {"id": record})), None)
+        channel = None if story is None else story.channel
+        for staged_shard in (None,) if story is None else (story.shard, None):
+            where = {"channel": channel, "shard": staged_shard, "id": record}
+            for found, shard, offset, at, _ in self._rows("place_of_record", where):
+                story = story or Story(record, found, shard)
+                return replace(story, shard=shard, offset=offset, sequenced_at=at)
+        letters = () if story else self._named("letter_of_record", {"id": record})
+        return next((Story(**row) for row in letters), story)
+
+    def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
+        """The story with what Redis has of the record, if it can be there."""
+        if story.kind == "queue" and story.transaction is None:
+            return replace(story, state="done", why="it is done")
+        if story.offset is None or story.kind is None:
+            return story
+        try:
+            story = self._ask_extent(story)
+            if story.kind == "ick":
+                story = self._ask_ick(story)
+            elif story.kind == "queue":
+                story = self._ask_queue(story, waiting)
+        except AppendRefused as error:
+            # A replica without its master may refuse reads as well.
+            story = replace(story, redis=str(error))
+        except (ServerUnavailable, Refused) as error:
+            return replace(story, redis=str(error))
+        return story if story.is_published else replace(story, refusal=self._find_refusal(story))
+
+    def _find_refusal(self, story: Story) -> WriteRefusal | None:
+        """Reason that Redis refuses writes; None if it does not, or does not say."""
+        try:
+            return find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
+        except ServerUnavailable:
+            return None
+
+    def _ask_extent(self, story: Story) -> Story:
+        [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
+        first = extent.first if story.kind == "log" else None
+        return replace(story, published=extent.tail, first=first)
+
+    def _ask_ick(self, story: Story) -> Story:
+        if not story.is_published or story.key is None:
+            return story
+        found = find_member(self._client, self._scope.namespace, story.shard_name, story.key.encode())
+        staged = story.staged_at.timestamp() if story.staged_at else 0.0
+        # A member keeps the time of its first mark: a later time is that of a later record.
+        waiting = [each for each in found if each.score < staged + 1e-6]
+        if not waiting:
+            return replace(story, state="done", why="its member was done since")
+        state = waiting[0].state
+        why = {
+            "dirty": "its member is dirty: it waits for a consumer",
+            "reserved": "its member is reserved by a consumer of the six operations",
+            "held": "a consumer holds its member, and works on it",
+        }[state]
+        return replace(story, state=state, why=why)
+
+    def _ask_queue(self, story: Story, waiting: list[Any]) -> Story:
+        is_waiting, is_given, tenant, due_s = waiting
+        if is_waiting and not is_given:
+            why = (
+                f"its tenant {tenant!r} has no room in Redis"
+                if tenant is not None
+                else f"it is due in {max(0.0, due_s):.0f} s, and waits in Postgres"
+            )
+            return replace(story, state="delayed", why=why)
+        # The time is of no use to the answer.
+        message = FoundMessage(story.shard_name, str(story.id), datetime.now(UTC))
+        found = explain_message(self._client, self._scope.namespace, message)
+        if found is None or found.state == "finished":
+            return story
+        return replace(story, state=found.state, why=f"it {found.text}")
+
+    def read_situation(self) -> Situation:
+        """Facts that hold for all records."""
+        with postgres_errors("reading the last tick"):
+            bounds = journal_bounds(self._connection, self._scope)
+            values = {
+                "table": self._table,
+                "channels": [shard.channel for shard in bounds],
+                "shards": [shard.shard for shard in bounds],
+                "firsts": [first for first, _ in bounds.values()],
+            }
+            rows = self._rows("situation", values)
+        if not rows:
+            raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")
+        return Situation(*rows[0])
+
+    def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
+        """The transactions that have written into staged records and are not committed, the oldest first."""
+        found = {"table": self._table, "with_query": with_query}
+        with postgres_errors("reading open transactions"):
+            rows = self._rows("open_writers", found)
+        return tuple(OpenWriter(*row) for row in rows)
+
+    @property
+    def _table(self) -> str:
+        return quote(self._scope.schema, "staged_records")
+
+    def _named(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rows whose columns have the names of a story's attributes."""
+        with postgres_errors("tracing a record"), self._connection.cursor(binary=True, row_factory=dict_row) as cursor:
+            return cursor.execute(self._sql[name], values).fetchall()
+
+    def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
+        with postgres_errors("tracing a record"):
+            return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+
+
+def _names(where: Place | Story) -> dict[str, Any]:
+    shard = where.shard if isinstance(where, Place) else where.shard_name
+    return {"channel": shard.channel, "shard": shard.shard}
+
+
+def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]) -> ReaderProgress:
+    """The reader as one that waits, if it is behind only because shards of an earlier generation come first."""
+    before = unpassed.get(reader.consumer)
+    if reader.state != "behind" or before is None or not before.blocks(story.shard):
+        return reader
+    return replace(reader, state="waiting", reason=before.explain(story.channel))
+
+
+def _reader(story: Story, row: Row) -> ReaderProgress:
+    (consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, has_letters, *letter) = row
+    reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
+    kind = find_kind(consumer, is_reported=is_reported)
+    ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
+
+    def make(state: ReaderState, why: str | None, passed: int = ahead) -> ReaderProgress:
+        return ReaderProgress(consumer, state, checkpoint, passed, updated_at, why, kind)
+
+    if reason is not None:
+        state: ReaderState = "parked" if parked else "dead-lettered"
+        place = str(Place(ShardName(story.channel, Shard(retry_shard)), Offset(retry)))
+        later = find_later(story.channel, later_shard, later_offset) if story.kind in {None, "log"} else ""
+        return replace(make(state, reason, 0), at=failed_at, retry=place, superseded_by=later)
+    if checkpoint is None:
+        return make("unread", None)
+    is_past = story.offset is not None and story.offset <= checkpoint
+    if is_past if story.kind == "log" else is_past or story.state == "done":
+        return make("applied", None, 0)
+    if halted is not None:
+        return replace(make("halted", halted), has_letters=has_letters and story.kind == "log")
+    if barrier is not None:
+        return make("barrier", f"a reconciliation has stopped it at offset {barrier} for a moment")
+    return make("behind" if waiting is None else "waiting", waiting)
