@@ -346,9 +346,12 @@ def _damaged(column: int) -> DamagedColumns:
     return DamagedColumns(f"its column {COLUMNS[column]} cannot be read")
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=("\n", ":")).encode
+
+
 def _write(values: Sequence[int | str | None]) -> str:
     """A line for each value, in JSON, in which no line break is left."""
-    return json.dumps(values, ensure_ascii=False, separators=("\n", ":"))[1:-1]
+    return _encode(values)[1:-1]
 
 
 def _join(texts: Sequence[str]) -> str:

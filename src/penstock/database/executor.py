@@ -53,22 +53,29 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
     return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, settings)
 
 
-def _end_with_sync(pipeline: Any) -> None:
-    """Makes a pipeline send nothing after its Sync.
+def _send_at_once(pipeline: Any) -> None:
+    """Makes a pipeline send what it holds at its end: one message, which ends with its Sync.
 
-    psycopg sends a Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the
-    Sync, and stops it with the next message.  There is nothing public for it in psycopg.
+    psycopg sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync it sends a
+    Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops it with
+    the next message.  There is nothing public for either in psycopg.
     """
 
+    def hold() -> Iterator[Any]:
+        yield from ()
+
     def end() -> Iterator[Any]:
+        del pipeline._communicate_gen  # noqa: SLF001
         try:
             pipeline._enqueue_sync()  # noqa: SLF001
+            while pipeline.command_queue:
+                pipeline.command_queue.popleft()()
             yield from pipeline._communicate_gen()  # noqa: SLF001
         finally:
             yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
     if pipeline is not None:
-        pipeline._exit_gen = end  # noqa: SLF001
+        pipeline._communicate_gen, pipeline._exit_gen = hold, end  # noqa: SLF001
 
 
 class _Direct:
@@ -80,7 +87,7 @@ class _Direct:
         if query.startswith(_QUALIFIED):
             return self._cursor().execute(query, params)
         with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _end_with_sync(pipeline)
+            _send_at_once(pipeline)
             self._cursor().execute(self._before)
             cursor = self._cursor().execute(query, params)
             self._cursor().execute(self._after)
@@ -107,7 +114,7 @@ class _Awaited:
             await cursor.execute(query, params)
             return _Fetched(cursor.rowcount, [])
         async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _end_with_sync(pipeline)
+            _send_at_once(pipeline)
             await self._cursor().execute(self._before)
             await cursor.execute(query, params)
             await self._cursor().execute(self._after)

@@ -26,6 +26,9 @@ MAX_NUDGES = 1000
 MAX_PAYLOAD_BYTES = 4096
 """More bytes of payload than this are a flood, too: a nudge has none."""
 
+LISTEN_FROM_S = 0.002
+"""Shortest pause that a nudge can end, in seconds: epoll counts in whole milliseconds, and makes half of one into a whole."""
+
 DEAF_S = 10.0
 """Seconds that the streamer polls without nudges after a flood, or if it cannot listen."""
 
@@ -62,7 +65,7 @@ class Nudges:
         """Waits for a nudge or the end of the pause; returns whether it was nudged."""
         if self._connection is None and monotonic() >= self._deaf_until:
             self.open()
-        if self._connection is None:
+        if self._connection is None or pause_s < LISTEN_FROM_S:
             sleep(pause_s)
             return False
         # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
