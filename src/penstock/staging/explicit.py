@@ -6,7 +6,7 @@ connection, write the change first and then stage it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Required, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -41,45 +41,40 @@ DIRTY, MEMBER = "dirty", "member"
 """Action and object of records that ``mark_dirty`` stages."""
 
 
-class Staging(MessageOptions, total=False):
-    """One record for ``stage_many``: the arguments of ``stage``."""
-
-    tenant: object
-    key: object
+class _Named(TypedDict, total=False):
     action: Required[str]
     object: Required[str]
-    data: Required[Any]
     headers: dict[str, Any] | None
 
 
-@overload
-def stage(
-    target: Target,
-    *,
-    to: Log[Payload],
-    key: object,
-    action: str,
-    object: str,
-    data: Payload,
-    headers: dict[str, Any] | None = None,
-    pipeline: Declarations | None = None,
-) -> None: ...
+class _Message(_Named, total=False):
+    key: object
+    data: Required[Any]
+
+
+class Staging(_Message, MessageOptions, total=False):
+    """One record for ``stage_many``: the arguments of ``stage``."""
+
+    tenant: object
+
+
+class _LogRecord(_Named, Generic[Payload], total=False):
+    key: Required[object]
+    data: Required[Payload]
+    pipeline: Declarations | None
+
+
+class _QueueRecord(_Message, MessageOptions, total=False):
+    tenant: Required[object]
+    pipeline: Declarations | None
 
 
 @overload
-def stage(
-    target: Target,
-    *,
-    to: Queue,
-    tenant: object,
-    key: object = None,
-    action: str,
-    object: str,
-    data: Any,
-    headers: dict[str, Any] | None = None,
-    pipeline: Declarations | None = None,
-    **options: Unpack[MessageOptions],
-) -> None: ...
+def stage(target: Target, *, to: Log[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
+
+
+@overload
+def stage(target: Target, *, to: Queue, **record: Unpack[_QueueRecord]) -> None: ...
 
 
 def stage(  # noqa: PLR0913  a record has this many parts
@@ -154,33 +149,11 @@ def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: 
 
 
 @overload
-async def stage_async(
-    target: "AsyncTarget",
-    *,
-    to: Log[Payload],
-    key: object,
-    action: str,
-    object: str,
-    data: Payload,
-    headers: dict[str, Any] | None = None,
-    pipeline: Declarations | None = None,
-) -> None: ...
+async def stage_async(target: "AsyncTarget", *, to: Log[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
 
 
 @overload
-async def stage_async(
-    target: "AsyncTarget",
-    *,
-    to: Queue,
-    tenant: object,
-    key: object = None,
-    action: str,
-    object: str,
-    data: Any,
-    headers: dict[str, Any] | None = None,
-    pipeline: Declarations | None = None,
-    **options: Unpack[MessageOptions],
-) -> None: ...
+async def stage_async(target: "AsyncTarget", *, to: Queue, **record: Unpack[_QueueRecord]) -> None: ...
 
 
 async def stage_async(  # noqa: PLR0913  as stage
