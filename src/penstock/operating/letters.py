@@ -32,7 +32,7 @@ from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, Ick, Log, WorkerSpec
 from penstock.errors import DeclarationError, HandlerCommitted, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Record, Scope, Shard, ShardName
 from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.operator")
@@ -140,21 +140,9 @@ def letter_key(letter: DeadLetterRow) -> dict[str, str | int]:
     return {"consumer": letter.consumer, "channel": letter.channel, "shard": letter.shard, "offset": letter.offset}
 
 
-def make_record(letter: DeadLetterRow, row: Sequence[object]) -> Record:
+def make_record(letter: DeadLetterRow, row: Sequence[Any]) -> Record:
     """The record of a letter's row, whose first seven columns are number, key, action, object, data, headers, time of staging."""
-    record_id, key, action, what, data, headers, staged_us = row[:7]
-    return Record(
-        letter.channel,
-        Shard(letter.shard),
-        Offset(letter.offset),
-        RecordId(int(str(record_id))),
-        str(key),
-        str(action),
-        str(what),
-        str(data),
-        str(headers),
-        int(str(staged_us)),
-    )
+    return Record(letter.channel, Shard(letter.shard), Offset(letter.offset), *row[:7])
 
 
 Result = TypeVar("Result")
@@ -311,7 +299,7 @@ class _Trial:
                 return TransactionPlan(Retried(letter, "gone"))
             if isinstance(self._consumer, WorkerSpec):
                 executor.execute(self._sql["stage_again"], letter_key(letter))
-                self._remove(executor, letter)
+                executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
                 advance = Advance(checkpoint, checkpoint.offset, dead=-1)
                 return TransactionPlan(Retried(letter, "staged"), advances=[advance])
             *record, later_shard, later_offset, earlier_shard, earlier_offset = row
@@ -324,7 +312,7 @@ class _Trial:
                 return TransactionPlan(Retried(letter, "kept", why))
 
             def settle(settling: Executor) -> None:
-                self._remove(settling, letter)
+                settling.execute(self._sql["remove_dead_letter"], letter_key(letter))
                 if earlier_shard is not None and self._is_ordered:
                     place = letter.place
                     self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
@@ -345,9 +333,6 @@ class _Trial:
         if isinstance(self._consumer.channel, Ick):
             return [record.key]
         return as_records([record])
-
-    def _remove(self, executor: Executor, letter: DeadLetterRow) -> None:
-        executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
         def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:

@@ -157,13 +157,14 @@ class _ReplayRun:
         """The plan of a new replay, without the number of records."""
         return self._plan_ranges(*self._find_times())
 
-    def _find_times(self) -> tuple[Mapping[ShardName, Since], Mapping[ShardName, Since]]:
-        return self._find_time(self._request.start), self._find_time(self._request.end)
-
-    def _find_time(self, given: Any) -> Mapping[ShardName, Since]:
-        if not isinstance(given, datetime | timedelta):
-            return {}
-        return offsets_since(self._connection, self._scope, self._source.shard_names, given)
+    def _find_times(self) -> list[Mapping[ShardName, Since]]:
+        """Where the records begin and end, if times were given."""
+        return [
+            offsets_since(self._connection, self._scope, self._source.shard_names, given)
+            if isinstance(given, datetime | timedelta)
+            else {}
+            for given in (self._request.start, self._request.end)
+        ]
 
     def _plan_ranges(self, starts: Mapping[ShardName, Since], ends: Mapping[ShardName, Since]) -> Replay:
         shards = list(self._source.shard_names)
@@ -232,28 +233,16 @@ class _ReplayRun:
             if (other := self.find()) is not None and other.ended_at is None:
                 return other  # another process was faster
             planned = self._plan_ranges(*times)
-            shards = [each.shard for each in planned.shards]
-            firsts = [each.first for each in planned.shards]
-            [(number,)] = self._rows(
-                "begin_replay",
-                {
-                    **self._get_filter(planned),
-                    **self._names,
-                    "shards": shards,
-                    "firsts": firsts,
-                    "lasts": [each.last for each in planned.shards],
-                },
-            )
-            self._connection.execute(
-                self._sql["register_replay"],
-                {
-                    "consumer": _name(number),
-                    "channel": planned.channel,
-                    "count": self._source.total_shards,
-                    "shards": shards,
-                    "firsts": firsts,
-                },
-            )
+            values = {
+                **self._get_filter(planned),
+                **self._names,
+                "count": self._source.total_shards,
+                "shards": [each.shard for each in planned.shards],
+                "firsts": [each.first for each in planned.shards],
+                "lasts": [each.last for each in planned.shards],
+            }
+            [(number,)] = self._rows("begin_replay", values)
+            self._connection.execute(self._sql["register_replay"], {**values, "consumer": _name(number)})
         return replace(planned, replay=number)
 
     def carry_out(self, begun: Replay, on_batch: Callable[[int], None]) -> Replay:
@@ -281,8 +270,8 @@ class _ReplayRun:
         """Stages the next batch of a shard; returns up to where it is done, and the number of copies."""
         assert begun.replay is not None
         names = {
+            **self._get_filter(begun),
             "consumer": _name(begun.replay),
-            "channel": begun.channel,
             "shard": shard.shard,
             "replay": begun.replay,
         }
@@ -293,17 +282,8 @@ class _ReplayRun:
             [after] = row
             if after >= shard.last:
                 return after, 0
-            [(last, records, existing, refused, copies, is_registered)] = self._rows(
-                "stage_batch",
-                {
-                    **self._get_filter(begun),
-                    **names,
-                    "target": begun.target,
-                    "after": after,
-                    "last": shard.last,
-                    "records": BATCH,
-                },
-            )
+            values = {**names, "target": begun.target, "after": after, "last": shard.last, "records": BATCH}
+            [(last, records, existing, refused, copies, is_registered)] = self._rows("stage_batch", values)
             if not is_registered:
                 raise NotReplayable(
                     f"{begun.target} is not registered any more: it was retired. Nothing of this batch was staged"
@@ -319,8 +299,7 @@ class _ReplayRun:
                     f"{refused} records after {Place(name, Offset(after))} have keys that the queue {begun.target} cannot take as tenants: "
                     "they are longer than 256 bytes, or have U+0001. Nothing of this batch was staged"
                 )
-            progress = {**names, "offset": last, "copies": copies}
-            self._connection.execute(self._sql["note_progress"], progress)
+            self._connection.execute(self._sql["note_progress"], {**names, "offset": last, "copies": copies})
         return last, copies
 
     def _check_ended(self, begun: Replay, shard: ReplayedShard) -> tuple[int, int]:

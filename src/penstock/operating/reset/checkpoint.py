@@ -63,7 +63,7 @@ class CheckpointMove:
 @dataclass(frozen=True, slots=True)
 class _Request:
     consumer: str
-    to: Offset | Moment | Literal["earliest", "latest"] | None
+    to: CheckpointTarget
     shard: int | None
     resume: bool
     channel: str | None = None
@@ -86,20 +86,28 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     again; so are older ones between them, of transactions that committed late.  A running worker notices the move with
     the next record that arrives, or within two seconds.
     """
-    sql = statements("penstock.operating", scope.schema)
-    request = _make_request(consumer, to, shard, resume=resume)
-    if isinstance(to, datetime | timedelta):  # before any lock: it may take seconds
-        request = replace(request, since=_find_time(connection, consumer, to, scope))
+    bounds = statements("penstock.operating", scope.schema)["checkpoint_bounds"]
+    request = _Request(consumer, to, shard, resume)
+    if isinstance(to, Place):
+        if shard not in {None, to.shard.shard}:
+            raise Unknown(f"{to} is not in shard {shard}")
+        request = _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
+    elif isinstance(to, datetime | timedelta):  # before any lock: it may take seconds
+        with postgres_errors(f"moving checkpoints of {consumer}"):
+            rows = connection.execute(bounds, {"consumer": consumer}).fetchall()
+        shards = [ShardName(channel, Shard(number)) for channel, number, *_ in rows]
+        request = replace(request, since=offsets_since(connection, scope, shards, to))
     with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
         if apply:
             lock_consumer(connection, consumer, scope)
-        rows = connection.execute(sql["checkpoint_bounds"], {"consumer": consumer}).fetchall()
+        rows = connection.execute(bounds, {"consumer": consumer}).fetchall()
         if not rows:
             raise unknown_consumer(connection, consumer, scope)
         moves = _plan(rows, request)
+        move_checkpoint = statements("penstock.operating", scope.schema)["move_checkpoint"]
         for move in moves if apply else ():
             where = {"consumer": consumer, "channel": move.channel, "shard": move.shard}
-            connection.execute(sql["move_checkpoint"], {**where, "offset": move.after, "resume": resume})
+            connection.execute(move_checkpoint, {**where, "offset": move.after, "resume": resume})
     for move in moves if apply else ():
         log.warning(
             "checkpoint moved",
@@ -111,22 +119,6 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
             dead_letters_removed=move.dead_letters,
         )
     return moves
-
-
-def _make_request(consumer: str, to: CheckpointTarget, shard: int | None, *, resume: bool) -> _Request:
-    if not isinstance(to, Place):
-        return _Request(consumer, to, shard, resume)
-    if shard not in {None, to.shard.shard}:
-        raise Unknown(f"{to} is not in shard {shard}")
-    return _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
-
-
-def _find_time(connection: Connection, consumer: str, moment: Moment, scope: Scope) -> dict[ShardName, Since]:
-    sql = statements("penstock.operating", scope.schema)["checkpoint_bounds"]
-    with postgres_errors(f"moving checkpoints of {consumer}"):
-        rows = connection.execute(sql, {"consumer": consumer}).fetchall()
-    shards = [ShardName(channel, Shard(shard)) for channel, shard, *_ in rows]
-    return offsets_since(connection, scope, shards, moment)
 
 
 def _plan(rows: list[tuple[Any, ...]], request: _Request) -> tuple[CheckpointMove, ...]:
@@ -174,18 +166,10 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
 
 def _find_target(request: _Request, shard: ShardName, before: int, earliest: int, latest: int) -> tuple[int, int]:
     """The new offset of a checkpoint, and the number of records that are missing before it."""
-    match request.to:
-        case None:
-            return before, 0
-        case "earliest":
-            return earliest, 0
-        case "latest":
-            return latest, 0
-        case int():
-            return request.to, 0
-        case _ if (since := request.since.get(shard)) is None:
-            raise Refused(f"{shard} got its checkpoint at this moment: try again")
-        case _ if since.before < earliest:  # retention was at work meanwhile
-            return earliest, earliest
-        case _:
-            return since.before, since.removed
+    ends = {None: before, "earliest": earliest, "latest": latest}
+    if request.to is None or isinstance(request.to, int | str):
+        return (request.to if isinstance(request.to, int) else ends[request.to]), 0
+    if (since := request.since.get(shard)) is None:
+        raise Refused(f"{shard} got its checkpoint at this moment: try again")
+    # Retention may have been at work meanwhile.
+    return (earliest, earliest) if since.before < earliest else (since.before, since.removed)
