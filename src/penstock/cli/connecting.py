@@ -46,9 +46,7 @@ def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool 
     directory = Path(settings.data_directory or DIRECTORY)
     if settings.database_url is not None or settings.redis_url is not None:
         missing = "redis-url" if settings.redis_url is None else "database-url"
-        raise InvalidSetting(
-            f"--{missing} is missing: give both URLs, or neither to use embedded servers in {directory}"
-        )
+        raise InvalidSetting(f"--{missing} is missing: give both URLs, or neither for embedded servers in {directory}")
     running = running_servers(directory)
     if running is not None:
         yield running

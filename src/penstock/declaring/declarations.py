@@ -117,36 +117,34 @@ class StagingRule:
             object.__setattr__(self, part, self._checked_names(part))
         self._check_capture()
 
+    @property
+    def _whose(self) -> str:
+        """Its name in errors."""
+        return f"staging rule of {self.model.__name__}"
+
     def _check_parts(self) -> None:
-        name = self.model.__name__
         unknown = set(self.on) - set(CHANGES)
         if unknown or not self.on:
-            raise DeclarationError(
-                f"staging rule of {name}: on={sorted(self.on)}; it takes any of {', '.join(CHANGES)}"
-            )
+            raise DeclarationError(f"{self._whose}: on={sorted(self.on)}; it takes any of {', '.join(CHANGES)}")
         if isinstance(self.data, str):
-            raise DeclarationError(
-                f"staging rule of {name}: data is one str; it takes a list of names: data=[{self.data!r}]"
-            )
+            raise DeclarationError(f"{self._whose}: data is one str; it takes a list of names: data=[{self.data!r}]")
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
         if isinstance(self.channel, Ick) and self.data != ():
             raise DeclarationError(
-                f"staging rule of {name}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
+                f"{self._whose}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
 
     def _check_tenant(self) -> None:
-        where, is_queue = f"staging rule of {self.model.__name__}", isinstance(self.channel, Queue)
+        where, channel, is_queue = self._whose, self.channel, isinstance(self.channel, Queue)
         if is_queue and self.tenant is None:
             raise DeclarationError(
                 f"{where}: channel {self.channel.name} is a queue, whose tenants take turns: "
                 'say whose a message is, for example tenant="account_id"'
             )
         if not is_queue and self.tenant is not None:
-            raise DeclarationError(
-                f"{where}: tenant is for queues, and channel {self.channel.name} is a {self.channel.kind}"
-            )
+            raise DeclarationError(f"{where}: tenant is for queues, and channel {channel.name} is a {channel.kind}")
         if not is_queue and self.key is None:
             raise DeclarationError(f'{where}: key is missing; name what keeps its order, for example key="id"')
 
@@ -157,29 +155,21 @@ class StagingRule:
             return given
         names = tuple(given)
         if not names:
-            raise DeclarationError(
-                f"staging rule of {self.model.__name__}: {part} is empty; it takes at least one name of an attribute"
-            )
+            raise DeclarationError(f"{self._whose}: {part} is empty; it takes at least one name of an attribute")
         return names if len(names) > 1 else names[0]
 
     def _check_capture(self) -> None:
-        name = self.model.__name__
         if self.capture not in get_args(Capture):
-            raise DeclarationError(f"staging rule of {name}: capture={self.capture!r}; it takes 'orm' or 'trigger'")
+            raise DeclarationError(f"{self._whose}: capture={self.capture!r}; it takes 'orm' or 'trigger'")
         if self.capture == "orm" and isinstance(self.when, str):
             raise DeclarationError(
-                f"staging rule of {name}: when is SQL text, which only triggers understand; "
+                f"{self._whose}: when is SQL text, which only triggers understand; "
                 "give a function of the object, or capture='trigger'"
             )
-        if self.capture == "trigger" and (
-            callable(self.key)
-            or callable(self.tenant)
-            or callable(self.data)
-            or callable(self.when)
-            or callable(self.headers)
-        ):
+        functions = (self.key, self.tenant, self.data, self.when, self.headers)
+        if self.capture == "trigger" and any(map(callable, functions)):
             raise DeclarationError(
-                f"staging rule of {name}: a trigger cannot call Python; with capture='trigger', key, tenant and data are "
+                f"{self._whose}: a trigger cannot call Python; with capture='trigger', key, tenant and data are "
                 "names of attributes, when is SQL text and headers is a dict"
             )
 
@@ -243,9 +233,8 @@ class ConsumerSpec:
                     f"consumer {self.name}: {setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
                 )
         if self.isolation not in get_args(Isolation):
-            raise DeclarationError(
-                f"consumer {self.name}: isolation={self.isolation!r}; it takes {', '.join(get_args(Isolation))}"
-            )
+            levels = ", ".join(get_args(Isolation))
+            raise DeclarationError(f"consumer {self.name}: isolation={self.isolation!r}; it takes {levels}")
 
     def _check_shape(self) -> None:
         """Checks that the handler's arguments go with the channel and the other settings."""
@@ -308,7 +297,7 @@ class WorkerSpec(ConsumerSpec):
         super().__post_init__()
         if not is_number(self.concurrency, 1, MAX_CONCURRENCY):
             raise DeclarationError(
-                f"worker {self.name}: concurrency is {self.concurrency!r}; it takes 1 to {MAX_CONCURRENCY}"
+                f"{self.whose}: concurrency is {self.concurrency!r}; it takes 1 to {MAX_CONCURRENCY}"
             )
 
     @override
@@ -351,9 +340,7 @@ class ReconciliationSpec:
                 raise DeclarationError(f"reconciliation {self.name}: {column!r} is no name of a column")
         twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
         if twice:
-            raise DeclarationError(
-                f"reconciliation {self.name}: column {min(twice)} is in key, and cannot be compared as well"
-            )
+            raise DeclarationError(f"reconciliation {self.name}: column {min(twice)} is in key: it cannot be compared")
         negative = [column for column, by in self.tolerance.items() if not by >= 0]
         if negative:
             raise DeclarationError(

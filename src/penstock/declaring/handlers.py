@@ -136,9 +136,7 @@ def default_name(handler: object) -> str:
 def check_handler(consumer: str, handler: object) -> None:
     """Makes sure that calling the handler with a session and what it is to handle does its work."""
     if not callable(handler):
-        raise DeclarationError(
-            f"consumer {consumer}: the handler is a {type(handler).__name__}, which cannot be called"
-        )
+        raise DeclarationError(f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable")
     function = _function(handler)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise DeclarationError(

@@ -95,9 +95,8 @@ def is_number(given: object, least: float, most: float) -> bool:
 def refuse_sources(channel: "Channel", who: str, why: str) -> None:
     """Refuses a log that is read from several sources, where only this database's own channels will do."""
     if channel.sources:
-        raise DeclarationError(
-            f"{who}: log {channel.name} is read from the sources {', '.join(channel.sources)}, and {why}"
-        )
+        sources = ", ".join(channel.sources)
+        raise DeclarationError(f"{who}: log {channel.name} is read from the sources {sources}, and {why}")
 
 
 def check_reconciled(channel: "Channel", who: str) -> None:

@@ -262,9 +262,7 @@ def _check_members(value: Any, path: str, parents: list[int]) -> None:
     if isinstance(value, dict):
         for key, member in value.items():
             if not isinstance(key, str):
-                raise InvalidRecord(
-                    path, f"has a key of type {type(key).__name__}; keys are str: convert it with str()"
-                )
+                raise InvalidRecord(path, f"has a key of type {type(key).__name__}; keys are str: convert it by str()")
             inner = _make_path(path, key)
             _check_text(key, f"{inner} (the name itself)")
             _check(member, inner, parents)

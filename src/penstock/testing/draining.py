@@ -110,9 +110,7 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
         if not published and not any(counts.values()):
             return applied
         applied = {name: applied[name] + count for name, count in counts.items()}
-    raise AssertionError(
-        f"not drained after {MAX_ROUNDS} rounds: a handler stages a new record for each record that it reads"
-    )
+    raise AssertionError(f"not drained after {MAX_ROUNDS} rounds: a handler stages a record for each one that it reads")
 
 
 def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure") -> int:

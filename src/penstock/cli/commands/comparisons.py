@@ -99,7 +99,7 @@ def reconcile(  # noqa: PLR0917  options
     report: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Write every differing key: CSV if it ends with .csv, otherwise Parquet, on Spark."
+            metavar="DIR", help="Write every differing key: CSV if it ends with .csv, else Parquet, on Spark."
         ),
     ] = None,
     values: Annotated[
@@ -118,9 +118,7 @@ def reconcile(  # noqa: PLR0917  options
     ] = False,
     wait: Annotated[
         float,
-        typer.Option(
-            metavar="DURATION", parser=duration(zero=True), help="Longest wait for a consumer to reach the cut."
-        ),
+        typer.Option(metavar="DURATION", parser=duration(zero=True), help="Longest wait for a consumer at the cut."),
     ] = 60.0,
     json: Json = False,
 ) -> None:
@@ -132,9 +130,7 @@ def reconcile(  # noqa: PLR0917  options
     pipeline = require_pipeline(settings)
     specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:
-        raise InvalidSetting(
-            "the pipeline declares no reconciliation: see pipeline.reconciliation(of=…, state=…, key=…)"
-        )
+        raise InvalidSetting("the pipeline declares no reconciliation: pipeline.reconciliation(of=…, state=…, key=…)")
     groups = _group_by_consumer(pipeline, specs) if whole else [[spec] for spec in specs]
     intent: Intent = "replace" if whole else "repair" if apply else "compare"
     done: list[Reconciled] = []

@@ -43,9 +43,7 @@ def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False
     if any(each.lag is None for each in found):
         say(f"The sources still wait for {name}: retire it in the database of each, too.")
     if declared:
-        say(
-            f"The pipeline still declares {name}: when it or the streamer starts, it is registered again as a new consumer."
-        )
+        say(f"The pipeline still declares {name}: when it or the streamer starts, it is registered again, as new.")
     if not apply:
         say(NOTHING_CHANGED)
 

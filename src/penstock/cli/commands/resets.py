@@ -129,7 +129,7 @@ def source(
     urls = settings.source_urls
     if name not in urls:
         raise InvalidSetting(
-            f"the Postgres of source {name} is not known: set PENSTOCK_SOURCES__{name.upper()} to its URL"
+            f"the Postgres of source {name} is unknown: set PENSTOCK_SOURCES__{name.upper()} to its URL"
         )
     place = None if to is None else parse_place(to)
     with (

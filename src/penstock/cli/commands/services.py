@@ -37,9 +37,7 @@ def run(
     with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published and applied") as progress:
         engine = choose_engine(settings, specs)
         if engine == "spark" and not share.is_whole:
-            raise InvalidSetting(
-                "the engine on Spark divides the shards by itself: leave out the share, or take --engine inline"
-            )
+            raise InvalidSetting("Spark divides the shards by itself: leave out the share, or take --engine inline")
         work: dict[str, Any] = {
             "consumers": names,
             "streamer": streamer,

@@ -139,7 +139,6 @@ def reshard(
             numbers = {"shards": shards, "first_shard": first, "last_shard": first + shards - 1}
             connection.execute(sql["begin_generation"], {**key, **numbers})
     if plan.applied:
-        log.warning(
-            "shards changed", channel=channel, before=plan.before, after=plan.after, first_shard=plan.first_shard
-        )
+        changed = {"before": plan.before, "after": plan.after, "first_shard": plan.first_shard}
+        log.warning("shards changed", channel=channel, **changed)
     return plan

@@ -207,9 +207,7 @@ def adopt_channel(
     sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
     with postgres_errors(f"adopting {channel}"), connection.transaction():
         if connection.execute(sql["retired_channel"], key).fetchone() is None:
-            raise Unknown(
-                f"no channel {channel!r} was retired: a name that never was, or is in use, need not be adopted"
-            )
+            raise Unknown(f"no channel {channel!r} was retired: a new name, or one in use, need not be adopted")
         left = read_plan(connection, channel, scope)
         keys = count_keys(client, channel, left.shards, scope)
         if left.records or left.staged or keys:

@@ -176,9 +176,7 @@ def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckRes
             read_newest(context.client, context.scope.namespace, shard, 1)
     except ForeignLog as foreign:
         key = log_keys(context.scope.namespace, shard).stream
-        yield error(
-            str(foreign), f"find out what writes to {key}, then DEL it: the streamer replays it from the journal"
-        )
+        yield error(str(foreign), f"find out what writes to {key}, then DEL it: the streamer replays the journal")
 
 
 def icks(context: CheckContext) -> Results:
