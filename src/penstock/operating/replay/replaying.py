@@ -285,7 +285,7 @@ class _ReplayRun:
             values = {**names, "target": begun.target, "after": after, "last": shard.last, "records": BATCH}
             [(last, records, existing, refused, copies, is_registered)] = self._rows("stage_batch", values)
             if not is_registered:
-                raise NotReplayable(f"{begun.target} was retired meanwhile. Nothing of this batch was staged")
+                raise NotReplayable(f"{begun.target} is not registered any more. Nothing of this batch was staged")
             name = ShardName(begun.channel, Shard(shard.shard))
             if not records or last - after != records or existing < records:
                 raise DamagedJournal(
