@@ -19,7 +19,7 @@ from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_records import AsyncJournalRecords, JournalRecords, fill
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
 

@@ -42,7 +42,7 @@ from penstock.errors import (
     Unknown,
 )
 from penstock.journal.journal_reader import JournaledRecord
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.doctor import diagnose
 from penstock.operating.letters import of_consumer, retry

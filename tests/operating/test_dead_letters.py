@@ -12,7 +12,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.operating.letters import DeadLetterRow, Retried, at, drop, newest, of_consumer, read_record, retry
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer

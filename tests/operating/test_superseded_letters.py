@@ -12,7 +12,7 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.letters import DeadLetterRow, newest, of_consumer, retry
 from penstock.operating.reset import reset_checkpoint

@@ -16,7 +16,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.reconciling import Barrier, Cut, cut, pinned
 from penstock.reconciling.barrier import wait_until_reached
 from penstock.reconciling.cut import export_snapshot

@@ -15,7 +15,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
 from penstock.declaring.kinds import shard_for_key
 from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.operating.status import status
 from penstock.operating.tracing import explain
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Shard, ShardName

@@ -11,7 +11,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.streaming import Streamer
 
 

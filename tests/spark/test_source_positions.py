@@ -14,7 +14,7 @@ from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, retire
 from penstock.spark.sources import record_readers
 from penstock.spark.sources.journal_store import JournalStore

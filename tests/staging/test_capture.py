@@ -13,7 +13,7 @@ from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
-from penstock.operating.channels.listing import reshard
+from penstock.operating.channels import reshard
 from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers
 from penstock.streaming import Streamer
 

@@ -7,8 +7,14 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, seconds, show, show_found, show_json
-from penstock.operating.channels import ListedChannel, adopt_channel, list_channels, retire_channel
-from penstock.operating.channels.listing import ReshardPlan, reshard
+from penstock.operating.channels import (
+    ListedChannel,
+    ReshardPlan,
+    adopt_channel,
+    list_channels,
+    reshard,
+    retire_channel,
+)
 from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
 from penstock.settings import Settings
 

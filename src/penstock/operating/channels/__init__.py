@@ -4,15 +4,26 @@ A channel that is retired leaves its name behind.  Applications and workers that
 them would begin the channel anew, and nobody would notice.
 """
 
-from penstock.operating.channels.listing import ListedChannel, list_channels, unknown_channel
-from penstock.operating.channels.retiring import LeftReader, Retirement, adopt_channel, retire_channel
+from penstock.operating.channels.administration import (
+    LeftReader,
+    ListedChannel,
+    ReshardPlan,
+    Retirement,
+    adopt_channel,
+    list_channels,
+    reshard,
+    retire_channel,
+    unknown_channel,
+)
 
 __all__ = [
     "LeftReader",
     "ListedChannel",
+    "ReshardPlan",
     "Retirement",
     "adopt_channel",
     "list_channels",
+    "reshard",
     "retire_channel",
     "unknown_channel",
 ]
