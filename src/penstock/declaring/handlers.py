@@ -7,7 +7,7 @@ be called, return at once, and have done nothing.
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from sqlalchemy.orm import Session
 
@@ -55,60 +55,43 @@ class WorkerDeclaration(TypedDict, total=False):
     idle_timeout: Duration
 
 
-class BatchDecorator(Protocol[Payload]):
-    """Takes ``handler(session, records)``, plain or ``async def``; a test may call it with any sequence of records."""
+_Each = TypeVar("_Each")
+_Batch_co = TypeVar("_Batch_co", covariant=True)
+_Called_contra = TypeVar("_Called_contra", contravariant=True)
+
+
+class EachDecorator(Protocol[_Each]):
+    """Takes ``handler(session, record)``, or ``handler(session, member)``, plain or ``async def``."""
 
     @overload
     def __call__(
-        self, handler: Callable[[Session, "Records[Payload]"], None], /
-    ) -> Callable[[Session, Sequence[Record[Payload]]], None]: ...
+        self, handler: Callable[[Session, _Each], HandlerOutcome | None], /
+    ) -> Callable[[Session, _Each], HandlerOutcome | None]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", "Records[Payload]"], Awaitable[None]], /
-    ) -> Callable[["AsyncSession", Sequence[Record[Payload]]], Awaitable[None]]: ...
+        self, handler: Callable[["AsyncSession", _Each], Awaitable[HandlerOutcome | None]], /
+    ) -> Callable[["AsyncSession", _Each], Awaitable[HandlerOutcome | None]]: ...
 
 
-class RecordDecorator(Protocol[Payload]):
-    """Takes ``handler(session, record)``, plain or ``async def``."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[[Session, Record[Payload]], HandlerOutcome | None], /
-    ) -> Callable[[Session, Record[Payload]], HandlerOutcome | None]: ...
+class ManyDecorator(Protocol[_Batch_co, _Called_contra]):
+    """Takes ``handler(session, records)``, or ``handler(session, members)``; a test may call it with any sequence of them."""
 
     @overload
     def __call__(
-        self, handler: Callable[["AsyncSession", Record[Payload]], Awaitable[HandlerOutcome | None]], /
-    ) -> Callable[["AsyncSession", Record[Payload]], Awaitable[HandlerOutcome | None]]: ...
-
-
-class MembersDecorator(Protocol):
-    """Takes ``handler(session, members)`` of a consumer of an Ick, plain or ``async def``."""
+        self, handler: Callable[[Session, _Batch_co], None], /
+    ) -> Callable[[Session, _Called_contra], None]: ...
 
     @overload
     def __call__(
-        self, handler: Callable[[Session, Sequence[str]], None], /
-    ) -> Callable[[Session, Sequence[str]], None]: ...
-
-    @overload
-    def __call__(
-        self, handler: Callable[["AsyncSession", Sequence[str]], Awaitable[None]], /
-    ) -> Callable[["AsyncSession", Sequence[str]], Awaitable[None]]: ...
+        self, handler: Callable[["AsyncSession", _Batch_co], Awaitable[None]], /
+    ) -> Callable[["AsyncSession", _Called_contra], Awaitable[None]]: ...
 
 
-class MemberDecorator(Protocol):
-    """Takes ``handler(session, member)`` of a consumer of an Ick, plain or ``async def``."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[[Session, str], HandlerOutcome | None], /
-    ) -> Callable[[Session, str], HandlerOutcome | None]: ...
-
-    @overload
-    def __call__(
-        self, handler: Callable[["AsyncSession", str], Awaitable[HandlerOutcome | None]], /
-    ) -> Callable[["AsyncSession", str], Awaitable[HandlerOutcome | None]]: ...
+BatchDecorator: TypeAlias = ManyDecorator["Records[Payload]", Sequence[Record[Payload]]]
+RecordDecorator = EachDecorator[Record[Payload]]
+MembersDecorator = ManyDecorator[Sequence[str], Sequence[str]]
+MemberDecorator = EachDecorator[str]
 
 
 class DataFrameDecorator(Protocol):
