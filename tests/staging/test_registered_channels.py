@@ -18,7 +18,7 @@ from penstock.database.registry import register_channel
 from penstock.declaring.declarations import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
-from penstock.staging import mark_dirty, registered, stage_async
+from penstock.staging import mark_dirty, rows, stage_async
 
 Sessions = sessionmaker[Session]
 
@@ -153,7 +153,7 @@ def test_an_application_may_be_deployed_before_its_workers(
     staged: StagedRecords,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registered, "CHECK_UNREGISTERED_EVERY_S", 0.0)
+    monkeypatch.setattr(rows, "CHECK_UNREGISTERED_EVERY_S", 0.0)
     by_hooks(other_sessions, "")
     assert len(staged()) == 1
 

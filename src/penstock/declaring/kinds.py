@@ -182,8 +182,11 @@ class _Sharded:
 
     def _check(self) -> None:
         self._check_name()
-        if not is_number(self.shards, 1, MAX_SHARDS):
-            raise DeclarationError(f"channel {self.name}: shards is {self.shards!r}; it takes 1 to {MAX_SHARDS}")
+        self._check_range("shards", self.shards, MAX_SHARDS)
+
+    def _check_range(self, name: str, given: object, most: float, more: str = "") -> None:
+        if not is_number(given, 1, most):
+            raise DeclarationError(f"channel {self.name}: {name} is {given!r}; it takes 1 to {most:,}{more}")
 
     @property
     def whose(self) -> str:
@@ -193,12 +196,9 @@ class _Sharded:
     def _check_name(self) -> None:
         checked_name(self.name, "channel")
 
-    def _check_max_bytes(self, most: int) -> None:
-        if not is_number(most, 1, LARGEST_MAX_BYTES):
-            raise DeclarationError(
-                f"channel {self.name}: max_bytes is {most!r}; it takes 1 to {LARGEST_MAX_BYTES:,}. "
-                "Keep larger payloads elsewhere, and stage where they are"
-            )
+    def _check_max_bytes(self, given: int) -> None:
+        more = ". Keep larger payloads elsewhere, and stage where they are"
+        self._check_range("max_bytes", given, LARGEST_MAX_BYTES, more)
 
     def shard_for(self, key: str | bytes) -> Shard:
         """The shard of a key: see ``shard_for_key``."""
@@ -434,9 +434,8 @@ class Queue(_Sharded):
         self._check_max_bytes(self.max_bytes)
         if self.hand is None and isinstance(self.streams, int):
             object.__setattr__(self, "hand", min(DEFAULT_HAND, max(1, self.streams)))
-        for what, number, most in (("streams", self.streams, MAX_STREAMS), ("hand", self.hand, self.streams)):
-            if not is_number(number, 1, most):
-                raise DeclarationError(f"channel {self.name}: {what} is {number!r}; it takes 1 to {most}")
+        self._check_range("streams", self.streams, MAX_STREAMS)
+        self._check_range("hand", self.hand, self.streams)
         self._check_limits()
 
     def _check_limits(self) -> None:

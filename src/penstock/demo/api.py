@@ -48,12 +48,10 @@ class Api:
 
     async def create(self, request: Request) -> Response:
         """POST /rides: books a ride."""
-        distance = _distance(await request.body())
-        if isinstance(distance, Response):
-            return distance
+        body = await request.body()
 
         def work(session: Session) -> Response:
-            ride = Ride(amount_cents=0)
+            distance, ride = _distance(body), Ride(amount_cents=0)
             ride.charge(round(distance * CENTS_A_METRE))
             session.add(ride)
             session.flush()
@@ -65,12 +63,11 @@ class Api:
 
     async def correct(self, request: Request) -> Response:
         """PATCH /rides/ID: corrects the distance."""
-        distance = _distance(await request.body())
-        if isinstance(distance, Response):
-            return distance
+        body = await request.body()
 
         def work(session: Session) -> Response:
-            _ride(session, request).charge(round(distance * CENTS_A_METRE))
+            cents = round(_distance(body) * CENTS_A_METRE)
+            _ride(session, request).charge(cents)
             return PlainTextResponse("", 204)
 
         return await self._answer(request, work)
@@ -133,20 +130,20 @@ def _ride(session: Session, request: Request) -> Ride:
     return ride
 
 
-def _distance(body: bytes) -> float | Response:
-    """The distance of a request, or the response if it has none."""
+def _distance(body: bytes) -> float:
+    """The distance of a request."""
     try:
         given: Any = parse_json((body or b"{}").decode()).get("distance")
     except (ValueError, AttributeError):
         given = None
     if given in (None, ""):
-        return JSONResponse({"message": "Please specify parameter 'distance'."}, 422)
+        raise RefusedError(422, "Please specify parameter 'distance'.")
     try:
         distance = float(given)
     except (TypeError, ValueError, OverflowError):
         distance = float("nan")
     if not 0 <= distance < 1e9:  # noqa: PLR2004  farther than any pilot flies
-        return JSONResponse({"message": "Parameter 'distance' must be a floating-point number."}, 422)
+        raise RefusedError(422, "Parameter 'distance' must be a floating-point number.")
     return distance
 
 
@@ -188,15 +185,9 @@ class Recruits:
 
     async def _count(self, _: Request) -> Response:
         counters = self.recruiter.counters().values()
-        return JSONResponse(
-            {
-                "process": os.getpid(),
-                "recruited": sum(each.recruited for each in counters),
-                "finished": sum(each.finished for each in counters),
-                "aborted": sum(each.aborted for each in counters),
-                "failed": sum(each.failed for each in counters),
-            }
-        )
+        names = ("recruited", "finished", "aborted", "failed")
+        sums = {name: sum(getattr(each, name) for each in counters) for name in names}
+        return JSONResponse({"process": os.getpid(), **sums})
 
 
 async def _health(_: Request) -> Response:

@@ -12,8 +12,20 @@ from sqlalchemy import Connection
 
 from penstock.declaring.declarations import Channel
 from penstock.errors import NotAttached, StagingError
-from penstock.staging.registered import Check, Rows, check_channels, known_at, next_question, run_check
-from penstock.staging.rows import AUTOCOMMIT, Row, insert_rows, insert_sql, make_refusal, split_rows
+from penstock.staging.rows import (
+    AUTOCOMMIT,
+    Check,
+    Row,
+    Rows,
+    check_channels,
+    insert_rows,
+    insert_sql,
+    known_at,
+    make_refusal,
+    next_question,
+    run_check,
+    split_rows,
+)
 
 _PARAMETER = "%({})s"
 
