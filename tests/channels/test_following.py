@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +13,7 @@ from penstock import Log
 from penstock.channels.log import Follower
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, ServerUnavailable
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Record, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -110,7 +109,7 @@ def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused
     [found] = follower.wait({shard: Offset(999)}, None)[shard]
     redis_client.xadd(stream, {"something": "else"}, id="1001-0")
 
-    assert found == replace(first, offset=Offset(1000))
+    assert found == Record(**{**vars(first), "offset": Offset(1000)})
     assert found.data == first.data
     with pytest.raises(ForeignLog, match="1001-0 has no field b'id'"):
         follower.wait({shard: Offset(1000)}, None)

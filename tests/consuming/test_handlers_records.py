@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
@@ -17,7 +19,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.letters import of_consumer, retry
-from penstock.records import Offset, Record, Shard, ShardName
+from penstock.parsing import parse_json
+from penstock.records import Offset, Record, Shard, ShardName, forget_parsed
 from penstock.streaming import Streamer
 
 SHARD = ShardName("things", Shard(0))
@@ -149,3 +152,67 @@ def test_columns_are_there_wherever_the_records_come_from(
 
     assert len(seen) == 120
     assert set(seen) == {f'{{"number": {number}}}' for number in range(1, 41)}
+
+
+_TEXTS = st.one_of(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=6,
+    ).map(json.dumps),
+    st.sampled_from(["1, 2", "]", "[", "", "{", "nan", "[" * 2_000 + "]" * 2_000, "1e400", '"\\ud800"', "12 "]),
+)
+
+
+def _read(found: Record | str) -> str:
+    """What a record's payload is, or that of its text."""
+    try:
+        return repr(parse_json(found) if isinstance(found, str) else found.data)
+    except ValueError:
+        return "cannot be read"
+
+
+@given(
+    st.lists(_TEXTS, min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["ask", "change", "forget"])), max_size=30),
+)
+def test_a_payload_is_what_it_is_alone_in_whatever_order_they_are_asked_for(
+    texts: list[str], steps: list[tuple[int, str]]
+) -> None:
+    lines = [text.replace("\n", " ") for text in texts]
+    rows = [(n, "k", "insert", "thing", text, "", n) for n, text in enumerate(lines, 1)]
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack(rows)))
+    changed: set[int] = set()
+
+    for place, step in steps:
+        at = place % len(lines)
+        if step == "forget":
+            forget_parsed(records[at])
+            changed.discard(at)
+        elif at not in changed:
+            assert _read(records[at]) == _read(lines[at])
+            if step == "change" and isinstance(records[at].__dict__.get("data"), list):
+                records[at].data.append("mine")
+                changed.add(at)
+    for at in changed:
+        assert records[at].data[-1] == "mine"
+    for at in range(len(lines)):
+        forget_parsed(records[at])
+    assert [*map(_read, records)] == [*map(_read, lines)]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(-1, 25))
+def test_the_records_behind_an_offset_begin_right_after_it(counts: list[int], offset: int) -> None:
+    parts, first = [], 3
+    for number, count in enumerate(counts):
+        rows = [(first + n, "k", "insert", "thing", "1", "", n) for n in range(count)]
+        entry = Entry(SHARD, Offset(first), Columns.pack(rows))
+        parts.append(entry if number % 2 else entry.records)
+        first += count
+    records = as_records(*parts)
+
+    behind = records.after(Offset(offset))
+
+    assert behind.offsets == [each for each in range(3, first) if each > offset]
+    assert records.continues(Offset(offset)) == (offset + 1 in range(3, first))
+    assert [record.offset for record in behind] == behind.offsets

@@ -19,7 +19,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError
 from penstock.operating.letters import of_consumer
-from penstock.records import Record, as_record
+from penstock.records import Offset, Record, RecordId, Shard
 from penstock.streaming import Streamer
 
 
@@ -93,9 +93,7 @@ def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
 
 
 def test_without_a_model_the_payload_is_the_data() -> None:
-    record: Record[Any] = as_record(
-        {"channel": "c", "shard": 0, "offset": 1, "data_json": '{"number": 7}', "headers_json": ""}
-    )
+    record: Record[Any] = Record("c", Shard(0), Offset(1), RecordId(1), "k", "insert", "thing", '{"number": 7}')
     assert record.payload == {"number": 7}
 
 

@@ -244,18 +244,13 @@ class Columns:
         first = self.first_us
         return [first + after for after in self._numbers(6)]
 
-    def rows(self) -> Iterable[tuple[RecordId, str, str, str, str, str, int]]:
+    def values(self) -> tuple[list[RecordId], list[str], list[str], list[str], list[str], list[str], list[int]]:
         """The records' values, in the order of ``COLUMNS``."""
-        return zip(
-            self.ids,
-            self.keys,
-            self.actions,
-            self.objects,
-            self.data_json,
-            self.headers_json,
-            self.staged_us,
-            strict=True,
-        )
+        return self.ids, self.keys, self.actions, self.objects, self.data_json, self.headers_json, self.staged_us
+
+    def rows(self) -> Iterable[tuple[RecordId, str, str, str, str, str, int]]:
+        """The same, record by record."""
+        return zip(*self.values(), strict=True)
 
     def check(self) -> None:
         """Reads all columns, and compares them with what the first and the last record are known by.
@@ -266,7 +261,7 @@ class Columns:
         for column, name in enumerate(COLUMNS):
             if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):
                 raise _damaged(column)
-        self.rows()
+        self.values()
         ids, times = self.ids, self.staged_us
         ends = ids[0], times[0], ids[-1], times[-1]
         if ends != (self.first_id, self.first_us, self.last_id, self.last_us):

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.batches.columns import CODECS, COLUMNS, Columns, DamagedColumns
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, Offset, Record, RecordId, ShardName, as_record
+from penstock.records import BEGINNING, Offset, Record, RecordColumns, RecordId, ShardName
 
 FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for name in COLUMNS)]
 """The names of an entry's fields, in their order."""
@@ -128,26 +128,7 @@ class Entry:
         Raises:
             DamagedColumns: They cannot be read.
         """
-        channel, shard = self.shard.channel, self.shard.shard
-        return [
-            as_record(
-                {
-                    "channel": channel,
-                    "shard": shard,
-                    "offset": offset,
-                    "id": id_,
-                    "key": key,
-                    "action": action,
-                    "object": object_,
-                    "data_json": data,
-                    "headers_json": headers,
-                    "staged_us": staged_us,
-                }
-            )
-            for offset, (id_, key, action, object_, data, headers, staged_us) in enumerate(
-                self.columns.rows(), self.first
-            )
-        ]
+        return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values()).records()
 
     def column(self, name: str) -> list[Any]:
         """An attribute of each record.

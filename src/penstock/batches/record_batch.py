@@ -3,11 +3,12 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, overload
 
 from penstock.batches.entry import Entry
-from penstock.parsing import check_nesting, decode_json, parse_json
+from penstock.parsing import parse_several
 from penstock.records import Offset, Payload, Record, RecordId
 
 
@@ -19,6 +20,11 @@ class PlainEntries:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    @cached_property
+    def offsets(self) -> list[Offset]:
+        """The offsets of its records."""
+        return self.column("offset")
 
     def column(self, name: str) -> list[Any]:
         """An attribute of each record."""
@@ -35,6 +41,14 @@ class _Part:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def first(self) -> Offset:
+        return self.source.offsets[self.start]
+
+    @property
+    def last(self) -> Offset:
+        return self.source.offsets[self.stop - 1]
 
     def records(self) -> list[Record]:
         return self.source.records[self.start : self.stop]
@@ -71,14 +85,7 @@ class Records(Sequence[Record[Payload]]):
         return self._between(start, stop)
 
     def __iter__(self) -> Iterator[Record[Payload]]:
-        for part in self._parts:
-            coming = iter(part.records())
-            for record in coming:
-                yield record
-                if "data" in record.__dict__:  # it was asked for, so it will be of the others
-                    left = [*coming]
-                    _parse_together(left)
-                    yield from left
+        return chain.from_iterable(map(_Part.records, self._parts))
 
     def __add__(self, other: Sequence[Record]) -> "Records[Any]":
         return join_records([self, other])
@@ -101,7 +108,16 @@ class Records(Sequence[Record[Payload]]):
 
     def after(self, offset: Offset) -> "Records[Payload]":
         """The records behind an offset, of records of one shard."""
-        return self._between(bisect_right(self.offsets, offset), len(self))
+        later = [part for part in self._parts if part.last > offset]
+        if later:
+            first = later[0]
+            start = bisect_right(first.source.offsets, offset, first.start, first.stop)
+            later[0] = _Part(first.source, start, first.stop)
+        return Records(later)
+
+    def continues(self, offset: Offset) -> bool:
+        """True if the record after an offset is among these, of one shard."""
+        return bool(self._parts) and self._parts[0].first - 1 <= offset < self._parts[-1].last
 
     @property
     def ids(self) -> list[RecordId]:
@@ -145,7 +161,7 @@ class Records(Sequence[Record[Payload]]):
         Raises:
             ValueError: One of them is not JSON, or cannot be read.
         """
-        return _parse_payloads(self.data_json)
+        return parse_several(self.data_json)
 
     def _column(self, name: str) -> list[Any]:
         if len(self._parts) == 1:
@@ -167,31 +183,6 @@ class Records(Sequence[Record[Payload]]):
                 kept.append(_Part(part.source, part.start + first, part.start + last))
             before += len(part)
         return Records(kept)
-
-
-def _parse_together(records: Sequence[Record]) -> None:
-    """Gives records their ``data``, in half the time; if one of them has none, each is left to parse its own."""
-    try:
-        values = _parse_payloads([record.data_json for record in records])
-    except ValueError:
-        return
-    for record, value in zip(records, values, strict=True):
-        record.__dict__.setdefault("data", value)
-
-
-def _parse_payloads(texts: Sequence[str]) -> list[Any]:
-    """The values of JSON texts.
-
-    Raises:
-        ValueError: One of them is not JSON, or cannot be read.
-    """
-    parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
-    if len(parsed) != len(texts):
-        # A text that is no JSON by itself must not be taken for a part of its neighbour.
-        return [*map(parse_json, texts)]
-    for text, value in zip(texts, parsed, strict=True):
-        check_nesting(text, value)
-    return parsed
 
 
 def as_records(*sources: Entry | Iterable[Record]) -> Records[Any]:

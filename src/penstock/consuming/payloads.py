@@ -10,7 +10,7 @@ from penstock.consuming.failures import Culprit, InvalidPayload
 from penstock.database.driver_errors import first_line
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DeclarationError
-from penstock.records import Record
+from penstock.records import Record, has_payload, set_payload
 
 Decode = Callable[[str], Any]
 """Makes JSON text a model's instance, and raises ``InvalidPayload`` if it cannot."""
@@ -34,9 +34,9 @@ def make_model_decoder(model: Any, whose: str) -> Decode:
 def decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
     """Gives each record its ``payload``."""
     for index, record in enumerate(records):
-        if "payload" not in record.__dict__:  # a batch that is retried was validated before
+        if not has_payload(record):  # a batch that is retried was validated before
             try:
-                record.__dict__["payload"] = decode(record.data_json)
+                set_payload(record, decode(record.data_json))
             except InvalidPayload as error:
                 raise Culprit(index) from error
 

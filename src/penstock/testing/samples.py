@@ -10,7 +10,7 @@ from penstock.consuming.payloads import make_model_decoder
 from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.declaring.outcomes import RESERVED, Job
 from penstock.errors import InvalidRecord
-from penstock.records import Offset, Payload, Record, RecordId, Shard
+from penstock.records import Offset, Payload, Record, RecordId, Shard, set_payload
 from penstock.staging.payload import as_plain, headers_text, json_text, key_text, label_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -138,6 +138,6 @@ def _validate(made: Record[Any] | Job[Any], model: type[Any] | None) -> None:
         return
     decode = make_model_decoder(model, "this test")
     try:
-        made.__dict__["payload"] = decode(made.data_json)
+        set_payload(made, decode(made.data_json))
     except InvalidPayload as error:
         raise InvalidRecord("data", f"does not fit {model.__name__}: {error}") from error

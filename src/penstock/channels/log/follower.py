@@ -77,7 +77,7 @@ class Follower:
         following = {
             shard: records
             for shard, records in kept.items()
-            if shard in positions and _continues(records, positions[shard])
+            if shard in positions and records.continues(positions[shard])
         }
         return self._limit(positions, following)
 
@@ -117,7 +117,7 @@ class Follower:
         positions = {
             shard: after
             for shard, after in positions.items()
-            if shard not in self._kept or not _continues(self._kept[shard], after)
+            if shard not in self._kept or not self._kept[shard].continues(after)
         }
         if self._is_cluster or not positions:
             return
@@ -202,9 +202,3 @@ class Follower:
             if read or monotonic() >= deadline:
                 return found
             sleep(POLL_S)
-
-
-def _continues(records: Records, after: Offset) -> bool:
-    """True if the record after an offset is among these."""
-    offsets = records.offsets
-    return offsets[0] - 1 <= after < offsets[-1]

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records, as_records
 from penstock.batches.columns import DamagedFrame, size
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, ShardName, as_record
+from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, RecordId, ShardName
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
 """An entry's fields: by name, or as the server sends them, names and values alternating."""
@@ -173,23 +172,15 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
         record_id, key, action, kind, data, headers, staged = _values(shard, entry_id, fields)
     offset = parse_offset(entry_id, shard)
     try:
-        of: dict[str, Any] = {
-            "channel": shard.channel,
-            "shard": shard.shard,
-            "offset": offset,
-            "id": parse_number(record_id),
-            "key": key.decode(),
-            "action": action.decode(),
-            "object": kind.decode(),
-            "data_json": data.decode(),
-            "headers_json": headers.decode(),
-            "staged_us": parse_number(staged),
-        }
+        texts = key.decode(), action.decode(), kind.decode(), data.decode(), headers.decode()
+        record: Record = Record(
+            shard.channel, shard.shard, offset, RecordId(parse_number(record_id)), *texts, parse_number(staged)
+        )
     except ValueError as error:  # neither a number nor UTF-8
         raise make_damaged(shard, entry_id, _UNREADABLE) from error
     if b"\0" in key + action + kind:  # which no text of Postgres has
         raise make_damaged(shard, entry_id, _UNREADABLE)
-    return as_record(of)
+    return record
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:
