@@ -15,6 +15,7 @@ import redis
 
 from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
+from fixtures.damage import restart
 from fixtures.flow import stage_rows
 from fixtures.tls import SYSTEM_REDIS, Certificates, find_key, tls_settings
 from penstock import Log, Pipeline
@@ -222,7 +223,7 @@ def tls_postgres(directory: Path, certificates: Certificates) -> Iterator[Embedd
         owner = server.data_directory.stat()
         os.chown(target, owner.st_uid, owner.st_gid)
     server._settings["ssl"] = "on"
-    server.restart()
+    restart(server)
     initialise(server.url)
     yield server
     server.remove()

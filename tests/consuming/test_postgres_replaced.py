@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.clients import connect_redis
+from fixtures.damage import copy_data, restore_data
 from fixtures.restored import reset
 from fixtures.running_pipeline import Processes
 from penstock import Ick, Job, Log, Pipeline, Queue
@@ -183,7 +184,7 @@ def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other
     with at_work(pipeline, server.url, redis_url):
         stage(server.url, 10, "kept")
         eventually(lambda: sum(effects(server.url).values()) == 40, "the first are done")
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     chores = Chores(pipeline, server.url, redis_url)
     later = '{"penstock": {"delay_ms": 4000}}'
 
@@ -194,7 +195,7 @@ def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other
             chore()  # its connections are those of the server that is replaced
         client = connect_redis(redis_url)
         eventually(lambda: _delayed(client) == 80, "the lost jobs wait in Redis")
-        server.restore(tmp_path / "older")
+        restore_data(server, tmp_path / "older")
         stage(server.url, 60, "new", ["jobs"])
         stage(server.url, 60, "new", ["calls"])
         # The Ick has lost nothing.
@@ -248,7 +249,7 @@ def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
     with at_work(pipeline, server.url, redis_url):
         stage(server.url, 10, "kept")
         eventually(lambda: sum(effects(server.url).values()) == 40, "the first are done")
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     spark = Processes(tmp_path, server.url, redis_url)
     spark.write(ON_SPARK)
     spark.set("PENSTOCK_EPOCH_SECONDS", "600")
@@ -267,7 +268,7 @@ def test_spark_applies_nothing_that_a_restored_postgres_has_lost(
                 "lost jobs wait in Redis, or lost records were applied",
                 timeout_s=60,
             )
-            server.restore(tmp_path / "older")
+            restore_data(server, tmp_path / "older")
             stage(server.url, 60, "new", channels)
             code = running.wait(300)
             eventually(lambda: streamer.ended, "the streamer has ended, too", timeout_s=60)

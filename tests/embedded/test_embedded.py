@@ -13,6 +13,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
+from fixtures.damage import copy_data, restart, restore_data
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers, directories, processes
 from penstock.errors import ServerUnavailable
 from penstock.testing import eventually
@@ -114,10 +115,10 @@ def test_a_stale_pid_file_that_names_another_process_is_ignored(postgres: Embedd
 
 def test_postgres_can_be_restored_to_an_older_state(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     value(postgres.url, "CREATE TABLE past (id int)")
-    postgres.copy_to(tmp_path / "copy")
+    copy_data(postgres, tmp_path / "copy")
     value(postgres.url, "INSERT INTO past VALUES (1)")
 
-    postgres.restore(tmp_path / "copy")
+    restore_data(postgres, tmp_path / "copy")
 
     assert value(postgres.url, "SELECT count(*) FROM past") == 0
 
@@ -162,7 +163,7 @@ def test_redis_keeps_its_url_and_data_across_sigkill_and_restart(valkey: Embedde
 
     valkey.kill()
     valkey.start()
-    valkey.restart()
+    restart(valkey)
 
     assert valkey.url == url
     with redis.Redis.from_url(url, decode_responses=True) as client:
@@ -174,11 +175,11 @@ def test_redis_keeps_its_url_and_data_across_sigkill_and_restart(valkey: Embedde
 def test_redis_can_be_restored_to_an_older_state(valkey: EmbeddedRedis, tmp_path: Path) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         client.set("past", "old")
-    valkey.copy_to(tmp_path / "snapshot")
+    copy_data(valkey, tmp_path / "snapshot")
     with redis.Redis.from_url(valkey.url) as client:
         client.set("past", "new")
 
-    valkey.restore(tmp_path / "snapshot")
+    restore_data(valkey, tmp_path / "snapshot")
 
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
         assert client.get("past") == "old"

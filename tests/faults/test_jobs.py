@@ -14,6 +14,7 @@ from time import monotonic
 
 import pytest
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.servers import Programs
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedRedis
@@ -135,10 +136,10 @@ def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_ef
                 storm.kill(dice.randrange(WORKERS + 1))
                 if passed > 0.3 and not copied:
                     copied = True
-                    server.copy_to(tmp_path / "older")
+                    copy_data(server, tmp_path / "older")
                 if passed > 0.6 and not restored:
                     restored = True
-                    server.restore(tmp_path / "older")
+                    restore_data(server, tmp_path / "older")
                 pause.wait(dice.random() * 2)
         assert restored
         eventually(

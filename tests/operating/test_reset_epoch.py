@@ -10,6 +10,7 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log import extents, read
@@ -99,13 +100,13 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.stage(server.url, 50, "kept")
     scene.stream(server.url)
     scene.consume(server.url)
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     scene.stage(server.url, 30, "lost")
     scene.stream(server.url)
     scene.consume(server.url)
     group = LogGroup(scene.client, "things", "sharers", shards=2)
     assert len(read_all(group)[0]) == 80
-    server.restore(tmp_path / "older")
+    restore_data(server, tmp_path / "older")
     scene.stage(server.url, 40, "after")
 
     with pytest.raises(HistoryDiverged, match="lost commits"):
@@ -155,11 +156,11 @@ def test_ids_of_lost_records_are_not_reused(
 ) -> None:
     scene.stage(server.url, 5, "kept")
     scene.stream(server.url)
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     scene.stage(server.url, 200, "lost")
     scene.stream(server.url)
     highest = max(record.id for records in scene.log().values() for record in records)
-    server.restore(tmp_path / "older")
+    restore_data(server, tmp_path / "older")
 
     with connect_postgres(server.url, application="test") as connection:
         reset_epoch(connection, scene.client, flow, apply=True)

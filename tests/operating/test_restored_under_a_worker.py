@@ -9,6 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.flow import ReadLog
 from fixtures.keeping_pooler import KeepingPooler
 from fixtures.restored import stage, stream
@@ -44,7 +45,7 @@ def test_a_handler_under_which_postgres_is_restored_is_not_retried_with_lost_rec
         nonlocal calls
         calls += 1
         if calls == 2:
-            server.restore(tmp_path / "older")
+            restore_data(server, tmp_path / "older")
         for record in records:
             session.execute(text("INSERT INTO public.effects VALUES (:key)"), {"key": record.key})
 
@@ -53,7 +54,7 @@ def test_a_handler_under_which_postgres_is_restored_is_not_retried_with_lost_rec
     stream(flow, server.url, redis_url)
     with LogWorker(WorkerSetup(flow, spec, server.url, redis_url)) as worker:
         worker.drain()
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     stage(server.url, things, 1, "lost")
     stream(flow, server.url, redis_url)
 
@@ -90,12 +91,12 @@ def test_a_streamer_whose_connection_survives_a_restore_compares_again(
     """Guarantee 10: another one has ticked, so that the journal is longer than the log, and only differs."""
     stage(server.url, things, 10, "kept")
     stream(flow, server.url, redis_url)
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     stage(server.url, things, 10, "lost")
     streamers = [Streamer(flow, pooled_url, redis_url, prepare=False) for _ in range(2)]
     for each in streamers:
         each.drain()
-    server.restore(tmp_path / "older")
+    restore_data(server, tmp_path / "older")
     stage(server.url, things, 100, "new")
 
     for each in streamers:
@@ -125,12 +126,12 @@ def test_a_consumer_whose_connection_survives_a_restore_applies_nothing_that_was
     stream(flow, server.url, redis_url)
     with LogWorker(WorkerSetup(flow, spec, server.url, redis_url)) as worker:
         worker.drain()
-    server.copy_to(tmp_path / "older")
+    copy_data(server, tmp_path / "older")
     stage(server.url, things, 10, "lost")
     stream(flow, server.url, redis_url)
     with LogWorker(WorkerSetup(flow, spec, pooled_url, redis_url, prepare=False)) as worker:
         assert worker.drain() == 10
-        server.restore(tmp_path / "older")
+        restore_data(server, tmp_path / "older")
 
         with pytest.raises(ServerUnavailable, match="compared"):
             drain_again_and_again(worker)

@@ -9,6 +9,7 @@ import redis
 
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.command_line import CommandLine
+from fixtures.damage import restart
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
@@ -239,7 +240,7 @@ def test_users_that_were_saved_outlive_a_restart(
 
         done = bare("init", "--roles", "--acl", "save", "--redis-url", admin)
         assert done.returncode == 0, done.stderr
-        server.restart()
+        restart(server)
 
         with redis.Redis.from_url(admin) as client:
             assert sorted(find_users(client)) == [

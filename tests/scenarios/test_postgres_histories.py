@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.histories import LOST_EFFECTS, History
 from fixtures.running_pipeline import APPLICATION, READY_S
 from fixtures.truth import Load
@@ -56,7 +57,7 @@ def test_postgres_restored_to_an_older_base_backup_under_load(history: History) 
         chores.stream()()
         history.await_effects()
 
-        history.postgres.restore(backup)
+        restore_data(history.postgres, backup)
         load.go_on(0.5)
         assert_stopped(history)
         for chore in (chores.stream(), chores.consume("one")):
@@ -213,14 +214,14 @@ def test_a_redis_from_before_a_new_epoch_does_not_bring_lost_records_back(histor
         history.await_effects()
         backup = history.back_up("backup")
         history.await_effects()
-        history.redis.copy_to(history.directory / "older")
-        history.postgres.restore(backup)
+        copy_data(history.redis, history.directory / "older")
+        restore_data(history.postgres, backup)
         assert_stopped(history)
         reset(history)
         history.start(("run", "--engine", "inline"))
         history.await_effects()
 
-        history.redis.restore(history.directory / "older")
+        restore_data(history.redis, history.directory / "older")
         assert_stopped(history)
         reset(history)
         history.start(("run", "--engine", "inline"))
@@ -241,7 +242,7 @@ def test_a_run_on_spark_stops_when_postgres_is_restored(history: History) -> Non
         history.await_effects(timeout_s=2 * READY_S)
         backup = history.back_up("backup")
         history.await_effects()
-        history.postgres.restore(backup)
+        restore_data(history.postgres, backup)
         assert_stopped(history)
         plan = reset(history)
         history.start(("run", "--engine", "inline"))

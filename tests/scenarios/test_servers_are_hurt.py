@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.running_pipeline import RunningPipeline
 from fixtures.truth import Load
 from penstock.testing import eventually
@@ -30,10 +31,10 @@ def test_redis_put_back_to_an_older_directory_under_load(running_pipeline: Runni
     """Guarantee 9: what the copy lacks is sent again with the same offsets; consumers that are ahead skip it."""
     with Load(running_pipeline.url) as load:
         load.go_on(0.5)
-        running_pipeline.redis.copy_to(tmp_path / "older")
+        copy_data(running_pipeline.redis, tmp_path / "older")
         for _ in range(2):
             load.go_on(1.5)
-            running_pipeline.redis.restore(tmp_path / "older")
+            restore_data(running_pipeline.redis, tmp_path / "older")
         load.go_on(0.5)
 
     assert running_pipeline.exact() > 20

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
+from fixtures.damage import copy_data, restore_data
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
@@ -28,13 +29,13 @@ def standby(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     primary.start()
     initialise(primary.url)
     primary.stop()
-    primary.copy_to(tmp_path / "copy")
+    copy_data(primary, tmp_path / "copy")
     primary.remove()
     (tmp_path / "copy" / "standby.signal").touch()
     server = EmbeddedPostgres(tmp_path / "standby")
     server.start()
     server.stop()
-    server.restore(tmp_path / "copy")
+    restore_data(server, tmp_path / "copy")
     server.start()
     yield server
     server.remove()

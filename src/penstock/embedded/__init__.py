@@ -10,7 +10,7 @@ started from wheels in a directory of their own, by the user who runs them.
 
 Four rules hold for each server:
 
-* It can be damaged: ``kill`` is SIGKILL for every process of the server, ``restore`` puts older data back.
+* It can be damaged: ``kill`` is SIGKILL for every process of the server.
 * Its URL stays the same for the life of the object, whatever happens to the server.
 * It does not outlive its owner: a guard process stops it when the owner has gone, even by SIGKILL.
 * One directory has one server: the server itself holds a lock on the directory.

@@ -11,7 +11,6 @@ from typing import ClassVar, Self
 from penstock.embedded.directories import (
     Account,
     DirectoryLock,
-    hand_over,
     log_tail,
     make_private,
     private_socket_directory,
@@ -115,31 +114,6 @@ class EmbeddedServer(Stoppable):
         if self._process is not None:
             self._process.kill()
             self._process = None
-
-    def restart(self) -> None:
-        """Stop and start; the URL stays the same."""
-        self.stop()
-        self.start()
-
-    def copy_to(self, target: Path) -> None:
-        """Copy the data as they are now to ``target``, which must not exist; restarts a running server."""
-        was_running = self.is_running()
-        self.stop()
-        shutil.copytree(self.data_directory, target, symlinks=True)
-        if was_running:
-            self.start()
-
-    def restore(self, source: Path) -> None:
-        """Replace the data by an older copy made by ``copy_to``; kills and starts a running server."""
-        was_running = self.is_running()
-        self.kill()
-        shutil.rmtree(self.data_directory)
-        # A pid file names the process that the copy was taken from.
-        ignored = shutil.ignore_patterns("*.pid")
-        shutil.copytree(source, self.data_directory, symlinks=True, ignore=ignored)
-        hand_over(self.data_directory, self._account)
-        if was_running:
-            self.start()
 
     def remove(self) -> None:
         """Kill the server and delete its directory."""
