@@ -51,7 +51,8 @@ def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool 
     if running is not None:
         yield running
         return
-    if not (asked or settings.data_directory or _is_at_terminal()):
+    is_at_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    if not (asked or settings.data_directory or is_at_terminal):
         raise InvalidSetting(
             "which servers? Give PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL. Embedded servers are started without a "
             f"terminal only when asked for: --data-directory {directory}"
@@ -63,10 +64,6 @@ def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool 
         )
     with _start_embedded(directory, schema) as embedded:
         yield embedded
-
-
-def _is_at_terminal() -> bool:
-    return any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 @contextmanager

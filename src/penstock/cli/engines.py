@@ -124,7 +124,8 @@ def open_comparer(
 ) -> Iterator[Comparer]:
     """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames."""
     database_url = servers.urls.database_url
-    if not _is_spark_chosen(settings) and not (settings.engine == "auto" and _is_spark_needed(specs, report)):
+    is_needed = (report is not None and not report.endswith(".csv")) or any(needs_spark(spec) for spec in specs)
+    if not _is_spark_chosen(settings) and not (settings.engine == "auto" and is_needed):
         yield InlineComparer(database_url, report, with_rows=with_rows)
         return
     with start_spark(settings, "reconciling with DataFrames or into Parquet") as spark:
@@ -149,9 +150,3 @@ def _is_spark_chosen(settings: Settings) -> bool:
     if settings.engine == "auto":
         return settings.master is not None or bool(settings.conf)
     return settings.engine == "spark"
-
-
-def _is_spark_needed(specs: Iterable[ReconciliationSpec], report: str | None) -> bool:
-    if report is not None and not report.endswith(".csv"):
-        return True
-    return any(needs_spark(spec) for spec in specs)

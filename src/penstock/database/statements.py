@@ -17,11 +17,8 @@ from pathlib import Path
 def quote(*path: str | None) -> str:
     """An identifier in double quotes, after that of its schema, if there is one: ``"shop"."orders"``."""
     *schema, name = path
-    return ".".join(_in_quotes(part) for part in (*filter(None, schema), name or ""))
-
-
-def _in_quotes(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    escaped = (part.replace('"', '""') for part in (*filter(None, schema), name or ""))
+    return ".".join(f'"{part}"' for part in escaped)
 
 
 def quote_literal(value: str) -> str:

@@ -34,10 +34,6 @@ class RefusedError(Exception):
         self.status = status
 
 
-def _is_serialization_failure(error: BaseException) -> bool:
-    return classify(error) is ErrorKind.CONFLICT
-
-
 class Api:
     """The request handlers on one database."""
 
@@ -89,7 +85,7 @@ class Api:
     def _retry(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
         """Runs one transaction, up to 20 times; the response carries the number of attempts."""
         attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_serialization_failure),
+            retry=tenacity.retry_if_exception(lambda error: classify(error) is ErrorKind.CONFLICT),
             stop=tenacity.stop_after_attempt(20),
             wait=tenacity.wait_random(0, 0.02),
             reraise=True,

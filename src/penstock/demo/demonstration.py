@@ -196,7 +196,10 @@ class Demo:
 
     def _watch(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> None:
         """Shows the progress until the time is over; kills a process and reconciles drift meanwhile."""
-        while (passed := monotonic() - began) < self.seconds or self._awaits_late_consumer(passed):
+        while (passed := monotonic() - began) < self.seconds or (
+            # The traffic continues so that the late consumer has records to apply.
+            self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
+        ):
             self._check_stop()
             if not self.kills and passed > self.seconds / 2:
                 self._kill()
@@ -208,10 +211,6 @@ class Demo:
             self.show(progress)
             self._ended.wait(0.5 if passed >= self.seconds else min(0.5, self.seconds - passed))
 
-    def _awaits_late_consumer(self, passed: float) -> bool:
-        """True if the traffic continues so that the late consumer has records to apply."""
-        return self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
-
     def _settle(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> DemoProgress:
         """Waits until every record has reached every consumer."""
         deadline = monotonic() + SETTLE_TIMEOUT_S
@@ -220,17 +219,15 @@ class Demo:
             if self.reconcile:
                 self._advance_drift(connection, traffic=False)
             progress = self._progress(connection, client, simulator, monotonic() - began)
-            if self._is_settled(progress.audit):
+            late = progress.audit.late_consumer
+            has_arrived = self._drift is not None and late.position == late.records
+            if progress.audit.settled and (has_arrived or not self.reconcile):
                 progress.phase = "settled"
                 return progress
             if monotonic() > deadline:
                 raise DemoFailed(f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last request")
             self.show(progress)
             self._ended.wait(0.5)
-
-    def _is_settled(self, now: Audit) -> bool:
-        arrived = self._drift is not None and now.late_consumer.position == now.late_consumer.records
-        return now.settled and (arrived or not self.reconcile)
 
     def _advance_drift(self, connection: Connection, *, traffic: bool) -> None:
         """Seeds drift, reconciles it, then adds a consumer that begins with the tables: one step per call."""

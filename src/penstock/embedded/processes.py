@@ -162,7 +162,7 @@ def free_port() -> int:
 
 def _process_table(pids: Iterable[int] | None = None) -> list[tuple[int, int, str]]:
     """(process, its parent, its state) from ``/proc``."""
-    names = [str(pid) for pid in pids] if pids else [p.name for p in _proc_entries()]
+    names = [str(pid) for pid in pids] if pids else [path.name for path in Path("/proc").glob("[0-9]*")]
     table = []
     for name in names:
         try:
@@ -171,11 +171,6 @@ def _process_table(pids: Iterable[int] | None = None) -> list[tuple[int, int, st
             continue
         table.append((int(name), int(after_name[1]), after_name[0]))
     return table
-
-
-def _proc_entries() -> list[Path]:
-    proc = Path("/proc")
-    return [entry for entry in proc.iterdir() if entry.name.isdigit()] if proc.is_dir() else []
 
 
 def _wait_until_gone(pids: Iterable[int], timeout_s: float = 10) -> None:

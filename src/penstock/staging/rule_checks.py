@@ -61,7 +61,8 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
         return
     attached = [attachment.pipeline for attachment in find_attachments(session)]
     for pipeline in list(_pipelines):
-        if not any(pipeline is other for other in attached) and _has_rule(pipeline, mapper):
+        has_rule = any(rule.capture == "orm" and issubclass(mapper.class_, rule.model) for rule in pipeline.rules)
+        if has_rule and not any(pipeline is other for other in attached):
             _warn(
                 f"a session writes {mapper.class_.__name__}, for which a staging rule is declared, and the pipeline is "
                 "not attached to the session: nothing is staged. Attach it where sessions are created: "
@@ -69,10 +70,6 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
             )
             _warned.setdefault(type(session), WeakSet()).add(mapper.class_)
             return
-
-
-def _has_rule(pipeline: Declarations, mapper: Mapper[Any]) -> bool:
-    return any(rule.capture == "orm" and issubclass(mapper.class_, rule.model) for rule in pipeline.rules)
 
 
 def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:

@@ -8,7 +8,7 @@ a class of their own; attaching to one of them attaches to that class.  Those th
 others use as well are given a subclass of it.  A session counts each pipeline once, however many times it was attached.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -100,11 +100,6 @@ class MappedRule:
         return make_key([_read(target, name, stored) for name in get_names(named)])
 
 
-def map_rules(rules: Iterable[StagingRule], mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
-    """Applies to a mapper those rules that are for its class, in the order of their declaration."""
-    return tuple(_map_rule(rule, mapper) for rule in rules if issubclass(mapper.class_, rule.model))
-
-
 def key_names(rule: StagingRule) -> tuple[str, ...]:
     """Returns the attributes that make up a rule's key; none if a function gives it."""
     return get_names(rule.key)
@@ -194,10 +189,11 @@ class Attachment:
             self._mapped = WeakKeyDictionary()
 
     def mapped_rules(self, mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
-        """Returns the mapped rules for a mapper, from the rules of the last refresh."""
+        """Returns the mapped rules for a mapper, from the rules of the last refresh, in the order of their declaration."""
         found = self._mapped.get(mapper)
         if found is None:
-            found = self._mapped[mapper] = map_rules(self._rules, mapper)
+            rules = (rule for rule in self._rules if issubclass(mapper.class_, rule.model))
+            found = self._mapped[mapper] = tuple(_map_rule(rule, mapper) for rule in rules)
         return found
 
 

@@ -167,7 +167,9 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     table = quote(source.schema, source.name)
     name, truncate = make_name(rule), make_name(rule, "truncate")
     function = quote(schema, name)
-    create = _add_version(_render_function(rule, mapper, schema, function))
+    create = _render_function(rule, mapper, schema, function)
+    digest = hashlib.sha256(create.encode()).hexdigest()[:16]
+    create = create.replace(QUOTE, f"{QUOTE}\n{_VERSION}{digest}", 1)
     if create.count(QUOTE) > 2:  # noqa: PLR2004  before and after the body
         raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
     types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
@@ -216,11 +218,6 @@ def _render_statements(rule: StagingRule, create: str, function: str, table: str
         if "delete" in rule.on
         else f"DROP TRIGGER IF EXISTS {truncate} ON {table}",
     ]
-
-
-def _add_version(create: str) -> str:
-    digest = hashlib.sha256(create.encode()).hexdigest()[:16]
-    return create.replace(QUOTE, f"{QUOTE}\n{_VERSION}{digest}", 1)
 
 
 def _get_mapper(rule: StagingRule) -> Mapper[Any]:

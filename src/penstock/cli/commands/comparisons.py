@@ -1,6 +1,5 @@
 """``penstock verify`` and ``penstock reconcile``: compare the log with Postgres, and what consumers hold with the canonical tables."""
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated, Any
 
@@ -10,10 +9,8 @@ from penstock.cli.command import Json, command, means_position, parse_position, 
 from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
 from penstock.cli.render import say, seconds, show, show_json, show_rows, show_table
-from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
-from penstock.pipeline import Pipeline
 from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
 from penstock.reconciling import reconcile as run_reconciliation
 from penstock.settings import Settings, duration
@@ -131,7 +128,10 @@ def reconcile(  # noqa: PLR0917  options
     specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:
         raise InvalidSetting("the pipeline declares no reconciliation: pipeline.reconciliation(of=…, state=…, key=…)")
-    groups = _group_by_consumer(pipeline, specs) if whole else [[spec] for spec in specs]
+    groups = [[spec] for spec in specs]
+    if whole:  # all tables of each consumer together: they share its position
+        names_of_consumers = dict.fromkeys(spec.consumer.name for spec in specs)
+        groups = [find_reconciliations(pipeline, consumer, specs) for consumer in names_of_consumers]
     intent: Intent = "replace" if whole else "repair" if apply else "compare"
     done: list[Reconciled] = []
     with (
@@ -150,12 +150,6 @@ def reconcile(  # noqa: PLR0917  options
         show_json([_to_json(found) for found in done])
     if not all(found.clean for found in done):
         raise typer.Exit(DIFFERENCES)
-
-
-def _group_by_consumer(pipeline: Pipeline, specs: Sequence[ReconciliationSpec]) -> list[list[ReconciliationSpec]]:
-    """All tables of each consumer together: they share its position."""
-    consumers = dict.fromkeys(spec.consumer.name for spec in specs)
-    return [find_reconciliations(pipeline, consumer, specs) for consumer in consumers]
 
 
 def _show_reconciled(found: Reconciled, *, values: bool) -> None:

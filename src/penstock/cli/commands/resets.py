@@ -141,15 +141,13 @@ def source(
         )
     columns = "shard, #from=before, #to=after, in doubt, #given out again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"
-    show_found(shards, columns, json=json, in_doubt=_format_range)
+    show_found(
+        shards, columns, json=json, in_doubt=lambda each: f"{each.after + 1} to {each.before}" if each.in_doubt else ""
+    )
     if not json:
         _explain_doubt(shards)
     if not apply:
         say(NOTHING_CHANGED)
-
-
-def _format_range(each: AcceptedShard) -> str:
-    return f"{each.after + 1} to {each.before}" if each.in_doubt else ""
 
 
 def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:

@@ -225,11 +225,6 @@ def _indicator_keys(scope: Scope, channel: str, number: int) -> list[str]:
     ]
 
 
-def _every_key(scope: Scope, channel: str, number: int) -> list[str]:
-    of_queue = keys_to_delete(scope.namespace, ShardName(channel, Shard(number)))
-    return [*dict.fromkeys([*_indicator_keys(scope, channel, number), *of_queue])]
-
-
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
     """Number of the keys in Redis that show that a shard of the channel holds something."""
     count = 0
@@ -247,7 +242,8 @@ def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) ->
     """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
     with redis_errors(f"deleting the keys of {channel}"):
         for number in range(shards):
-            client.delete(*_every_key(scope, channel, number))
+            of_queue = keys_to_delete(scope.namespace, ShardName(channel, Shard(number)))
+            client.delete(*dict.fromkeys([*_indicator_keys(scope, channel, number), *of_queue]))
 
 
 ENTRIES_A_TIME = 100
