@@ -84,7 +84,9 @@ def tail(  # noqa: PLR0917  options
     of_logs = follow or any(each is not None for each in (position, since, key))
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
-        if (kind := _kind(servers, channel)) in {"ick", "queue"}:
+        declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
+        known = registered_channels(servers.connection, servers.scope).get(channel) or declared
+        if known is not None and (kind := known.kind) != "log":
             if of_logs:
                 raise _not_a_log(channel, kind)
             show_waiting = _show_jobs if kind == "queue" else _show_members
@@ -119,14 +121,6 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
     return found
 
 
-def _kind(servers: Connections, channel: str) -> str | None:
-    """The channel's kind as registered, otherwise as declared."""
-    registered = registered_channels(servers.connection, servers.scope).get(channel)
-    declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
-    known = registered or declared
-    return None if known is None else known.kind
-
-
 def _not_a_log(channel: str, kind: str) -> InvalidSetting:
     named, what = ("an Ick", "members") if kind == "ick" else ("a queue", "messages until they are done")
     return InvalidSetting(
@@ -140,16 +134,9 @@ def _show_jobs(servers: Connections, shards: list[ShardName], most: int, *, json
         known = explain_message(servers.client, servers.scope.namespace, found)
         if known is None:
             continue
-        tenant, key = known.facts["tenant"], known.facts["key"]
-        facts = {
-            "id": found.id,
-            "tenant": tenant,
-            "key": key,
-            "state": known.state,
-            "since": found.since,
-            "why": known.text,
-        }
-        text = f"{found.since:%Y-%m-%d %H:%M:%S}  {found.id} {tenant}  {known.text}"
+        whose = {name: known.facts[name] for name in ("tenant", "key")}
+        facts = {"id": found.id, **whose, "state": known.state, "since": found.since, "why": known.text}
+        text = f"{found.since:%Y-%m-%d %H:%M:%S}  {found.id} {whose['tenant']}  {known.text}"
         _show_one(found.shard, facts, text, json=json)
 
 

@@ -150,15 +150,8 @@ def _parse_shards(text: str, shards: int) -> list[int]:
 
 def _count(done: Consumed) -> Counter[str]:
     """Counters of ``--json``: those of ``Consumed``; ``repeated`` effects had happened before."""
-    return Counter(
-        applied=done.applied,
-        cancelled=done.cancelled,
-        repeated=done.skipped,
-        dead=done.dead,
-        snoozed=done.snoozed,
-        retried=done.retried,
-        stale=done.stale,
-    )
+    names = ("applied", "cancelled", "dead", "snoozed", "retried", "stale")
+    return Counter(repeated=done.skipped, **{name: getattr(done, name) for name in names})
 
 
 @command("concurrency")

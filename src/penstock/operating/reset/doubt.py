@@ -136,17 +136,15 @@ class LogComparison:
             found = ()
         return int(not (journaled and found and found[0].offset == offset and journaled.is_same_as(found[0])))
 
-    def count_each(self, doubts: Sequence[OffsetsInDoubt], *, is_kept: bool) -> tuple[OffsetsInDoubt, ...]:
+    def count(self, each: OffsetsInDoubt, *, is_kept: bool) -> OffsetsInDoubt:
         """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards."""
-        return tuple(replace(each, still_there=self._count_one(each, is_kept=is_kept)) for each in doubts)
-
-    def _count_one(self, each: OffsetsInDoubt, *, is_kept: bool) -> int:
         if each.kept_as is None:
-            return 0
+            return each
         channel, _, number = each.shard.rpartition("/")
         shard = ShardName(channel, Shard(int(number)))
+        doubt = OffsetRange(shard, Offset(each.first), Offset(each.last))
         stream = each.kept_as if is_kept else log_keys(self.scope.namespace, shard).stream
-        return self.count_still_there(OffsetRange(shard, Offset(each.first), Offset(each.last)), stream).still_there
+        return replace(each, still_there=self.count_still_there(doubt, stream).still_there)
 
     def count_still_there(self, doubt: OffsetRange, stream: str) -> KeptRecords:
         """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging."""

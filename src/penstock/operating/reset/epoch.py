@@ -177,7 +177,7 @@ class _Opening:
                 in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
             )
         # Outside of the transaction, which keeps everybody waiting: there may be millions.
-        in_doubt = self._compared.count_each(plan.in_doubt, is_kept=is_applied)
+        in_doubt = tuple(self._compared.count(each, is_kept=is_applied) for each in plan.in_doubt)
         return replace(plan, in_doubt=in_doubt, applied=is_applied)
 
     def _value(self, name: str, **values: object) -> Any:
@@ -299,13 +299,10 @@ class _Opening:
         connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
         connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
         connection.execute(sql["set_checkpoint_epochs"], epoch)
-        self._skip_ids(in_redis)
-
-    def _skip_ids(self, in_redis: _RedisLogs) -> None:
-        """New records get ids that no lost record had: some readers identify records by them."""
+        # New records get ids that no lost record had: some readers identify records by them.
         highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
         sequence = self._value("id_sequence", table=quote(self._scope.schema, "staged_records"))
-        self._connection.execute(self._sql["skip_ids"], {"table": sequence, "least": highest})
+        connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
 
     def _fence(self, shards: Sequence[ShardName], plan: EpochPlan) -> None:
         """Fences publishers of older epochs, and deletes the streams that disagree with the journal.

@@ -53,7 +53,9 @@ def reset_ick(
     shards = [s for s in known_shards(connection, scope, declared) if s.channel == channel]
     if not shards:
         raise unknown_channel(connection, scope, channel)
-    if _read_kind(connection, scope, channel, pipeline) != "ick":
+    declared_channel = None if pipeline is None else pipeline.channels.get(channel)
+    known = registered_channels(connection, scope).get(channel) or declared_channel
+    if known is None or known.kind != "ick":
         raise Unknown(f"{channel} is no Ick; see penstock channels list")
     return tuple(each for shard in shards for each in _repair(client, scope, shard, apply=apply))
 
@@ -70,10 +72,3 @@ def _repair(client: RedisClient, scope: Scope, shard: ShardName, *, apply: bool)
         damages = repair(client, keys.name)
         log.warning("ick repaired", shard=str(shard), damages=len(damages), marked_again=lossy)
     return [IckRepair(shard, d.key, d.found, d.moved_to, lossy) for d in damages]
-
-
-def _read_kind(connection: Connection, scope: Scope, channel: str, pipeline: Pipeline | None) -> str | None:
-    """The kind of a channel: as registered, otherwise as declared; None if it is neither."""
-    declared = pipeline.channels.get(channel) if pipeline is not None else None
-    found = registered_channels(connection, scope).get(channel) or declared
-    return None if found is None else found.kind

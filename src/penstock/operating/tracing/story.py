@@ -1,6 +1,7 @@
 """The story of a record, and why it is not further, as values; read from Postgres and Redis, which changes nothing."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -240,7 +241,9 @@ class StoryReader:
 
     def find_id(self, place: Place) -> RecordId | None:
         """The record at a place; None if the journal does not name it."""
-        [(found,)] = self._rows("id_at", {**_names(place), "offset": place.offset})
+        [(found,)] = self._rows(
+            "id_at", {"channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
+        )
         return None if found is None else RecordId(found)
 
     def read(self, record: RecordId) -> Story | None:
@@ -280,7 +283,8 @@ class StoryReader:
         if story.offset is None or story.kind is None:
             return story
         try:
-            story = self._ask_extent(story)
+            [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
+            story = replace(story, published=extent.tail, first=extent.first if story.kind == "log" else None)
             if story.kind == "ick":
                 story = self._ask_ick(story)
             elif story.kind == "queue":
@@ -290,19 +294,11 @@ class StoryReader:
             story = replace(story, redis=str(error))
         except (ServerUnavailable, Refused) as error:
             return replace(story, redis=str(error))
-        return story if story.is_published else replace(story, refusal=self._find_refusal(story))
-
-    def _find_refusal(self, story: Story) -> WriteRefusal | None:
-        """Reason that Redis refuses writes; None if it does not, or does not say."""
-        try:
-            return find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
-        except ServerUnavailable:
-            return None
-
-    def _ask_extent(self, story: Story) -> Story:
-        [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
-        first = extent.first if story.kind == "log" else None
-        return replace(story, published=extent.tail, first=first)
+        refusal = None
+        if not story.is_published:
+            with suppress(ServerUnavailable):
+                refusal = find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
+        return replace(story, refusal=refusal)
 
     def _ask_ick(self, story: Story) -> Story:
         if not story.is_published or story.key is None:
@@ -371,11 +367,6 @@ class StoryReader:
     def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
         with postgres_errors("tracing a record"):
             return self._connection.execute(self._sql[name], values, binary=True).fetchall()
-
-
-def _names(where: Place | Story) -> dict[str, Any]:
-    shard = where.shard if isinstance(where, Place) else where.shard_name
-    return {"channel": shard.channel, "shard": shard.shard}
 
 
 def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]) -> ReaderProgress:
