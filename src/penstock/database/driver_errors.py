@@ -88,7 +88,9 @@ def classify(error: BaseException) -> ErrorKind | None:
         return _without_code(error, cause)
     if code.startswith("40"):
         return ErrorKind.CONFLICT
-    if code in _UNAVAILABLE or code[:2] in _UNAVAILABLE_CLASSES or _is_stale_plan(code, cause):
+    # A migration changed a table under a prepared statement: a new connection has a new plan.
+    is_stale_plan = code == "0A000" and "cached plan" in str(cause)
+    if code in _UNAVAILABLE or code[:2] in _UNAVAILABLE_CLASSES or is_stale_plan:
         return ErrorKind.UNAVAILABLE
     return ErrorKind.SCHEMA if code in _SCHEMA else ErrorKind.STATEMENT
 
@@ -103,11 +105,6 @@ def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | Non
     if type(cause) is psycopg.DatabaseError:
         return ErrorKind.UNAVAILABLE
     return ErrorKind.STATEMENT if isinstance(error, (DBAPIError, psycopg.Error)) else None
-
-
-def _is_stale_plan(code: str, cause: BaseException) -> bool:
-    """A migration changed a table under a prepared statement: a new connection has a new plan."""
-    return code == "0A000" and "cached plan" in str(cause)
 
 
 @contextmanager

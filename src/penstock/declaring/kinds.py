@@ -119,14 +119,6 @@ def shard_for_key(key: str | bytes, shards: int) -> Shard:
     return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
 
 
-def parse_memory(given: object) -> int | None:
-    """A number of bytes, or a text with its unit, as bytes: a kilobyte has 1024, as in Redis and Postgres.  None if it is neither."""
-    if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
-        given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
-    is_number = isinstance(given, int) and not isinstance(given, bool)
-    return given if is_number and 1 <= given <= LARGEST_MEMORY else None  # type: ignore[operator, return-value]
-
-
 class Seconds:
     """A field of a declaration that is a duration: given as seconds, a ``timedelta`` or a text such as ``"10m"``, kept as seconds."""
 
@@ -368,8 +360,11 @@ class Log(_Sharded, Generic[Payload]):
 
     @property
     def memory_bytes(self) -> int | None:
-        """``redis_memory`` in bytes; None if there is no limit."""
-        return parse_memory(self.redis_memory)
+        """``redis_memory`` in bytes, a kilobyte of 1024; None if there is no limit, or if it cannot be read."""
+        given: Any = self.redis_memory
+        if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
+            given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+        return given if is_number(given, 1, LARGEST_MEMORY) else None
 
 
 def _staging() -> Any:

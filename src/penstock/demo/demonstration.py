@@ -68,10 +68,9 @@ class DemoProgress:
     @property
     def equal(self) -> bool:
         """The audit is equal, the seeded drift was repaired, and the late consumer has the same rows."""
-        if self.drift is None:
-            return self.audit.equal
-        late = self.audit.late_consumer
-        return self.audit.equal and self.drift.is_repaired and not late.different
+        drift, late = self.drift, self.audit.late_consumer
+        is_repaired = drift is None or (drift.seeded == drift.found == drift.repaired and not late.different)
+        return self.audit.equal and is_repaired
 
 
 @dataclass

@@ -58,11 +58,6 @@ class Drift:
     found: int = 0
     repaired: int = 0
 
-    @property
-    def is_repaired(self) -> bool:
-        """All seeded rows, and no others, were found and repaired."""
-        return self.seeded == self.found == self.repaired
-
 
 def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
     """Makes copy, total and index differ from the table; returns the number of rows a reconciliation should find."""

@@ -137,7 +137,9 @@ class EmbeddedPostgres(EmbeddedServer):
             return link
         if link.is_symlink():
             link.unlink()
-        place = open_directory() / "data"
+        elsewhere = Path(tempfile.mkdtemp(prefix="penstock-", dir=_OPEN_TO_ALL))
+        elsewhere.chmod(0o711)  # any user can enter it, and only we can change it
+        place = elsewhere / "data"
         link.symlink_to(place)
         return place
 
@@ -223,13 +225,6 @@ def is_open(directory: Path) -> bool:
     """True if any user can reach the contents of ``directory``."""
     resolved = directory.resolve()
     return all(part.stat().st_mode & 0o001 for part in (resolved, *resolved.parents))
-
-
-def open_directory() -> Path:
-    """Create a directory that any user can enter and only we can change."""
-    directory = Path(tempfile.mkdtemp(prefix="penstock-", dir=_OPEN_TO_ALL))
-    directory.chmod(0o711)
-    return directory
 
 
 def postgres_binaries(account: Account | None) -> Path:

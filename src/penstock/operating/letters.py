@@ -186,7 +186,9 @@ def retry(
                 f"penstock dead-letters retry {consumer.name}"
             )
     if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
-        _check_may_stage(pipeline, database)
+        # A job is staged again: the role needs the rights of a producer as well.
+        with connect_postgres(get_database_url(database), application="dead letters", prepare=False) as connection:
+            check_privileges(connection, pipeline.scope, "producer")
     done: list[Retried] = []
     ordered = sorted(letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset))
     for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
@@ -208,13 +210,6 @@ def _reading(consumer: ConsumerSpec, channel: str) -> ConsumerSpec:
     if isinstance(reads, Log) and reads.sources:
         return replace(consumer, channel=reads.of_source(channel.partition("@")[2]))
     return consumer
-
-
-def _check_may_stage(pipeline: Pipeline, database: Database) -> None:
-    """A job is staged again: the role needs the rights of a producer as well."""
-    url = get_database_url(database)
-    with connect_postgres(url, application="dead letters", prepare=False) as connection:
-        check_privileges(connection, pipeline.scope, "producer")
 
 
 class _ShardBusy(NotApplied):
@@ -330,9 +325,7 @@ class _Trial:
         """The handler's argument."""
         if self._consumer.dataframe and self._make_frame is not None:
             return self._make_frame(record)
-        if isinstance(self._consumer.channel, Ick):
-            return [record.key]
-        return as_records([record])
+        return [record.key] if isinstance(self._consumer.channel, Ick) else as_records([record])
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
         def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:

@@ -120,10 +120,6 @@ class Flush:
     old_members: dict[State, list[tuple[MappedRule, object]]] = field(default_factory=dict)
     deleted: dict[State, dict[str, object]] = field(default_factory=dict)
 
-    def has_rules(self, mapper: Mapper[Any]) -> bool:
-        """Returns whether a rule of an attached pipeline applies to the mapper."""
-        return any(attachment.mapped_rules(mapper) for attachment in self.attachments)
-
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
         """Returns the column attributes that rules read of the mapper's objects; empty if no rule applies."""
         return {
@@ -279,7 +275,7 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     ]
     _load_missing(flush, written)
     for mapper in {state.mapper for state, _, _ in written}:
-        if not flush.has_rules(mapper):
+        if not any(attachment.mapped_rules(mapper) for attachment in flush.attachments):
             rule_checks.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
         schema = attachment.pipeline.scope.schema
