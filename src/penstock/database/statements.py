@@ -22,7 +22,10 @@ def quote(*path: str | None) -> str:
 
 
 def quote_literal(value: str) -> str:
-    """A string literal that also works with ``standard_conforming_strings`` off."""
+    """A string literal that also works with ``standard_conforming_strings`` off.
+
+    With a backslash in it, it is an escaped one.
+    """
     quoted = value.replace("'", "''")
     return f" E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
 
