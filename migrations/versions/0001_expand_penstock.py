@@ -111,6 +111,36 @@ BEGIN ATOMIC
 END
 """,
     """
+-- Offsets and ids of the first records of a shard's journal after an offset, in order, `most` at most.  A view with four
+-- parameters, likewise.  From the row that holds the first of them, or the journal's oldest; offsets are dense, so no row that
+-- begins `most` beyond it can hold any.
+CREATE FUNCTION {schema}.journal_places(of_channel text, of_shard integer, "after" bigint, most bigint)
+RETURNS TABLE ("offset" bigint, id bigint)
+LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT e.first_offset + n.position - 1, n.id
+    FROM (
+        SELECT j.first_offset, j.record_ids
+        FROM {schema}.journal j,
+             LATERAL (
+                 SELECT coalesce(
+                            (SELECT max(first_offset)
+                             FROM {schema}.journal
+                             WHERE channel = of_channel AND shard = of_shard AND first_offset <= "after" + 1),
+                            (SELECT first_offset FROM {schema}.journal_bounds(of_channel, of_shard))
+                        ) AS at
+             ) start
+        WHERE j.channel = of_channel AND j.shard = of_shard
+          AND j.first_offset >= start.at
+          AND j.first_offset < greatest(start.at, "after" + 1) + most
+    ) e,
+    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
+    WHERE e.first_offset + n.position - 1 > "after"
+    ORDER BY 1
+    LIMIT most;
+END
+""",
+    """
 -- Staged rows that no tick can give an offset, as long as they have this xid.  is_early: its transaction has not begun.
 CREATE TABLE {schema}.isolated_records (
     record_id   bigint      PRIMARY KEY,
@@ -396,7 +426,7 @@ END
 $$
 """
 
-FUNCTIONS = ("finish_records", "check_channel", "journal_bounds")
+FUNCTIONS = ("finish_records", "check_channel", "journal_places", "journal_bounds")
 
 TABLES = (
     *("repairs", "reconciliations", "barriers", "replays", "dead_letters", "former_consumers", "checkpoints"),

@@ -30,6 +30,7 @@ TABLE_NAMES = (
 
 FUNCTIONS = {
     "journal_bounds": "(text, integer)",
+    "journal_places": "(text, integer, bigint, bigint)",
     "finish_records": "(text, bigint[])",
     "check_channel": "(text, text, integer)",
 }

@@ -308,26 +308,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 
 -- there, and their payloads below the byte limit.  No row otherwise: `unpublished_checked` then says what is there.
 -- The result is that of `unpublished_checked`, which takes a third longer.
 WITH places AS MATERIALIZED (
-    SELECT e.first_offset + n.position - 1 AS "offset", n.id
-    FROM (
-        SELECT first_offset, record_ids
-        FROM {schema}.journal,
-             LATERAL (
-                 SELECT coalesce(
-                            (SELECT max(first_offset)
-                             FROM {schema}.journal
-                             WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
-                            (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
-                        ) AS at
-             ) start
-        WHERE channel = %(channel)s AND shard = %(shard)s
-          AND first_offset >= start.at
-          AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
-    ) e,
-    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-    WHERE e.first_offset + n.position - 1 > %(tail)s
-    ORDER BY 1
-    LIMIT %(records)s
+    SELECT * FROM {schema}.journal_places(%(channel)s, %(shard)s, %(tail)s, %(records)s)
 ),
 -- An inner join: of a queue, or of a damaged journal, fewer records come than places.
 batch AS MATERIALIZED (
@@ -368,28 +349,7 @@ HAVING count(*) > 0;
 -- Besides: the first and the last offset, the number of records, the first offset that does not follow the one before, the number of
 -- records that are gone and the first of their ids; id and time of the first record.
 WITH places AS MATERIALIZED (
-    SELECT e.first_offset + n.position - 1 AS "offset", n.id
-    FROM (
-        -- From the entry that holds tail + 1, or the journal's oldest.  Offsets are dense, so no entry at or beyond
-        -- start + records can be part of the batch.
-        SELECT first_offset, record_ids
-        FROM {schema}.journal,
-             LATERAL (
-                 SELECT coalesce(
-                            (SELECT max(first_offset)
-                             FROM {schema}.journal
-                             WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s + 1),
-                            (SELECT first_offset FROM {schema}.journal_bounds(%(channel)s, %(shard)s))
-                        ) AS at
-             ) start
-        WHERE channel = %(channel)s AND shard = %(shard)s
-          AND first_offset >= start.at
-          AND first_offset < greatest(start.at, %(tail)s + 1) + %(records)s
-    ) e,
-    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-    WHERE e.first_offset + n.position - 1 > %(tail)s
-    ORDER BY 1
-    LIMIT %(records)s
+    SELECT * FROM {schema}.journal_places(%(channel)s, %(shard)s, %(tail)s, %(records)s)
 )
 SELECT min("offset"), max("offset"), count(*),
        min("offset") FILTER (WHERE "offset" <> first_offset + number - 1),
