@@ -18,6 +18,9 @@ SLOTS_PER_STREAMER = 8
 MAX_STREAMERS = 8
 """More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
 
+MAX_BEFORE_ONE_REDIS = 4
+"""Before a single Redis server, more publish hardly faster: see `How far it scales` in docs/explanation/engines.md."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -97,12 +100,9 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
 
 
 def most_streamers(shards: int, redis_url: str) -> int:
-    """Useful number of streamers: on a Cluster up to one for each shard.
-
-    A single Redis server takes hardly more than one streamer publishes.
-    """
+    """Useful number of streamers: up to one for each shard, and of a single Redis server what it takes."""
     is_cluster = parse_redis_url(redis_url).kind == "cluster"
-    return min(shards, MAX_STREAMERS if is_cluster else 1)
+    return min(shards, MAX_STREAMERS if is_cluster else MAX_BEFORE_ONE_REDIS)
 
 
 def _count_streamers(consumers: Mapping[str, Pieces], slots: int, most: int) -> int:
