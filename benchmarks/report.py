@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -81,18 +81,23 @@ def _read_field(path: str, name: str) -> str | None:
 
 
 def format_report(report: Report) -> str:
-    """The report as text: the machine, a table, and what was not measured."""
-    head = "\n".join(
-        ", ".join(f"{name} {value}" for name, value in facts.items()) for facts in (report.machine, report.versions)
-    )
+    """The report as text: which contestants are missing, the machine, a table, and which cases were not measured."""
+    facts = [", ".join(f"{name} {value}" for name, value in each.items()) for each in (report.machine, report.versions)]
     rows = [row for outcome in report.cases for row in _make_rows(outcome)]
-    text = f"{head}\n\n{table_text(COLUMNS, rows)}"
-    skipped = dict(report.skipped)
-    for outcome in report.cases:
-        skipped.update({f"{outcome.case}: {who}": why for who, why in outcome.skipped.items()})
-    if skipped:
-        text += "\n\nnot measured:\n" + "\n".join(f"  {who}: {why}" for who, why in skipped.items())
+    text = "\n".join([*_missing_lines(report.cases), *facts, "", table_text(COLUMNS, rows)])
+    if report.skipped:
+        text += "\n\nnot measured:\n" + "\n".join(f"  {case}: {why}" for case, why in report.skipped.items())
     return text
+
+
+def _missing_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A line for each reason why contestants are missing, before any ratio: with them, others might be the best."""
+    missing: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        for name, why in outcome.skipped.items():
+            missing.setdefault(why, {})[name] = None
+    for why, names in missing.items():
+        yield f"without {', '.join(names)}: {why}"
 
 
 def _make_rows(outcome: Outcome) -> Iterator[tuple[object, ...]]:

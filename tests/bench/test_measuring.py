@@ -12,6 +12,7 @@ from benchmarks.cases import all_cases
 from benchmarks.command import find_left_out, leave_out
 from benchmarks.interrupts import remember_interrupts
 from benchmarks.measuring import percentile
+from benchmarks.report import Report, format_report
 
 
 def giving(*values: float, order: list[str] | None = None, name: str = "") -> Callable[[], Figures]:
@@ -96,6 +97,9 @@ def test_a_peer_that_cannot_run_is_left_out_with_a_reason() -> None:
 
     assert outcome.peers == {}
     assert outcome.skipped == {"p": "not installed"}
+    machine: dict[str, object] = {"cores": 2}
+    first, second, *_ = format_report(Report(machine, {"python": "3"}, [outcome, outcome])).splitlines()
+    assert (first, second) == ("without p: not installed", "cores 2")
 
 
 def test_a_case_that_cannot_run_has_no_outcome() -> None:
