@@ -20,7 +20,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal, TypeVar
+from operator import add
+from typing import Any, Literal, TypeVar, cast
 
 from penstock.errors import CodecMissing
 from penstock.parsing import MAX_NUMBER, decode_json
@@ -210,8 +211,9 @@ class Columns:
     @cached_property
     def ids(self) -> list[RecordId]:
         """The records' ids."""
-        first = self.first_id
-        return [RecordId(first + i + beyond) for i, beyond in enumerate(self._numbers(0))]
+        beyond = self._numbers(0)
+        consecutive = range(self.first_id, self.first_id + self.count)
+        return cast("list[RecordId]", [*(map(add, consecutive, beyond) if any(beyond) else consecutive)])
 
     @cached_property
     def keys(self) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from penstock.batches.columns import CODECS, COLUMNS, Columns, DamagedColumns
 from penstock.parsing import parse_number
@@ -119,7 +119,7 @@ class Entry:
     @cached_property
     def offsets(self) -> list[Offset]:
         """The offsets of its records."""
-        return [*map(Offset, range(self.first, self.last + 1))]
+        return cast("list[Offset]", [*range(self.first, self.last + 1)])
 
     @cached_property
     def records(self) -> list[Record]:

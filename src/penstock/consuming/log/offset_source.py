@@ -357,4 +357,7 @@ class LogRecords(OffsetSource[Record]):
     @override
     def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
         staged_us = fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
-        return [max(0, checkpoint.clock_us - at) for at in staged_us]
+        now = checkpoint.clock_us
+        if staged_us and max(staged_us) > now:  # Postgres' clock was set back
+            return [max(0, now - at) for at in staged_us]
+        return [now - at for at in staged_us]
