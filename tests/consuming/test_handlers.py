@@ -180,7 +180,7 @@ class AsyncCallable:
         (partial(a_generator), "contains `yield`"),
         (one_argument, "too many positional arguments"),
         (three_arguments, "missing a required argument: 'clock'"),
-        ("reader", "cannot be called"),
+        ("reader", "is not callable"),
     ],
 )
 def test_a_handler_that_cannot_work_is_refused(flow: Pipeline, things: Log, handler: Any, says: str) -> None:
