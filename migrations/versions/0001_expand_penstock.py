@@ -307,6 +307,17 @@ CREATE TABLE {schema}.checkpoints (
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
 """,
     """
+-- kind: consumer, or channel: all of its consumers.
+CREATE TABLE {schema}.pauses (
+    kind      text        NOT NULL CHECK (kind IN ('consumer', 'channel')),
+    name      text        NOT NULL,
+    reason    text        NOT NULL,
+    paused_by text        NOT NULL,
+    paused_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (kind, name)
+)
+""",
+    """
 -- A worker that still has the old name would be a new consumer, and apply again what the other one has applied.
 CREATE TABLE {schema}.former_consumers (
     consumer  text        PRIMARY KEY,
@@ -429,7 +440,7 @@ $$
 FUNCTIONS = ("finish_records", "check_channel", "journal_places", "journal_bounds")
 
 TABLES = (
-    *("repairs", "reconciliations", "barriers", "replays", "dead_letters", "former_consumers", "checkpoints"),
+    *("repairs", "reconciliations", "barriers", "replays", "dead_letters", "former_consumers", "pauses", "checkpoints"),
     *("unique_names", "waiting_records", "retired_channels", "channels"),
     *("stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )

@@ -29,6 +29,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── HandlerExited             a handler called sys.exit()                     (1)
     ├── HandlerHung               handlers of a queue's worker do not return      (1)
     ├── Halted                    shards of a consumer are halted                 (1)
+    ├── Paused                    an operator has paused a consumer               (1)
     ├── BarrierMissed             a consumer did not stop at a cut                (1)
     ├── SnapshotLost              a snapshot ended before it was read             (1)
     ├── UnreadableValue           a value that Spark's type cannot hold           (1)
@@ -214,6 +215,10 @@ class HandlerHung(PenstockError):
 
 class Halted(PenstockError):
     """A consumer could not be drained: some of its shards are halted."""
+
+
+class Paused(PenstockError):
+    """A consumer could not be drained, or stopped at a cut: an operator has paused it."""
 
 
 class BarrierMissed(PenstockError):

@@ -28,7 +28,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 INLINE = re.compile(r"`(penstock [a-z][^`]*)`")
 COMMANDS = load_commands()
 PLACEHOLDER = re.compile(r"[A-Z|]+|…|\d+|.* offset \d+")
-ELSEWHERE_DECLARED = {"revenue", "eu", "spark:archive", "replay-3"}
+ELSEWHERE_DECLARED = {"revenue", "eu", "rides@eu", "spark:archive", "replay-3"}
 """Names of other pages' applications, of a query, and of a replay."""
 GENERATED = "docs/reference/commands.md"
 
@@ -71,6 +71,12 @@ def test_find_a_record(shop: Shop) -> None:
         shop.follow("docs/how-to/find-a-record.md", exits={"penstock explain": 1})
     application.dispose()
     shop.execute("DROP ROLE app")
+
+
+def test_pause_a_consumer(shop: Shop) -> None:
+    shop.book(5)
+    shop.drain()
+    shop.follow("docs/how-to/pause-a-consumer.md")
 
 
 def test_prove_that_nothing_is_lost(shop: Shop) -> None:
@@ -239,6 +245,7 @@ def test_errors(shop: Shop) -> None:
         "docs/reference/errors.md",
         replaced={
             "NAME": "ride_totals",
+            "CHANNEL": "receipts",
             "OFFSET": "1",
             "--shard N": "--shard 1",
             "orders/2 offset 4118": "rides/1 offset 1",

@@ -26,7 +26,7 @@ CANCEL_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """A step that waits."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Invoke:
 Request = Callable[[RedisCommands], Any]
 """A step that asks Redis; a client of ``redis.asyncio`` returns an awaitable."""
 
-Step = Request | Pause | Invoke
+Step = Request | Sleep | Invoke
 Steps = Generator[Step, Any, T]
 
 
@@ -51,7 +51,7 @@ def drive(client: RedisCommands, steps: Steps[T]) -> T:
 
     def do(step: Step) -> Any:
         match step:
-            case Pause():
+            case Sleep():
                 return time.sleep(step.seconds)
             case Invoke():
                 return step.function()
@@ -77,7 +77,7 @@ async def drive_async(client: RedisCommands, steps: Steps[T]) -> T:
 
     async def do(step: Step) -> Any:
         match step:
-            case Pause():
+            case Sleep():
                 return await asyncio.sleep(step.seconds)
             case Invoke():
                 result = step.function()

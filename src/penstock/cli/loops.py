@@ -16,7 +16,7 @@ from rich.status import Status
 from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.dead_lettering import how_to_resume
-from penstock.errors import Halted
+from penstock.errors import Halted, Paused
 from penstock.operating.status import status
 from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
@@ -130,10 +130,13 @@ def run_loop(loop: Runner[Any], stop: Stop, progress: ProgressLine, *, drain: bo
         loop.close()
 
 
-def raise_if_halted(settings: Settings, pipeline: Pipeline, name: str) -> None:
-    """Raises ``Halted``: a drain that leaves halted shards behind is not a success."""
+def raise_if_stopped(settings: Settings, pipeline: Pipeline, name: str) -> None:
+    """Raises ``Halted`` or ``Paused``: a drain that leaves stopped shards behind is not a success."""
     with open_connections(settings, f"consumer {name}") as servers:
         found = status(servers.connection, servers.client, pipeline)
+    for each in found.consumers:
+        if each.consumer == name and (pause := found.find_pause(name, each.channel)) is not None:
+            raise Paused(f"{pause}. Nothing was applied since; go on: {pause.how_to_resume}")
     halted = {shard: reason for consumer, shard, reason in found.halted if consumer == name}
     if halted:
         has_letters = found.has_letters(name)

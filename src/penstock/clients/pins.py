@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from penstock.channels.driving import Pause, Steps
+from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
 from penstock.clients.calls import (
     MAX_FIELDS,
@@ -170,7 +170,7 @@ class GrowingPause:
         self._until = monotonic() + checked_wait_s("wait_s", wait_s)
         self._pause_s = FIRST_PAUSE_S
 
-    def next(self, left_s: float) -> Pause | None:
+    def next(self, left_s: float) -> Sleep | None:
         """The next pause; None if the time is over.
 
         Args:
@@ -182,4 +182,4 @@ class GrowingPause:
         longest, self._pause_s = self._pause_s, min(2 * self._pause_s, MAX_PAUSE_S)
         # Random, so that those who wait together do not come together.
         pause = random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
-        return Pause(min(pause, left, max(left_s, 0.001)))
+        return Sleep(min(pause, left, max(left_s, 0.001)))

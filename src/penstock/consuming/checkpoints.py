@@ -25,6 +25,7 @@ class Checkpoint:
         barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
         waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
         has_letters: There may be dead letters of the keys of its records.
+        is_paused: An operator has paused the consumer, or its channel.
     """
 
     shard: ShardName
@@ -36,6 +37,12 @@ class Checkpoint:
     barrier: Offset | None = None
     waits_for: Shard | None = None
     has_letters: bool = False
+    is_paused: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if nothing of the shard is to be applied before an operator lets it go on."""
+        return self.is_paused or self.halted is not None
 
     @property
     def held(self) -> bool:
@@ -103,14 +110,20 @@ class Checkpoints:
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
     def all(self, connection: Executor) -> dict[ShardName, Offset]:
-        """The offset of each shard that is not halted; raises the reason if there is no checkpoint at all."""
+        """The offset of each shard that is not halted or paused; raises the reason if there is no checkpoint at all."""
         channel = self._consumer.channel.name
         rows = connection.execute(
             self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}
         ).fetchall()
         if not rows:
             raise self._why_none(connection)
-        return {ShardName(channel, Shard(shard)): offset for shard, offset, halted in rows if halted is None}
+        return {ShardName(channel, Shard(shard)): offset for shard, offset, is_stopped in rows if not is_stopped}
+
+    def are_paused(self, executor: Executor) -> bool:
+        """True while an operator has paused the consumer, or its channel."""
+        which = {"consumer": self._consumer.name, "channel": self._consumer.channel.name}
+        [(is_paused,)] = executor.execute(self._sql["is_paused"], which).fetchall()
+        return bool(is_paused)
 
     def _why_none(self, connection: Executor) -> PenstockError:
         """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
@@ -136,9 +149,9 @@ class Checkpoints:
             Checkpoint(
                 ShardName(channel, Shard(shard)),
                 # Dead letters of a key may be in an earlier shard.
-                *(*rest, _blocking(unpassed, shard), bool(has_letters or is_later)),
+                *(*rest, _blocking(unpassed, shard), bool(has_letters or is_later), is_paused),
             )
-            for shard, *rest, has_letters, is_later in rows
+            for shard, *rest, has_letters, is_paused, is_later in rows
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 

@@ -186,7 +186,7 @@ class Deliverer(Generic[Item]):
             pause: Waits before another attempt.
         """
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
-        while delivery.parts and delivery.total.halted is None:
+        while delivery.parts and not delivery.total.is_stopped:
             if not self._deliver_part(delivery):
                 break
         return delivery.total

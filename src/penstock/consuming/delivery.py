@@ -357,6 +357,7 @@ class Delivered(Counts):
     Attributes:
         position: The checkpoint afterwards; None if another process holds the shard.
         halted: Why the shard stopped; None if it did not.
+        is_paused: The consumer is paused: nothing was applied.
         held: The shard stands at a barrier, and has not applied what lies behind.
         waits_for: Of a held shard: the shard of an earlier generation that it waits for; None at a barrier.
         retry_after_s: Seconds until failed items are to be delivered again; None if none are.
@@ -366,6 +367,7 @@ class Delivered(Counts):
 
     position: Offset | None = None
     halted: str | None = None
+    is_paused: bool = False
     held: bool = False
     waits_for: Shard | None = None
     retry_after_s: float | None = None
@@ -373,14 +375,19 @@ class Delivered(Counts):
     members: list[bytes] = field(default_factory=list)
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the shard goes on only once an operator lets it."""
+        return self.is_paused or self.halted is not None
+
+    @property
     def is_left(self) -> bool:
         """True if the shard is left for later: another process holds it, or an attempt has failed."""
-        return self.position is None and self.halted is None
+        return self.position is None and not self.is_stopped
 
     def add(self, done: "Delivered") -> None:
         """Adds the result of one transaction."""
         self.count(done)
-        self.position, self.halted = done.position, done.halted
+        self.position, self.halted, self.is_paused = done.position, done.halted, done.is_paused
         self.held, self.waits_for = done.held, done.waits_for
         self.members.extend(done.members)
 

@@ -1,8 +1,17 @@
 -- :name checkpoints
-SELECT shard, "offset", halted
+-- All of them are stopped while the consumer, or its channel, is paused.
+SELECT shard, "offset",
+       halted IS NOT NULL
+           OR EXISTS (
+                  SELECT FROM {schema}.pauses
+                  WHERE (kind, name) IN (('consumer', %(consumer)s), ('channel', %(channel)s))
+              ) AS is_stopped
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
+
+-- :name is_paused
+SELECT EXISTS (SELECT FROM {schema}.pauses WHERE (kind, name) IN (('consumer', %(consumer)s), ('channel', %(channel)s)));
 
 -- :name former_names
 -- Why a consumer has no checkpoints: whether its channel was retired; the name that the consumer has now.
@@ -29,6 +38,9 @@ SELECT shard, "offset", halted,
              AND b.expires_at > clock_timestamp()
        ),
        dead > 0 AS has_letters,  -- never too low: what is dropped stays counted
+       EXISTS (
+           SELECT FROM {schema}.pauses WHERE (kind, name) IN (('consumer', %(consumer)s), ('channel', %(channel)s))
+       ) AS is_paused,
        shard >= (SELECT shards FROM {schema}.channels WHERE channel = %(channel)s) AS is_later
 FROM {schema}.checkpoints c
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = ANY (%(shards)s::integer[])

@@ -39,6 +39,9 @@ Item = TypeVar("Item", default=Any)
 HALTED_PAUSE_S = 5.0
 """Seconds until a halted shard is checked again: an operator may have let it go on."""
 
+PAUSED_CHECK_S = 0.5
+"""Seconds between two questions whether a paused consumer was resumed."""
+
 
 class Worker(Runner[Consumed], Generic[Item]):
     """Runs one consumer over some or all of its shards, in one thread.
@@ -64,6 +67,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._client: Any = None
         self._rest_until: dict[ShardName, float] = {}
         self._retrying: set[ShardName] = set()
+        self._is_paused = False
         self._unusable: dict[ShardName, PenstockError] = {}
         self._deliverer: Deliverer[Item] | None = None
         self._has_opened = False
@@ -175,13 +179,24 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     def _is_over(self, consumed: Consumed) -> bool:
         """True if nothing more is to be begun in this round."""
-        return consumed.done >= self._max or self._stop()
+        return consumed.done >= self._max or self._is_paused or self._stop()
+
+    def _waits_for_resume(self, seconds: float) -> bool:
+        """Waits, ``seconds`` at the longest, if the consumer is paused; true if it still is."""
+        if not self._is_paused:
+            return False
+        self._pause(min(seconds, PAUSED_CHECK_S))
+        assert self._transaction is not None
+        self._is_paused = self._transaction.read(self._checkpoints.are_paused)
+        if not self._is_paused:
+            log.info("resumed", consumer=self.consumer.name)
+        return self._is_paused
 
     @abstractmethod
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         """Rounds until there is nothing more; returns the number of records, members or jobs applied.
 
-        Halted shards are left as they are, and so are jobs that are due later.
+        Halted shards are left as they are, and so are all of a paused consumer, and jobs that are due later.
 
         Raises:
             Refused: The keys of a shard hold something that Penstock did not write; all other shards are drained.
@@ -233,6 +248,9 @@ class Worker(Runner[Consumed], Generic[Item]):
             # Not the reason: it may hold what the handler said of a payload.
             log.error("shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard))
             self._rest(shard, HALTED_PAUSE_S)
+        elif delivered.is_paused:
+            self._is_paused = True
+            log.info("paused, see penstock status", consumer=self.consumer.name)
         elif delivered.retry_after_s is not None:
             self._retrying.add(shard)
             self._rest(shard, delivered.retry_after_s)

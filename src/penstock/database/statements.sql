@@ -30,6 +30,11 @@ FROM {schema}.channels
 WHERE channel = %(channel)s
 FOR UPDATE;
 
+-- :name pauses
+SELECT kind, name, reason, paused_by, paused_at
+FROM {schema}.pauses
+ORDER BY kind, name;
+
 -- :name former_consumer
 SELECT successor
 FROM {schema}.former_consumers

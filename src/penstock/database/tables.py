@@ -16,6 +16,7 @@ TABLE_NAMES = (
     "former_consumers",
     "isolated_records",
     "journal",
+    "pauses",
     "reconciliations",
     "repairs",
     "replays",

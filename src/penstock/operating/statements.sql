@@ -89,10 +89,34 @@ WHERE %(consumer)s::text IS NULL OR c.consumer = %(consumer)s
 GROUP BY c.consumer, c.channel
 ORDER BY c.consumer, c.channel;
 
+-- :name readable_channels
+-- Those of another source have checkpoints here, and are not registered here.
+SELECT channel FROM {schema}.channels
+UNION
+SELECT channel FROM {schema}.checkpoints
+ORDER BY channel;
+
+-- :name put_pause
+-- The pause goes on if there is one.
+INSERT INTO {schema}.pauses AS known (kind, name, reason, paused_by)
+VALUES (%(kind)s, %(name)s, %(reason)s, %(by)s)
+ON CONFLICT (kind, name) DO UPDATE
+SET reason = excluded.reason, paused_by = excluded.paused_by
+RETURNING kind, name, reason, paused_by, paused_at;
+
+-- :name remove_pause
+DELETE FROM {schema}.pauses
+WHERE kind = %(kind)s AND name = %(name)s
+RETURNING kind, name, reason, paused_by, paused_at;
+
 -- :name retire_consumer
 WITH letters AS (
     DELETE FROM {schema}.dead_letters
     WHERE consumer = %(consumer)s AND channel = %(channel)s
+),
+paused AS (
+    DELETE FROM {schema}.pauses
+    WHERE kind = 'consumer' AND name = %(consumer)s
 )
 DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s;
@@ -131,6 +155,11 @@ barriers AS (
     DELETE FROM {schema}.barriers
     WHERE consumer = %(consumer)s
 ),
+paused AS (
+    UPDATE {schema}.pauses
+    SET name = %(successor)s
+    WHERE kind = 'consumer' AND name = %(consumer)s
+),
 former AS (
     UPDATE {schema}.former_consumers
     SET successor = %(successor)s
@@ -149,6 +178,10 @@ SET consumer = %(successor)s
 WHERE consumer = %(consumer)s;
 
 -- :name forget_consumer
+WITH paused AS (
+    DELETE FROM {schema}.pauses
+    WHERE kind = 'consumer' AND name = %(consumer)s
+)
 DELETE FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s;
 

@@ -17,10 +17,11 @@ from psycopg import IsolationLevel
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.pauses import find_pause
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.errors import BarrierMissed, Halted, Unknown
+from penstock.errors import BarrierMissed, Halted, Paused, Unknown
 from penstock.reconciling.cut import Connect, Cut, export_snapshot
 from penstock.records import Offset, Scope, Shard, ShardName
 
@@ -100,6 +101,7 @@ def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60
     Raises:
         BarrierMissed: The consumer went past the cut, or did not reach it in time.
         Halted: A shard of the consumer is halted.
+        Paused: The consumer is paused.
         Unknown: The consumer is not registered.
         ServerUnavailable: Postgres does not answer.
     """
@@ -151,6 +153,8 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
         raise Unknown(
             f"consumer {consumer.name} is not registered: it has never run. Start it with: penstock consume {consumer.name}"
         )
+    if (pause := find_pause(connection, barrier.scope, consumer.name, consumer.channel.name)) is not None:
+        raise Paused(f"{pause}. It would not reach the cut: {pause.how_to_resume}")
     halted = {
         ShardName(consumer.channel.name, Shard(shard)): reason for shard, _, reason, _ in rows if reason is not None
     }

@@ -121,6 +121,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     Raises:
         BarrierMissed: The consumer does not reach the cut.
         Halted: A shard of the consumer is halted.
+        Paused: The consumer is paused.
         Refused: There are too many differences to repair, or an operator has to decide.
         SnapshotLost: Postgres was restarted while it was read.
         ServerUnavailable: Postgres does not answer.

@@ -66,6 +66,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "epochs": "SELECT",
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
+        "pauses": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",
@@ -86,6 +87,9 @@ _REPAIRING = {
     "repairs": "SELECT, INSERT",
 }
 """Privileges for reconciling beside those of streamer and consumer."""
+
+_PAUSING = {"pauses": "INSERT, UPDATE, DELETE"}
+"""Privileges for pausing and resuming."""
 
 
 _KINDS = get_args(Kind)
@@ -145,7 +149,7 @@ def rights(role: RoleName) -> frozenset[Right]:
         case "owner":
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
         case "consumer":
-            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING}))
+            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING, **_PAUSING}))
         case "streamer":
             return working_rights(role) | frozenset(_parse(_SEE_IDS))
         case "viewer":

@@ -11,11 +11,13 @@ from typing import Any, cast
 from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.pauses import read_pauses
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
+from penstock.records import Scope
 from penstock.streaming import Streamer
 
 RETRY_S = 0.02
@@ -57,7 +59,7 @@ def drained(  # noqa: PLR0913  what a run takes
         For each consumer, how many records or members it has applied.
 
     Raises:
-        AssertionError: A shard is halted, records were dead-lettered, handlers stage without end, or the time is over.
+        AssertionError: A shard is halted, a consumer is paused, records were dead-lettered, handlers stage without end, or the time is over.
             The last exception of a handler is its cause.
         DeclarationError: An event loop runs in this thread, and a consumer is ``async def``.
         PenstockError: What the streamer or a worker raises.
@@ -67,7 +69,7 @@ def drained(  # noqa: PLR0913  what a run takes
     last = _LastFailure()
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
-        failures = _Failures(connection, pipeline.scope.schema)
+        failures = _Failures(connection, pipeline.scope)
         before = failures.dead_letters()
         streamer = Streamer(pipeline, database_url, redis_url)
         stack.callback(streamer.close)
@@ -78,7 +80,7 @@ def drained(  # noqa: PLR0913  what a run takes
             stack.callback(worker.close)
             drains[name] = partial(_drained_in_time, worker, timeout_s, last)
         applied = _drained(streamer, drains)
-        found = failures.halted(names)
+        found = failures.stopped(names)
         if not allow_dead_letters:
             letters = failures.dead_letters().items()
             found += [letter for place, letter in letters if place not in before]
@@ -165,13 +167,17 @@ class _Failures:
     """Descriptions of halted shards and dead letters."""
 
     connection: Connection
-    schema: str
+    scope: Scope
 
-    def halted(self, consumers: Iterable[str]) -> list[str]:
-        """The halted shards."""
+    def stopped(self, consumers: Iterable[str]) -> list[str]:
+        """The pauses, and the halted shards."""
         rows = self._rows("halted_shards", consumers=list(consumers))
         return [
-            f"consumer {consumer} is halted in {channel}/{shard}: {reason}" for consumer, channel, shard, reason in rows
+            *(f"{pause}" for pause in read_pauses(self.connection, self.scope)),
+            *(
+                f"consumer {consumer} is halted in {channel}/{shard}: {reason}"
+                for consumer, channel, shard, reason in rows
+            ),
         ]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
@@ -188,5 +194,5 @@ class _Failures:
 
     def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
         with postgres_errors("looking for failed records"):
-            statement = statements("penstock.testing", self.schema)[name]
+            statement = statements("penstock.testing", self.scope.schema)[name]
             return self.connection.execute(statement, values).fetchall()

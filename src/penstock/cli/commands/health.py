@@ -201,6 +201,8 @@ def _format_troubles(found: Status) -> Iterator[str]:
     stopped, unknown = {each.shard for each in faults.stopped}, {each.shard for each in faults.unknown}
     for consumer, shard, reason in found.halted:
         yield f"halted: {consumer} {shard}: {reason}"
+    for pause in found.pauses:
+        yield f"paused: {pause}; go on: {pause.how_to_resume}"
     for consumer, shard, reason in found.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
     for shard, reason in found.damaged:

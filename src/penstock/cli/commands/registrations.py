@@ -1,5 +1,8 @@
 """``penstock consumers`` and ``penstock channels``: what is registered, and changes of it."""
 
+import getpass
+import os
+import socket
 from typing import Annotated
 
 import typer
@@ -7,6 +10,7 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, seconds, show, show_found, show_json
+from penstock.database.pauses import PauseKind
 from penstock.operating.channels import (
     ListedChannel,
     ReshardPlan,
@@ -16,14 +20,18 @@ from penstock.operating.channels import (
     retire_channel,
 )
 from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
+from penstock.operating.pausing import find_pauses, pause, resume
 from penstock.settings import Settings
 
 consumers = typer.Typer(
-    no_args_is_help=True, help="List, rename or retire registered consumers: retention waits for them."
+    no_args_is_help=True, help="List, pause, rename or retire registered consumers: retention waits for them."
 )
 channels = typer.Typer(no_args_is_help=True, help="List channels, or change one while it is used.")
 
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
+ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for those who find it paused.")]
+By = Annotated[str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")]
 
 
 @consumers.command("list")
@@ -82,6 +90,49 @@ def rename_consumer(
     )
 
 
+@consumers.command("pause")
+@command()
+def pause_consumer(settings: Settings, name: ConsumerName, reason: Reason, by: By = None) -> None:
+    """Apply nothing more of a consumer until it is resumed. Nothing is lost: retention waits for it."""
+    _pause(settings, "consumer", name, reason, by)
+
+
+@consumers.command("resume")
+@command()
+def resume_consumer(settings: Settings, name: ConsumerName) -> None:
+    """Let a paused consumer go on."""
+    _resume(settings, "consumer", name)
+
+
+def _pause(settings: Settings, kind: PauseKind, name: str, reason: str, by: str | None) -> None:
+    with open_connections(settings, "pause") as servers:
+        paused = pause(servers.connection, kind, name, reason=reason, by=by or _whoami(), scope=servers.scope)
+    show(f"{paused}")
+    say(f"What is being applied ends; nothing is begun until: {paused.how_to_resume}")
+
+
+def _resume(settings: Settings, kind: PauseKind, name: str) -> None:
+    with open_connections(settings, "resume") as servers:
+        ended = resume(servers.connection, kind, name, scope=servers.scope)
+        others = find_pauses(servers.connection, kind, name, servers.scope)
+    show(
+        f"{kind} {name} was not paused"
+        if ended is None
+        else f"resumed {kind} {name}, paused by {ended.paused_by}: {ended.reason}"
+    )
+    for each in others:
+        say(f"It still waits: {each}; go on: {each.how_to_resume}")
+
+
+def _whoami() -> str:
+    """The user and the machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
 def _progress(each: RegisteredConsumer) -> str:
     """Checkpoints, records and dead letters; the lag in a source is not known here."""
     behind = "" if each.lag is None else f"{each.lag:,} not passed, "
@@ -114,11 +165,25 @@ def _entries(channel: ListedChannel) -> str:
     return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
 
 
+@channels.command("pause")
+@command()
+def pause_channel(settings: Settings, name: ChannelName, reason: Reason, by: By = None) -> None:
+    """Apply nothing more of a channel, by any consumer: the one switch of a queue. It still takes records."""
+    _pause(settings, "channel", name, reason, by)
+
+
+@channels.command("resume")
+@command()
+def resume_channel(settings: Settings, name: ChannelName) -> None:
+    """Let the consumers of a paused channel go on."""
+    _resume(settings, "channel", name)
+
+
 @channels.command("retire")
 @command()
 def retire_channel_(
     settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the channel.")],
+    name: ChannelName,
     discard: Annotated[bool, typer.Option("--discard", help="Also lose the records that were not read.")] = False,
     apply: Apply = False,
 ) -> None:

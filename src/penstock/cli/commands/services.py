@@ -9,7 +9,7 @@ import typer
 from penstock.cli.command import Json, command, require_extra, require_pipeline, spared_from_garbage_collection
 from penstock.cli.connecting import Servers, open_connections, servers
 from penstock.cli.engines import choose_engine, open_comparer
-from penstock.cli.loops import ProgressLine, Stop, choose_share, raise_if_halted, run_loop
+from penstock.cli.loops import ProgressLine, Stop, choose_share, raise_if_stopped, run_loop
 from penstock.cli.render import say, show_json
 from penstock.consuming import Consumed, make_worker
 from penstock.declaring.declarations import WorkerSpec
@@ -122,7 +122,7 @@ def consume(
         )
         run_loop(worker, stop, progress, drain=drain)
         if drain:
-            raise_if_halted(settings, pipeline, name)
+            raise_if_stopped(settings, pipeline, name)
     say(f"{progress.count:,} records applied")
 
 
@@ -229,4 +229,4 @@ def _drain(
         worker.drain(report)
     finally:
         worker.close()
-    raise_if_halted(settings, pipeline, spec.name)
+    raise_if_stopped(settings, pipeline, spec.name)

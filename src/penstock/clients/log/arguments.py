@@ -8,7 +8,7 @@ import redis
 import redis.asyncio
 
 from penstock.channels.commands import RedisCommands
-from penstock.channels.driving import Pause, Steps
+from penstock.channels.driving import Sleep, Steps
 from penstock.channels.log.follower import POLL_S
 from penstock.channels.log.streams import ask_for_more
 from penstock.channels.routing import log_keys
@@ -88,7 +88,7 @@ def wait_for_more(
     while monotonic() < until:
         if any((yield lambda client: ask_for_more(client, namespace, positions).execute(raise_on_error=False))):
             return
-        yield Pause(POLL_S)
+        yield Sleep(POLL_S)
 
 
 def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName]) -> Steps[None]:

@@ -15,7 +15,7 @@ import redis.asyncio
 import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
-from penstock.channels.driving import Asynchronous, Blocking, Pause, Request, Steps, both, drive
+from penstock.channels.driving import Asynchronous, Blocking, Request, Sleep, Steps, both, drive
 from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.queue_messages import checked_count
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
@@ -248,7 +248,7 @@ class _QueueReader(Generic[C, L]):
     def _wait(self, seconds: float) -> Steps[None]:
         """Waits until something may be taken: each message wakes one reader."""
         if (pause_s := self._rounds.pause_s(seconds)) is not None:
-            yield Pause(pause_s)
+            yield Sleep(pause_s)
             return
         wakes, timeout = self._rounds.wakes(), max(0.001, seconds)
         # The next round meets a key of another type as well, and leaves that shard out.

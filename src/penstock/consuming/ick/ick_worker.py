@@ -99,7 +99,10 @@ class IckWorker(Worker[ReservedMember]):
         """Waits for members, ``block_ms`` at the longest, and visits each shard that has some."""
         self._opened()
         consumed = Consumed()
-        end = monotonic() + (self._setup.block_ms if block_ms is None else block_ms) / 1000
+        block_s = (self._setup.block_ms if block_ms is None else block_ms) / 1000
+        if self._waits_for_resume(block_s):
+            return consumed
+        end = monotonic() + block_s
         while not self._stop():
             waiting = self._waiting()
             self._retry_unusable()
@@ -111,7 +114,7 @@ class IckWorker(Worker[ReservedMember]):
             if monotonic() >= self._progress_at:
                 self._advance_checkpoints()
             left = end - monotonic()
-            if consumed.applied or consumed.dead or left <= 0:
+            if consumed.applied or consumed.dead or self._is_paused or left <= 0:
                 break
             self._pause(min(IDLE_PAUSE_S, left))
         return consumed
@@ -123,7 +126,7 @@ class IckWorker(Worker[ReservedMember]):
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if set(self._occupied()) <= self._halted | self._unusable.keys():
+            if self._is_paused or set(self._occupied()) <= self._halted | self._unusable.keys():
                 break
             if consumed.idle:
                 self._pause(IDLE_PAUSE_S)

@@ -66,8 +66,10 @@ class IckMembers:
 
         def planner(_: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.halted is not None:
-                return TransactionPlan(Delivered(halted=checkpoint.halted if checkpoint else None))
+            if checkpoint is None:
+                return TransactionPlan(Delivered())
+            if checkpoint.is_stopped:
+                return TransactionPlan(Delivered(halted=checkpoint.halted, is_paused=checkpoint.is_paused))
             _refuse_bytes(members)
             texts = [each.text for each in members]
             return TransactionPlan(
@@ -91,7 +93,7 @@ class IckMembers:
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.halted is not None:
+            if checkpoint is None or checkpoint.is_stopped:
                 return TransactionPlan(Delivered())  # it stays dirty
             self._dead_letters.write_member(
                 executor, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
@@ -110,7 +112,7 @@ class IckMembers:
 
         def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.halted is not None:
+            if checkpoint is None or checkpoint.is_stopped:
                 return TransactionPlan(Delivered())
             return TransactionPlan(
                 Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]),

@@ -152,6 +152,8 @@ class LogWorker(Worker[Placed]):
         assert self._follower is not None
         block_ms = self._setup.block_ms if block_ms is None else block_ms
         consumed = Consumed()
+        if self._waits_for_resume(block_ms / 1000):
+            return consumed
         now = monotonic()
         awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
         resting = [until - now for until in self._rest_until.values() if until > now]
@@ -330,7 +332,7 @@ class LogWorker(Worker[Placed]):
             report(consumed)
             if consumed.positions or self._channel_shards != known:
                 continue
-            if not (self._held or self._retrying):
+            if self._is_paused or not (self._held or self._retrying):
                 self._raise_unusable()
                 return applied
             self._pause(HELD_PAUSE_S)

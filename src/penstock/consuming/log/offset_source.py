@@ -107,7 +107,7 @@ class OffsetSource(ABC, Generic[Placed]):
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
+            if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
                 # Another process has gone on, or an operator has moved the checkpoint back.
                 return TransactionPlan(Delivered())
             record = self._read(executor, shard, item)
@@ -126,7 +126,7 @@ class OffsetSource(ABC, Generic[Placed]):
 
         def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.halted is not None or checkpoint.offset + 1 != item.offset:
+            if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
                 return TransactionPlan(Delivered())
             return TransactionPlan(
                 Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)]
@@ -244,11 +244,11 @@ class OffsetSource(ABC, Generic[Placed]):
 
 
 def _stopped(checkpoint: Checkpoint | None) -> Delivered | None:
-    """The result of a shard that is not locked, halted or held; None of one that goes on."""
+    """The result of a shard that is not locked, or is halted, paused or held; None of one that goes on."""
     if checkpoint is None:
         return Delivered()
-    if checkpoint.halted is not None:
-        return Delivered(halted=checkpoint.halted)
+    if checkpoint.is_stopped:
+        return Delivered(halted=checkpoint.halted, is_paused=checkpoint.is_paused)
     if checkpoint.held:
         return Delivered(position=checkpoint.offset, held=True, waits_for=checkpoint.waits_for)
     return None

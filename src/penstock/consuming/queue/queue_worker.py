@@ -93,8 +93,8 @@ SLICE_BLOCK_MS = 2
 ACKNOWLEDGING_S = 2.0
 """Seconds a slice waits for the queue to acknowledge finished jobs."""
 
-CHECK_S = 1.0
-"""Interval, in seconds, at which counts are written and halts are read."""
+CHECK_S = 0.5
+"""Interval, in seconds, at which counts are written, and halts and pauses are read."""
 
 EXPIRED_EVERY_S = 5.0
 """Interval, in seconds, at which messages that died in Redis, at their deadline, become dead letters in Postgres."""
@@ -211,7 +211,7 @@ class QueueWorker(Worker[Job[Any]]):
             raise self._jobs.error
         self._replace_hung()
         self._maintain()
-        block_s = (self._setup.block_ms if block_ms is None else block_ms) / 1000
+        block_s = min((self._setup.block_ms if block_ms is None else block_ms) / 1000, CHECK_S)
         resting = self._rest_s()
         if resting > 0 or self._stop() or (room := self._room()) <= 0:
             self._jobs.wait(min(block_s, resting) if resting > 0 else block_s)
@@ -338,7 +338,7 @@ class QueueWorker(Worker[Job[Any]]):
                 log.info("shard usable again", consumer=self.consumer.name, shard=str(name))
 
     def _leave_out_shards(self) -> None:
-        """Reads only this worker's shards, and none that is halted."""
+        """Reads only this worker's shards, and none that is halted or paused."""
         ours = {each.shard for each in self._shards} - self._halted
         if self._reader is not None:
             every = range(len(self._shape.shards))
@@ -347,6 +347,7 @@ class QueueWorker(Worker[Job[Any]]):
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         applied = 0
+        self._check_at = 0.0  # a shard may have been resumed
         while True:
             consumed = self.round(block_ms=DRAIN_BLOCK_MS)
             applied += consumed.applied

@@ -77,6 +77,10 @@ stopped AS (
     DELETE FROM {schema}.stopped_shards
     WHERE channel = %(channel)s
 ),
+paused AS (
+    DELETE FROM {schema}.pauses
+    WHERE kind = 'channel' AND name = %(channel)s
+),
 registered AS (
     DELETE FROM {schema}.channels
     WHERE channel = %(channel)s

@@ -117,6 +117,8 @@ def consumers(context: CheckContext) -> Results:
             f"{consumer} is halted in {shard}: {reason}",
             f"fix the cause, {how_to_resume(consumer, shard, reason, current.has_letters(consumer))}",
         )
+    for pause in current.pauses:
+        yield warning(f"{pause}", pause.how_to_resume, "paused")
     for shard, count, reason in current.unread:
         yield error(
             f"{shard}: {count:,} records; {reason}",
@@ -127,7 +129,8 @@ def consumers(context: CheckContext) -> Results:
     channels = {channel.channel: channel for channel in current.channels}
     for each in current.consumers:
         yield from _check_consumer(each)
-        yield from _check_lag(each, channels.get(each.channel))
+        if current.find_pause(each.consumer, each.channel) is None:
+            yield from _check_lag(each, channels.get(each.channel))
     return f"{len(current.consumers)} registered; none halted, none late"
 
 

@@ -16,6 +16,7 @@ from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.pauses import Pause, read_pauses
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel
@@ -85,6 +86,7 @@ def status(
         oldest_transaction=None
         if sequencer["pid"] is None
         else OpenTransaction(*(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))),
+        pauses=tables.pauses,
     )
 
 
@@ -101,6 +103,7 @@ class _Tables:
     runs: tuple[LastRun, ...]
     faults: Faults
     in_postgres: Mapping[ShardName, int]
+    pauses: tuple[Pause, ...]
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -134,6 +137,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             last_runs(connection, scope),
             read_faults(connection, scope),
             {ShardName(channel, shard): count for channel, shard, count in connection.execute(sql["in_postgres"])},
+            read_pauses(connection, scope),
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from penstock.database.pauses import Pause
 from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
@@ -214,6 +215,7 @@ class Status:
         faults: Records without an offset, shards of no registered channel, and shards that are stopped.
         reconciliations: The last run of each, ordered by name.
         oldest_transaction: None if there is none.
+        pauses: What operators have paused.
     """
 
     schema: str
@@ -226,6 +228,11 @@ class Status:
     consumers: tuple[ConsumerStatus, ...]
     reconciliations: tuple[LastRun, ...]
     oldest_transaction: OpenTransaction | None
+    pauses: tuple[Pause, ...] = ()
+
+    def find_pause(self, consumer: str, channel: str) -> Pause | None:
+        """The pause that holds a consumer of a channel."""
+        return next((pause for pause in self.pauses if pause.holds(consumer, channel)), None)
 
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:

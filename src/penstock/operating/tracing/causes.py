@@ -174,7 +174,7 @@ def _waits_in_channel(story: Story, _: Situation) -> Diagnosis | None:
     )
 
 
-_ORDER = ("halted", "unread", "dead-lettered", "parked", "waiting", "barrier", "behind")
+_ORDER = ("halted", "paused", "unread", "dead-lettered", "parked", "waiting", "barrier", "behind")
 
 
 def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
@@ -205,6 +205,8 @@ def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
                 f"{name} is halted before it: {reader.reason}",
                 f"fix the cause, {how_to_resume(name, story.shard_name, reader.reason, reader.has_letters)}",
             )
+        case "paused":
+            return f"{name} is before it: {reader.reason}", reader.resume
         case "unread":
             return (f"{name} has no checkpoint in {story.shard_name}", how_to_go_on(name, reader.kind, verb=verb))
         case "dead-lettered" | "parked":

@@ -17,6 +17,7 @@ from penstock.channels.routing import log_keys
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.pauses import Pause, read_pauses
 from penstock.database.statements import quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
@@ -24,7 +25,9 @@ from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.letters import find_later
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
-ReaderState = Literal["applied", "dead-lettered", "parked", "halted", "barrier", "waiting", "behind", "unread"]
+ReaderState = Literal[
+    "applied", "dead-lettered", "parked", "halted", "paused", "barrier", "waiting", "behind", "unread"
+]
 """A consumer's progress with a record."""
 
 
@@ -34,8 +37,8 @@ class ReaderProgress:
 
     Attributes:
         state: ``applied``: its checkpoint is past the record.  ``dead-lettered`` and ``parked``: there is a dead letter of the
-            record, in the second case because an earlier one of its key has one.  ``halted``, at a ``barrier`` of a
-            reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
+            record, in the second case because an earlier one of its key has one.  ``halted``, ``paused``, at a ``barrier``
+            of a reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
             ``unread``: it has no checkpoint in the shard.
         checkpoint: Up to where all is applied; None if there is no checkpoint.
         ahead: Records between the checkpoint and this one.
@@ -48,6 +51,7 @@ class ReaderProgress:
         superseded_by: Place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is
             none.
         has_letters: True if the consumer has dead letters, which are to be retried before a halted shard goes on.
+        resume: The command that resumes a paused consumer; empty for another.
     """
 
     consumer: str
@@ -60,6 +64,7 @@ class ReaderProgress:
     retry: str | None = None
     superseded_by: str = ""
     has_letters: bool = False
+    resume: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -256,14 +261,15 @@ class StoryReader:
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
             [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
             rows = self._rows("readers", names)
+            pauses = read_pauses(self._connection, self._scope)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
                 for row in (rows if is_resharded else ())
             }
         story = replace(story, kind=kind, is_known=is_known, stopped=stopped, is_retired=is_retired)
         story = self._ask_redis(story, waiting)
-        readers = (_reader(story, row) for row in rows)
-        return replace(story, readers=tuple(_wait(story, each, unpassed) for each in readers))
+        readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
+        return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
 
     def _read_place(self, record: RecordId) -> Story | None:
         story = next((Story(**row) for row in self._named("staged_record", {"id": record})), None)
@@ -375,6 +381,14 @@ def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedS
     if reader.state != "behind" or before is None or not before.blocks(story.shard):
         return reader
     return replace(reader, state="waiting", reason=before.explain(story.channel))
+
+
+def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> ReaderProgress:
+    """The reader as one that is paused, if it would go on otherwise."""
+    found = next((pause for pause in pauses if pause.holds(reader.consumer, story.channel)), None)
+    if found is None or reader.state not in {"behind", "waiting", "barrier"}:
+        return reader
+    return replace(reader, state="paused", reason=str(found), resume=found.how_to_resume)
 
 
 def _reader(story: Story, row: Row) -> ReaderProgress:

@@ -1,0 +1,258 @@
+"""A paused consumer, or channel, applies nothing in any process; it loses nothing, and goes on where it was."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.command_line import CommandLine
+from fixtures.flow import retain_now, running
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.consuming import make_worker
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.consuming.worker import Worker
+from penstock.database.connections import Connection
+from penstock.database.registry import register_consumer
+from penstock.errors import Paused, Refused, Unknown
+from penstock.operating.consumers import rename, retire
+from penstock.operating.doctor import diagnose
+from penstock.operating.pausing import MAX_REASON, pause, resume
+from penstock.operating.status import status
+from penstock.operating.tracing import explain
+from penstock.reconciling.barrier import Barrier, read_checkpoints
+from penstock.records import RecordId
+from penstock.streaming import Streamer
+from penstock.testing import drained, eventually
+
+THINGS = Log("things", shards=4, keep=timedelta(0))
+INDEX = Ick("index", shards=2)
+JOBS = Queue("jobs", keep=timedelta(0))
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT %(channel)s, i %% %(shards)s, 'k' || i, %(action)s, 'thing', to_jsonb(i), %(headers)s
+FROM generate_series(1, %(count)s) AS i
+RETURNING id
+"""
+
+Stage = Callable[[int], list[int]]
+"""Stages so many records for each channel; returns the ids of those of the log."""
+
+
+@pytest.fixture
+def flow(connection: Connection) -> Pipeline:
+    """A consumer of each kind of channel, and a second one of the log, each with a table of what it has applied."""
+    connection.execute("CREATE TABLE public.effects (consumer text, item text)")
+    made = Pipeline([THINGS, INDEX, JOBS])
+
+    def note(session: Session, consumer: str, items: list[str]) -> None:
+        values = [{"consumer": consumer, "item": item} for item in items]
+        session.execute(text("INSERT INTO public.effects VALUES (:consumer, :item)"), values)
+
+    @made.consumer(reads=THINGS, name="totals")
+    def _(session: Session, records: Any) -> None:
+        note(session, "totals", [record.key for record in records])
+
+    @made.consumer(reads=THINGS, name="other")
+    def _(session: Session, records: Any) -> None:
+        note(session, "other", [record.key for record in records])
+
+    @made.consumer(reads=INDEX, name="search")
+    def _(session: Session, members: Sequence[str]) -> None:
+        note(session, "search", [*members])
+
+    @made.worker(reads=JOBS, name="jobs")
+    def _(session: Session, job: Any) -> None:
+        note(session, "jobs", [job.key])
+
+    return made
+
+
+@pytest.fixture
+def stage(connection: Connection) -> Stage:
+    def stage_each(count: int) -> list[int]:
+        found: list[int] = []
+        for channel, action, headers in (
+            (INDEX, "dirty", None),
+            (JOBS, "message", '{"tenant": "a"}'),
+            (THINGS, "insert", None),
+        ):
+            values = {"channel": channel.name, "shards": channel.shards, "action": action, "headers": headers}
+            found = [id_ for (id_,) in connection.execute(STAGE, {**values, "count": count})]
+        return found
+
+    return stage_each
+
+
+@pytest.fixture
+def applied(connection: Connection) -> Callable[[], dict[str, int]]:
+    def count() -> dict[str, int]:
+        rows = connection.execute("SELECT consumer, count(*) FROM public.effects GROUP BY consumer")
+        return dict(rows.fetchall())
+
+    return count
+
+
+@pytest.fixture
+def workers(
+    flow: Pipeline, connection: Connection, database_url: str, redis_url: str
+) -> Iterator[dict[str, Worker[Any]]]:
+    """A worker a consumer; all are registered."""
+    with ExitStack() as stack:
+        made: dict[str, Worker[Any]] = {}
+        for name in flow.consumers:
+            register_consumer(connection, flow.scope, flow.get_consumer(name))
+            worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+            assert isinstance(worker, Worker)
+            made[name] = stack.enter_context(closing(worker))
+        yield made
+
+
+def has_read(worker: Worker[Any]) -> bool:
+    """True if the worker of a queue leaves all shards out."""
+    assert isinstance(worker, QueueWorker)
+    return bool(worker._halted)
+
+
+@pytest.mark.parametrize("name", ["totals", "search", "jobs"])
+def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterwards(
+    name: str,
+    workers: dict[str, Worker[Any]],
+    streamer: Streamer,
+    connection: Connection,
+    stage: Stage,
+    applied: Callable[[], dict[str, int]],
+) -> None:
+    rounds = threading.Semaphore(0)
+    with running(lambda stop: workers[name].run(stop, lambda _: rounds.release())):
+        stage(3)
+        streamer.drain()
+        eventually(lambda: applied().get(name) == 3, "the worker runs")
+
+        pause(connection, "consumer", name, reason="the mail server is being moved", by="ann")
+        # The worker of a queue asks twice a second; the others with each transaction.
+        eventually(lambda: name != "jobs" or has_read(workers[name]), "the worker has read it")
+        stage(5)
+        streamer.drain()
+        while rounds.acquire(blocking=False):
+            pass
+        for _ in range(3):  # rounds in which the records were there
+            assert rounds.acquire(timeout=60)
+
+        assert applied()[name] == 3
+        resume(connection, "consumer", name)
+        eventually(lambda: applied()[name] == 8, "the worker goes on")
+
+
+@pytest.mark.parametrize("kind", ["consumer", "channel"])
+def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_goes_on(
+    kind: Any,
+    workers: dict[str, Worker[Any]],
+    streamer: Streamer,
+    connection: Connection,
+    stage: Stage,
+    applied: Callable[[], dict[str, int]],
+) -> None:
+    stage(5)
+    streamer.drain()
+    names = {"totals": "things", "search": "index", "jobs": "jobs"}
+    for consumer, channel in names.items():
+        pause(connection, kind, consumer if kind == "consumer" else channel, reason="a deploy", by="ann")
+
+    assert [workers[name].drain() for name in names] == [0, 0, 0]
+    assert workers["other"].drain() == (5 if kind == "consumer" else 0)
+    assert retain_now(streamer) == 0
+
+    for consumer, channel in names.items():
+        resume(connection, kind, consumer if kind == "consumer" else channel)
+    for worker in workers.values():
+        worker.drain()
+    assert applied() == dict.fromkeys((*names, "other"), 5)
+
+
+def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_on(
+    workers: dict[str, Worker[Any]],
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    stage: Stage,
+) -> None:
+    *_, record = stage(1)
+    streamer.drain()
+    workers["other"].drain()
+    paused = pause(connection, "consumer", "totals", reason="its table is being moved", by="ann@desk")
+
+    found = status(connection, redis_client, flow)
+    diagnosis = explain(connection, redis_client, RecordId(record))
+    checks = [each for each in diagnose(connection, redis_client, flow) if each.check == "paused"]
+
+    assert found.pauses == (paused,)
+    assert found.find_pause("totals", "things") == paused
+    assert found.find_pause("other", "things") is None
+    assert found.sound
+    assert diagnosis.cause == "paused"
+    assert f"ann@desk: {paused.reason}" in diagnosis.text
+    assert diagnosis.fix == "penstock consumers resume totals"
+    assert [(each.grade, each.message, each.fix) for each in checks] == [("warning", str(paused), diagnosis.fix)]
+
+
+def test_what_would_wait_for_a_paused_consumer_ends_with_the_reason(
+    workers: dict[str, Worker[Any]], connection: Connection, flow: Pipeline, database_url: str, redis_url: str
+) -> None:
+    pause(connection, "channel", "things", reason="a deploy", by="ann")
+
+    with pytest.raises(AssertionError, match=r"channel things is paused since .* by ann: a deploy"):
+        drained(flow, database_url, redis_url)
+    with pytest.raises(Paused, match="penstock channels resume things"):
+        read_checkpoints(connection, Barrier(flow.get_consumer("totals"), flow.scope))
+    assert workers.keys() == flow.consumers.keys()
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_pause_goes_with_a_renamed_consumer_and_ends_with_a_retired_one(connection: Connection) -> None:
+    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+
+    rename(connection, "totals", "sums", apply=True)
+    assert connection.execute("SELECT kind, name FROM penstock.pauses").fetchall() == [("consumer", "sums")]
+
+    retire(connection, "sums", apply=True)
+    assert connection.execute("SELECT kind, name FROM penstock.pauses").fetchall() == []
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_pause_that_would_stop_nothing_is_refused(connection: Connection) -> None:
+    with pytest.raises(Unknown, match="there are: jobs, other, search, totals"):
+        pause(connection, "consumer", "total", reason="a deploy", by="ann")
+    with pytest.raises(Unknown, match="there are: index, jobs, things"):
+        pause(connection, "channel", "thing", reason="a deploy", by="ann")
+    for reason in ("", " ", "x" * (MAX_REASON + 1)):
+        with pytest.raises(Refused, match="a reason of 1 to 500 characters"):
+            pause(connection, "consumer", "totals", reason=reason, by="ann")
+    connection.execute("UPDATE penstock.checkpoints SET reported_by = 'elsewhere' WHERE consumer = 'totals'")
+    with pytest.raises(Refused, match="Pause it there"):
+        pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_commands_name_the_pause_that_still_holds(connection: Connection, penstock: CommandLine) -> None:
+    first = penstock("consumers", "pause", "totals", "--reason", "a deploy", "--by", "ann")
+    penstock("channels", "pause", "things", "--reason", "Redis is moved")
+    shown = penstock("status")
+    ended = penstock("consumers", "resume", "totals")
+    again = penstock("consumers", "resume", "totals")
+
+    assert "consumer totals is paused since" in first.stdout
+    assert "paused: consumer totals is paused" in shown.stdout
+    assert "by ann: a deploy; go on: penstock consumers resume totals" in shown.stdout
+    assert shown.returncode == 0
+    assert "resumed consumer totals, paused by ann: a deploy" in ended.stdout
+    assert "It still waits: channel things is paused" in ended.stderr
+    assert "consumer totals was not paused" in again.stdout
+    assert [name for (name,) in connection.execute("SELECT name FROM penstock.pauses")] == ["things"]
