@@ -1,7 +1,7 @@
 """Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol, cast
 
 import psycopg
@@ -71,8 +71,12 @@ def _send_at_once(pipeline: Any) -> None:
             while pipeline.command_queue:
                 pipeline.command_queue.popleft()()
             yield from pipeline._communicate_gen()  # noqa: SLF001
-        finally:
-            yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
+        except BaseException:
+            # A later statement of a transaction that has failed would raise InFailedSqlTransaction in place of the cause.
+            with suppress(psycopg.Error):
+                yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
+            raise
+        yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
     if pipeline is not None:
         pipeline._communicate_gen, pipeline._exit_gen = hold, end  # noqa: SLF001
