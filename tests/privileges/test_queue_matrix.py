@@ -152,7 +152,7 @@ def rebuild_the_queue(actor: Actor) -> None:
 
 CONSUMERS = {"a_consumer", "a_reconciler", "an_application"}
 WRITERS = {*CONSUMERS, "a_streamer"}
-READERS = {*WRITERS, "a_viewer", "a_producer", "nobody"}
+READERS = {*WRITERS, "a_viewer", "a_monitor", "a_producer", "nobody"}
 
 MAY: list[tuple[Verb, set[str]]] = [
     (stage_a_job, {"a_producer", "an_application"}),
@@ -160,7 +160,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (work, CONSUMERS),
     (retry_a_job, {"an_application"}),
     (drop_a_job, CONSUMERS),
-    (show_what_waits, {*CONSUMERS, "a_viewer"}),
+    (show_what_waits, {*CONSUMERS, "a_viewer", "a_monitor"}),
     (look_into_the_queue, READERS),
     (write_read_and_settle, WRITERS),
     (limit_a_tenant, WRITERS),
@@ -168,7 +168,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (redrive_a_message, WRITERS),
     (rebuild_the_queue, WRITERS),
 ]
-"""Who may, beside the owner.  From ``look_into_the_queue`` on it is the user of Redis alone, of which a producer and nobody are viewers."""
+"""Who may, beside the owner.  From ``look_into_the_queue`` on it is the user of Redis alone, of which a monitor, a producer and nobody are viewers."""
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)

@@ -418,8 +418,8 @@ def test_the_doctor_names_a_command_that_redis_refuses(
 @pytest.mark.parametrize(
     ("login", "message"),
     [
-        ("a_owner", "a_owner has what it takes to stage, stream, consume, view"),
-        ("a_viewer", "a_viewer has what it takes to view"),
+        ("a_owner", "a_owner has what it takes to stage, stream, consume, view, monitor"),
+        ("a_viewer", "a_viewer has what it takes to view, monitor"),
         ("a_streamer", "a_streamer has what it takes to stream"),
         ("a_consumer", "a_consumer has what it takes to consume"),
         ("a_producer", "a_producer has what it takes to stage"),

@@ -18,7 +18,7 @@ from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing
 from penstock.records import Scope, checked_schema
 
-RoleName = Literal["owner", "producer", "streamer", "consumer", "viewer"]
+RoleName = Literal["owner", "producer", "streamer", "consumer", "viewer", "monitor"]
 """A role without its prefix."""
 
 ROLE_NAMES: tuple[RoleName, ...] = get_args(RoleName)
@@ -91,6 +91,14 @@ _REPAIRING = {
 _PAUSING = {"pauses": "INSERT, UPDATE, DELETE"}
 """Privileges for pausing and resuming."""
 
+_WITHOUT_PAYLOADS = {
+    "staged_records": "SELECT (id, xid, channel, shard, key, action, object, created_at)",
+    "dead_letters": "SELECT (consumer, channel, shard, offset, record_id, key, action, object, staged_at, reason, attempts, "
+    "parked, later_shard, later_offset, failed_at)",
+    "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
+}
+"""Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of
+a later release once ``penstock init --roles`` has granted it: a default privilege cannot leave columns out."""
 
 _KINDS = get_args(Kind)
 _PRIVILEGES = ("USAGE", "CREATE", "EXECUTE", "SELECT", "INSERT", "UPDATE", "DELETE")
@@ -152,8 +160,8 @@ def rights(role: RoleName) -> frozenset[Right]:
             return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING, **_PAUSING}))
         case "streamer":
             return working_rights(role) | frozenset(_parse(_SEE_IDS))
-        case "viewer":
-            tables = dict.fromkeys(TABLE_NAMES, "SELECT")
+        case "viewer" | "monitor":
+            tables = dict.fromkeys(TABLE_NAMES, "SELECT") | (_WITHOUT_PAYLOADS if role == "monitor" else {})
             usage = Right("SCHEMA", "", "USAGE")
             return frozenset({usage, *_parse({**tables, **_SEE_IDS, **_JOURNAL_BOUNDS})})
         case _:
@@ -199,7 +207,7 @@ def _render_privileges(group: Iterable[Right]) -> str:
 
 
 def _render_privilege(privilege: str, group: Iterable[Right]) -> str:
-    columns = [right.column for right in group]
+    columns = ['"offset"' if right.column == "offset" else right.column for right in group]  # a word of SQL
     return privilege if "" in columns else f"{privilege} ({', '.join(columns)})"
 
 

@@ -34,7 +34,7 @@ def init(  # noqa: PLR0917  its options
         bool,
         typer.Option(
             "--roles",
-            help="Instead of tables, the roles owner, producer, streamer, consumer and viewer in Postgres: "
+            help="Instead of tables, the roles owner, producer, streamer, consumer, viewer and monitor in Postgres: "
             "shows what is missing; with --apply makes it.",
         ),
     ] = False,

@@ -1,6 +1,7 @@
 """Checks Postgres as a server, and what this login may do in it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
@@ -135,7 +136,13 @@ def pooler(context: CheckContext) -> Results:
     return "connected through a pooler; statements are not prepared"
 
 
-_WORK: Mapping[RoleName, str] = {"producer": "stage", "streamer": "stream", "consumer": "consume", "viewer": "view"}
+_WORK: Mapping[RoleName, str] = {
+    "producer": "stage",
+    "streamer": "stream",
+    "consumer": "consume",
+    "viewer": "view",
+    "monitor": "monitor",
+}
 
 _SET_BY_POSTGRES = ("created_at", "xid")
 _SEE_ROLES = "penstock init --roles shows what to revoke"
@@ -161,7 +168,7 @@ def privileges(context: CheckContext) -> Results:
 
 
 def _needed(role: RoleName) -> frozenset[Right]:
-    return rights(role) if role == "viewer" else working_rights(role)
+    return rights(role) if role in {"viewer", "monitor"} else working_rights(role)
 
 
 def _find_surplus(context: CheckContext) -> list[Right]:
@@ -178,7 +185,10 @@ def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
     """
     explained = frozenset[Right]().union(*(rights(role) for role in complete))
     held = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
-    unexplained = {role: {r for r in held[role] - explained if r.kind == "TABLE"} for role in held}
+    unexplained = {
+        role: {r for r in held[role] - explained if r.kind == "TABLE" and replace(r, column="") not in explained}
+        for role in held
+    }
     most = max(map(len, unexplained.values()), default=0)
     return [role for role, found in unexplained.items() if found and len(found) == most]
 
