@@ -318,6 +318,16 @@ CREATE TABLE {schema}.pauses (
 )
 """,
     """
+-- What was done in the console.
+CREATE TABLE {schema}.actions (
+    id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    done_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    done_by text        NOT NULL,
+    title   text        NOT NULL,
+    command text        NOT NULL
+)
+""",
+    """
 -- A worker that still has the old name would be a new consumer, and apply again what the other one has applied.
 CREATE TABLE {schema}.former_consumers (
     consumer  text        PRIMARY KEY,
@@ -351,6 +361,10 @@ CREATE TABLE {schema}.dead_letters (
     """
 -- By a hash, because an entry of an index has at most 2,704 bytes; a key of 1,024 characters may have 4,096.
 CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard, hashtextextended(key, 0))
+""",
+    """
+-- The newest first, in pages.
+CREATE INDEX dead_letters_failed ON {schema}.dead_letters (failed_at, consumer, channel, shard, "offset")
 """,
     """
 -- How far a replay is in a shard says its checkpoint, which retention waits for.
@@ -440,7 +454,17 @@ $$
 FUNCTIONS = ("finish_records", "check_channel", "journal_places", "journal_bounds")
 
 TABLES = (
-    *("repairs", "reconciliations", "barriers", "replays", "dead_letters", "former_consumers", "pauses", "checkpoints"),
+    *(
+        "repairs",
+        "reconciliations",
+        "barriers",
+        "replays",
+        "dead_letters",
+        "former_consumers",
+        "actions",
+        "pauses",
+        "checkpoints",
+    ),
     *("unique_names", "waiting_records", "retired_channels", "channels"),
     *("stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )

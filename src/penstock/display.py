@@ -1,4 +1,4 @@
-"""Text for a terminal, without what a terminal obeys and without passwords.
+"""Text for people: without what a terminal obeys and without passwords; durations, amounts, and values as JSON.
 
 Keys, actions, reasons and payloads are a producer's free text.  Written raw, an ESC in them commands the operator's
 terminal, a newline forges a line, and a bidirectional override reorders one.  Everything that a command prints and every
@@ -6,8 +6,11 @@ line of its log goes through here.
 """
 
 import codecs
+import dataclasses
 import json
 import re
+from datetime import datetime, timedelta
+from typing import Any
 
 MASK = "**********"
 
@@ -63,3 +66,36 @@ def mask(text: str) -> str:
     """Masks passwords by their position: between user and host of a URL, and in parameters such as ``sslpassword=…``."""
     text = _PASSWORD_IN_URL.sub(rf"\g<user>:{MASK}@", text)
     return _PASSWORD_IN_PARAMETER.sub(rf"\g<name>={MASK}", text)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
+    return json.dumps(value, default=_to_json, ensure_ascii=False, indent=indent)
+
+
+def _to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)
+
+
+def format_seconds(value: float) -> str:
+    """A duration for people: ``0.02 s``, ``14 s``, ``3 min``, ``5.1 h``."""
+    for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
+        if value < limit:
+            return f"{value / divisor:.2g} {unit}"
+    return f"{value / 86_400:.0f} d"
+
+
+def format_memory(value: int) -> str:
+    """An amount of memory for people: ``310 B``, ``1.5 kB``, ``64 MB``; a kilobyte has 1024 bytes."""
+    amount, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:  # noqa: PLR2004  three digits
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.3g} {unit}"

@@ -35,6 +35,7 @@ from staging.test_connections import make_django
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 RUN_BY = {
+    "docs/how-to/open-the-console.md": "console/test_console_access.py",
     "README.md": "documents/test_documented_handlers.py",
     "docs/explanation/queues.md": "channels/queue/test_page.py",
     "docs/how-to/archive-a-log.md": "spark/test_sinks.py",
@@ -303,6 +304,7 @@ def test_the_other_languages_are_known() -> None:
     }
 
     assert shown == {
+        ("toml", "open-the-console"),  # tests/console/test_console_access.py
         ("sql", "keep-things-for-a-time"),
         ("sql", "errors"),
         ("sql", "privileges"),

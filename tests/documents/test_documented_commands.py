@@ -202,7 +202,7 @@ def test_restore_postgres(shop: Shop, copy_database: Restored) -> None:
 
 def test_privileges(shop: Shop) -> None:
     """Its statements as well.  Roles are global to the server: they are dropped before."""
-    logins = ["shop_web", "shop_streamer", "shop_totals", "grafana", "deploy", "shop_migrations"]
+    logins = ["shop_web", "shop_streamer", "shop_totals", "grafana", "support", "deploy", "shop_migrations"]
     shop.execute(f"DROP DATABASE IF EXISTS {WITH_ROLES}")
     shop.execute(*(f"DROP ROLE IF EXISTS penstock_{role}" for role in ROLE_NAMES))
     shop.execute(*(f"CREATE ROLE {login} LOGIN" for login in logins))

@@ -13,7 +13,17 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.channels import reshard
-from penstock.operating.letters import DeadLetterRow, Retried, at, drop, newest, of_consumer, read_record, retry
+from penstock.operating.letters import (
+    DeadLetterRow,
+    LetterFilter,
+    Retried,
+    at,
+    drop,
+    newest,
+    of_consumer,
+    read_record,
+    retry,
+)
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -80,7 +90,7 @@ def test_dead_letters_are_listed_without_payloads(desk: Desk) -> None:
         ("things/0 offset 4", True),
     }
     assert not hasattr(found[0], "data")
-    assert newest(desk.connection, "nobody") == []
+    assert newest(desk.connection, LetterFilter("nobody")) == []
     assert len(newest(desk.connection, limit=1)) == 1
 
 

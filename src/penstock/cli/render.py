@@ -3,12 +3,10 @@
 Nothing is printed but by these functions: they escape what a terminal would obey.
 """
 
-import dataclasses
-import json
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from io import TextIOWrapper
 from operator import attrgetter
 from typing import Any
@@ -18,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.display import UNENCODABLE, escape, escape_lines, mask
+from penstock.display import UNENCODABLE, escape, escape_lines, format_seconds, mask, to_json
 from penstock.errors import PenstockError
 from penstock.records import Record
 
@@ -61,11 +59,6 @@ def show_json(value: Any) -> None:
     show(to_json(value))
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
-    return json.dumps(value, default=_to_json, ensure_ascii=False, indent=indent)
-
-
 def with_payload(known: dict[str, Any], record: Record) -> str:
     """Facts about a record, its payload and its headers, as JSON.
 
@@ -79,16 +72,6 @@ def clear_screen() -> None:
     """Empties the terminal, if stdout is one."""
     if sys.stdout.isatty():
         print(CLEAR, end="", flush=True)
-
-
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return str(value)
 
 
 def show_found(found: Sequence[Any], columns: str, *, json: bool, **computed: Callable[[Any], object]) -> None:
@@ -139,28 +122,10 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return seconds(value)
+        return format_seconds(value)
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     return str(value)
-
-
-def seconds(value: float) -> str:
-    """A duration for people: ``0.02 s``, ``14 s``, ``3 min``, ``5.1 h``."""
-    for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
-        if value < limit:
-            return f"{value / divisor:.2g} {unit}"
-    return f"{value / 86_400:.0f} d"
-
-
-def memory(value: int) -> str:
-    """An amount of memory for people: ``310 B``, ``1.5 kB``, ``64 MB``; a kilobyte has 1024 bytes."""
-    amount, unit = float(value), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 1000:  # noqa: PLR2004  three digits
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.3g} {unit}"
 
 
 def show_error(error: BaseException, *, debug: bool) -> int:

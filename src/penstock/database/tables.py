@@ -7,6 +7,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import UserDefinedType
 
 TABLE_NAMES = (
+    "actions",
     "alembic_version",
     "barriers",
     "channels",

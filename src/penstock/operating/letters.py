@@ -10,7 +10,7 @@ A dead letter of a queue is staged again instead: as a new record, at the end of
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
 from time import monotonic, sleep
@@ -77,17 +77,94 @@ class DeadLetterRow:
         return find_later(self.channel, self.later_shard, self.later_offset)
 
 
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which dead letters; None leaves an attribute open.
+
+    Attributes:
+        error: The class of the error, with which the reason begins.
+        since: They failed then or later.
+        until: They failed before.
+    """
+
+    consumer: str | None = None
+    channel: str | None = None
+    key: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As parameters of a statement."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
 def newest(
-    connection: Connection, consumer: str | None = None, *, limit: int = 50, scope: Scope = DEFAULT_SCOPE
+    connection: Connection,
+    of: LetterFilter = LetterFilter(),
+    *,
+    after: DeadLetterRow | None = None,
+    limit: int = 50,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[DeadLetterRow]:
-    """The newest dead letters, of one consumer or of all."""
+    """A page of dead letters, the newest first; ``after``: the last one of the page before."""
     sql = statements("penstock.operating", scope.schema)["dead_letters"]
-    return _read(connection, sql, {"consumer": consumer, "limit": limit})
+    names = ("failed_at", "consumer", "channel", "shard", "offset")
+    time, *rest = (getattr(after, name) for name in names) if after else (None, "", "", 0, 0)
+    begin = dict(zip((f"after_{name}" for name in names[1:]), rest, strict=True))
+    return _read(connection, sql, {**of.values, "after_time": time, **begin, "limit": limit})
 
 
-def of_consumer(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[DeadLetterRow]:
-    """All dead letters of a consumer, in the order of the log."""
-    return _read(connection, statements("penstock.operating", scope.schema)["dead_letters_of"], {"consumer": consumer})
+@dataclass(frozen=True, slots=True)
+class LetterGroup:
+    """Dead letters of a consumer with the same class of error.
+
+    Attributes:
+        error: The class.
+        letters: How many.
+        first_at: Time of the first failure.
+        last_at: Time of the last.
+    """
+
+    consumer: str
+    channel: str
+    error: str
+    letters: int
+    first_at: datetime
+    last_at: datetime
+
+
+MAX_GROUPED = 100_000
+"""Dead letters that ``group`` counts at most: the newest."""
+
+
+def group(
+    connection: Connection, of: LetterFilter = LetterFilter(), *, scope: Scope = DEFAULT_SCOPE
+) -> list[LetterGroup]:
+    """The newest ``MAX_GROUPED`` dead letters, counted by the class of their error; the largest groups first."""
+    sql = statements("penstock.operating", scope.schema)["dead_letter_groups"]
+    with postgres_errors("counting dead letters"):
+        rows = connection.execute(sql, {**of.values, "most": MAX_GROUPED}, binary=True)
+        return [LetterGroup(*row) for row in rows]
+
+
+def of_consumer(
+    connection: Connection, consumer: str, of: LetterFilter = LetterFilter(), *, scope: Scope = DEFAULT_SCOPE
+) -> list[DeadLetterRow]:
+    """All dead letters of a consumer, or those that a filter takes, in the order of the log."""
+    sql = statements("penstock.operating", scope.schema)["dead_letters_of"]
+    return _read(connection, sql, {**of.values, "consumer": consumer})
+
+
+def find(connection: Connection, consumer: str, place: Place, *, scope: Scope = DEFAULT_SCOPE) -> DeadLetterRow:
+    """The dead letter of a consumer at a place.
+
+    Raises:
+        Unknown: There is none.
+    """
+    where = {"consumer": consumer, "channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
+    return at(_read(connection, statements("penstock.operating", scope.schema)["dead_letter_at"], where), place)
 
 
 def _read(connection: Connection, sql: bytes, values: dict[str, Any]) -> list[DeadLetterRow]:

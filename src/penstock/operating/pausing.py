@@ -3,6 +3,9 @@
 See ``penstock.database.pauses`` for where a pause is read.
 """
 
+from dataclasses import dataclass
+from datetime import datetime
+
 import structlog
 
 from penstock.database.connections import Connection
@@ -62,6 +65,35 @@ def resume(connection: Connection, kind: PauseKind, name: str, *, scope: Scope =
             return None
     log.warning("resumed", kind=kind, name=name)
     return Pause(*row)
+
+
+@dataclass(frozen=True, slots=True)
+class DoneAction:
+    """Something that was done in the console.
+
+    Attributes:
+        command: The command that does the same.
+    """
+
+    done_at: datetime
+    done_by: str
+    title: str
+    command: str
+
+
+def note_action(connection: Connection, by: str, title: str, command: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
+    """Writes into the log of actions, in the transaction of what is done."""
+    sql = statements("penstock.operating", scope.schema)["note_action"]
+    connection.execute(sql, {"by": by, "title": title, "command": command})
+
+
+def list_actions(connection: Connection, *, limit: int = 200, scope: Scope = DEFAULT_SCOPE) -> list[DoneAction]:
+    """What was done last, the newest first."""
+    with postgres_errors("reading the log of actions"):
+        rows = connection.execute(
+            statements("penstock.operating", scope.schema)["actions"], {"limit": limit}, binary=True
+        )
+        return [DoneAction(*row) for row in rows]
 
 
 def find_pauses(connection: Connection, kind: PauseKind, name: str, scope: Scope = DEFAULT_SCOPE) -> list[Pause]:

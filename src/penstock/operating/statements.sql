@@ -96,6 +96,16 @@ UNION
 SELECT channel FROM {schema}.checkpoints
 ORDER BY channel;
 
+-- :name note_action
+INSERT INTO {schema}.actions (done_by, title, command)
+VALUES (%(by)s, %(title)s, %(command)s);
+
+-- :name actions
+SELECT done_at, done_by, title, command
+FROM {schema}.actions
+ORDER BY id DESC
+LIMIT %(limit)s;
+
 -- :name put_pause
 -- The pause goes on if there is one.
 INSERT INTO {schema}.pauses AS known (kind, name, reason, paused_by)
@@ -245,8 +255,34 @@ SELECT consumer, channel, shard, "offset", record_id, key, action, object, stage
 FROM {schema}.dead_letters
 LEFT JOIN {schema}.channels USING (channel)
 WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
-ORDER BY failed_at DESC, consumer, channel, shard, "offset" DESC
+  AND (%(channel)s::text IS NULL OR channel = %(channel)s)
+  AND (%(key)s::text IS NULL OR key = %(key)s)
+  AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
+  AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
+  AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
+  AND (failed_at, consumer, channel, shard, "offset")  -- by the index, from where the last page ended
+      < (coalesce(%(after_time)s::timestamptz, 'infinity'), %(after_consumer)s::text, %(after_channel)s::text,
+         %(after_shard)s::integer, %(after_offset)s::bigint)
+ORDER BY failed_at DESC, consumer DESC, channel DESC, shard DESC, "offset" DESC
 LIMIT %(limit)s;
+
+-- :name dead_letter_groups
+-- Of the newest letters, bounded: by the class of their error.
+SELECT consumer, channel, split_part(reason, ':', 1) AS error, count(*), min(failed_at), max(failed_at)
+FROM (
+    SELECT consumer, channel, reason, failed_at
+    FROM {schema}.dead_letters
+    WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
+      AND (%(channel)s::text IS NULL OR channel = %(channel)s)
+      AND (%(key)s::text IS NULL OR key = %(key)s)
+      AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
+      AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
+      AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
+    ORDER BY failed_at DESC
+    LIMIT %(most)s
+) newest
+GROUP BY consumer, channel, error
+ORDER BY count(*) DESC, consumer, channel, error;
 
 -- :name dead_letters_of
 -- In the order of the log: what is tried again is tried in it.
@@ -255,7 +291,19 @@ SELECT consumer, channel, shard, "offset", record_id, key, action, object, stage
 FROM {schema}.dead_letters
 LEFT JOIN {schema}.channels USING (channel)
 WHERE consumer = %(consumer)s
+  AND (%(channel)s::text IS NULL OR channel = %(channel)s)
+  AND (%(key)s::text IS NULL OR key = %(key)s)
+  AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
+  AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
+  AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
 ORDER BY channel, shard, "offset";
+
+-- :name dead_letter_at
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
+FROM {schema}.dead_letters
+LEFT JOIN {schema}.channels USING (channel)
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name lock_dead_letter
 -- With its payload, the first later record of its key that was applied, and the first dead letter of its key before this one.

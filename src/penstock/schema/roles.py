@@ -88,8 +88,8 @@ _REPAIRING = {
 }
 """Privileges for reconciling beside those of streamer and consumer."""
 
-_PAUSING = {"pauses": "INSERT, UPDATE, DELETE"}
-"""Privileges for pausing and resuming."""
+_OPERATING = {"pauses": "INSERT, UPDATE, DELETE", "actions": "SELECT, INSERT"}
+"""Privileges for pausing and resuming, and for the console's log of what was done."""
 
 _WITHOUT_PAYLOADS = {
     "staged_records": "SELECT (id, xid, channel, shard, key, action, object, created_at)",
@@ -157,7 +157,7 @@ def rights(role: RoleName) -> frozenset[Right]:
         case "owner":
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
         case "consumer":
-            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING, **_PAUSING}))
+            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING, **_OPERATING}))
         case "streamer":
             return working_rights(role) | frozenset(_parse(_SEE_IDS))
         case "viewer" | "monitor":

@@ -8,7 +8,8 @@ import typer
 from penstock.cli.command import Json, command, means_position, parse_position, require_pipeline
 from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
-from penstock.cli.render import say, seconds, show, show_json, show_rows, show_table
+from penstock.cli.render import say, show, show_json, show_rows, show_table
+from penstock.display import format_seconds
 from penstock.errors import InvalidSetting
 from penstock.journal import examine_lineage
 from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
@@ -79,7 +80,7 @@ def _show_verified(done: Verified) -> None:
     if done.overtaken:
         notes.append(f"{done.overtaken:,} after a younger record of their key")
     show(
-        f"{done.records:,} records of {done.shards} shards verified in {seconds(done.seconds)}: "
+        f"{done.records:,} records of {done.shards} shards verified in {format_seconds(done.seconds)}: "
         + ("nothing missing, doubled, changed or out of order" if done.clean else kinds)
         + (f"; {', '.join(notes)}" if notes else "")
     )

@@ -11,8 +11,9 @@ from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline
 from penstock.cli.connecting import Connections, get_scope, open_connections, servers
 from penstock.cli.loops import Stop
-from penstock.cli.render import clear_screen, memory, say, seconds, show, show_json, show_rows, show_table
+from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table
 from penstock.database.connections import connect_postgres
+from penstock.display import format_memory, format_seconds
 from penstock.errors import ServerUnavailable
 from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.status import Status
@@ -130,7 +131,7 @@ def _memory(row: _Row) -> str | None:
     each = row.shards[0] if len(row.shards) == 1 else row.of
     if each.redis_memory is None:
         return None
-    return f"{'?' if each.memory is None else memory(each.memory)} of {memory(each.redis_memory)}"
+    return f"{'?' if each.memory is None else format_memory(each.memory)} of {format_memory(each.redis_memory)}"
 
 
 def _coalescing(row: _Row) -> str | None:
@@ -151,7 +152,7 @@ _CHANNELS: tuple[_Computed, ...] = (
     ("channel", lambda row: row.name),
     ("kind", lambda row: row.of.kind),
     ("#shards", lambda row: len(row.shards)),
-    ("keep", lambda row: None if row.of.keep_s is None else seconds(row.of.keep_s)),
+    ("keep", lambda row: None if row.of.keep_s is None else format_seconds(row.of.keep_s)),
     *((f"#{name}", _total(name)) for name in ("staged", "sequenced", "published")),
     ("#in the log", _total("records")),
     ("memory", _memory),
@@ -186,11 +187,11 @@ _RECONCILIATIONS = (
 
 
 def _format_head(found: Status) -> str:
-    head = f"epoch {found.epoch} · tick {found.tick}, {seconds(found.tick_s)} ago"
+    head = f"epoch {found.epoch} · tick {found.tick}, {format_seconds(found.tick_s)} ago"
     if (oldest := found.oldest_transaction) is None:
         return head
     return (
-        f"{head} · oldest transaction {seconds(oldest.age_s)} "
+        f"{head} · oldest transaction {format_seconds(oldest.age_s)} "
         f"(process {oldest.pid}, {oldest.application or 'unnamed'}, {oldest.state})"
     )
 

@@ -19,10 +19,11 @@ from penstock.channels.queue.inspection import explain_message, oldest_messages
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
-from penstock.cli.render import say, seconds, show, show_json, with_payload
+from penstock.cli.render import say, show, show_json, with_payload
 from penstock.clients import LogReader, LogSlice
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
+from penstock.display import format_seconds
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_bounds, known_shards, offsets_since
 from penstock.journal.journal_reader import shards_to_compare
@@ -328,7 +329,7 @@ def _format_explanation(found: Diagnosis) -> Iterator[str]:
 
 
 def _format_writer(writer: OpenWriter) -> str:
-    age = "age hidden" if writer.age_s is None else f"open for {seconds(writer.age_s)}"
+    age = "age hidden" if writer.age_s is None else f"open for {format_seconds(writer.age_s)}"
     if writer.pid is None:
         return f"prepared transaction {writer.prepared!r} of {writer.user}: {age}"
     query = f": {' '.join(writer.query.split())}" if writer.query else ""

@@ -1,5 +1,6 @@
 """``penstock dead-letters``: inspects, retries or drops dead letters."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -7,13 +8,14 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
-from penstock.cli.render import say, show, show_found, to_json, with_payload
+from penstock.cli.render import say, show, show_found, with_payload
+from penstock.display import to_json
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import check_registered
-from penstock.operating.letters import DeadLetterRow
+from penstock.operating.letters import DeadLetterRow, LetterFilter
 from penstock.operating.letters import retry as retry_letters
-from penstock.records import Record, parse_place, parse_places
+from penstock.records import Record, parse_moment, parse_place, parse_places
 from penstock.settings import Settings
 
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
@@ -22,26 +24,60 @@ ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
 PLACE = "as the log and the list write it: rides/2 offset 4118."
 PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
+OfLetters = Annotated[str | None, typer.Option("--channel", help="Only of this channel.")]
+OfKey = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only of this key.")]
+OfError = Annotated[
+    str | None,
+    typer.Option("--error", metavar="CLASS", help="Only with this class of error: that the reason begins with."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only those that failed then or later: ISO 8601, or 2h for two hours ago."),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only those that failed before.")]
 
 
 @dead_letters.command("list")
 @command()
-def list_(
+def list_(  # noqa: PLR0917  options
     settings: Settings,
     consumer: Annotated[str | None, typer.Argument(help="Name of the consumer; by default all.")] = None,
+    channel: OfLetters = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Those that come after this one: the last of the page before.")
+    ] = None,
+    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count them by the class of their error.")] = False,
     json: Json = False,
 ) -> None:
-    """List the newest dead letters, without their payloads."""
+    """List the newest dead letters, without their payloads, or count them by reason."""
     with open_connections(settings, "dead letters") as servers:
         if consumer is not None:
             _check_known(servers, consumer)
-        found = letters.newest(servers.connection, consumer, limit=limit, scope=servers.scope)
+        chosen = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
+        if by_reason:
+            groups = letters.group(servers.connection, chosen, scope=servers.scope)
+            show_found(groups, "consumer, channel, error, #letters, first at, last at", json=json)
+            if sum(each.letters for each in groups) == letters.MAX_GROUPED:
+                say(f"These are the newest {letters.MAX_GROUPED:,}; there may be more.")
+            return
+        if after is not None and consumer is None:
+            raise InvalidSetting("--after needs the name of the consumer: a place is one of its letters")
+        last = (
+            letters.find(servers.connection, str(consumer), parse_place(after), scope=servers.scope) if after else None
+        )
+        found = letters.newest(servers.connection, chosen, after=last, limit=limit, scope=servers.scope)
     if not found and not json:
         say("no dead letters")
         return
     columns = "consumer, place, action, object, key, #attempts, parked, superseded by, failed at, reason"
     show_found(found, columns, json=json)
+    if len(found) == limit and consumer is not None and not json:
+        say(f"There may be more: --after '{found[-1].place}'")
 
 
 @dead_letters.command("show")
@@ -50,8 +86,7 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
         _check_known(servers, consumer)
-        found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
-        letter = letters.at(found, parse_place(" ".join(place)))
+        letter = letters.find(servers.connection, consumer, parse_place(" ".join(place)), scope=servers.scope)
         record = letters.read_record(servers.connection, letter, scope=servers.scope)
     if record is None:
         raise Unknown(f"the dead letter at {letter.place} is gone")
@@ -82,7 +117,14 @@ def retry(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
-    all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")
+    ] = False,
+    channel: OfLetters = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
     parked: Annotated[
         bool,
         typer.Option("--parked", help="With a place: also the records parked behind it. Alone: all parked records."),
@@ -100,7 +142,8 @@ def retry(  # noqa: PLR0917  options
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, place or [], all_=all_, parked=parked, superseded=superseded)
+        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
+        chosen = _choose(servers, of, place or [], all_=all_, parked=parked, superseded=superseded)
         with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
             done = retry_letters(
                 pipeline,
@@ -123,11 +166,18 @@ def retry(  # noqa: PLR0917  options
 
 @dead_letters.command("drop")
 @command()
-def drop(
+def drop(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
-    all_: Annotated[bool, typer.Option("--all", help="All of the consumer.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")
+    ] = False,
+    channel: OfLetters = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
     superseded: Annotated[
         bool, typer.Option("--superseded", help="All of whose key a later record was applied.")
     ] = False,
@@ -135,7 +185,8 @@ def drop(
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, place or [], all_=all_, parked=False, superseded=superseded)
+        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
+        chosen = _choose(servers, of, place or [], all_=all_, parked=False, superseded=superseded)
         for letter in chosen:
             show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
         if apply:
@@ -145,11 +196,12 @@ def drop(
 
 
 def _choose(
-    servers: Connections, consumer: str, places: list[str], *, all_: bool, parked: bool, superseded: bool
+    servers: Connections, of: LetterFilter, places: list[str], *, all_: bool, parked: bool, superseded: bool
 ) -> list[DeadLetterRow]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
+    consumer = str(of.consumer)
     _check_known(servers, consumer)
-    found = letters.of_consumer(servers.connection, consumer, scope=servers.scope)
+    found = letters.of_consumer(servers.connection, consumer, of, scope=servers.scope)
     if all_:
         return found
     if not (places or parked or superseded):
@@ -170,6 +222,11 @@ def _choose(
         or (parked and letter.parked and is_behind(letter))
         or (superseded and not named and letter.superseded_by)
     ]
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    moment = None if text is None else parse_moment(text)
+    return datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
 
 
 def _check_known(servers: Connections, consumer: str) -> None:

@@ -9,8 +9,9 @@ import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connecting import open_connections
-from penstock.cli.render import say, seconds, show, show_found, show_json
+from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.pauses import PauseKind
+from penstock.display import format_seconds
 from penstock.operating.channels import (
     ListedChannel,
     ReshardPlan,
@@ -152,7 +153,7 @@ def list_channels_(settings: Settings, json: Json = False) -> None:
         found,
         "channel, kind, #shards, keep, entries, #records, consumers, remarks",
         json=json,
-        keep=lambda each: seconds(each.keep_s),
+        keep=lambda each: format_seconds(each.keep_s),
         entries=_entries,
         consumers=lambda each: ", ".join(each.consumers),
         remarks=lambda each: "not declared" if each.declared is False else "",

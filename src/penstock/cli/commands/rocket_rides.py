@@ -1,6 +1,9 @@
 """``penstock demo``: Rocket Rides, with crashes, repeated sends and a kill, and an audit at the end."""
 
+import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.command import Json, command, require_extra
-from penstock.cli.connecting import servers
+from penstock.cli.connecting import Servers, servers
 from penstock.cli.engines import choose_engine
 from penstock.cli.loops import INTERRUPTED, Stop
-from penstock.cli.render import say, show_json, show_text, table_text
+from penstock.cli.render import say, show, show_json, show_text, table_text
+from penstock.pipeline import Pipeline
 from penstock.settings import Settings, duration
 
 if TYPE_CHECKING:
@@ -43,6 +47,12 @@ def demo(
             help="Seed drift and repair it, and add a consumer that begins with the tables.",
         ),
     ] = True,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console", help="Show it in a browser, too: prints a link. At a terminal it stays open at the end."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled."""
@@ -51,7 +61,9 @@ def demo(
         from penstock.demo.rides import pipeline  # noqa: PLC0415  an optional extra
 
     stop = Stop()
-    with servers(settings, schema=pipeline.scope.schema, asked=True) as urls:
+    with servers(settings, schema=pipeline.scope.schema, asked=True) as urls, ExitStack() as stack:
+        if console:
+            show(f"The console: {stack.enter_context(_served_console(pipeline, urls))}")
         screen = _Screen(quiet=as_json)
         engine = choose_engine(settings, pipeline.consumers.values(), has_requests=True)
         say(
@@ -74,13 +86,36 @@ def demo(
             raise typer.Exit(INTERRUPTED) from None
         finally:
             screen.close()
-    if as_json:
-        show_json(_to_json(progress))
-    else:
-        show_text(_format_table(progress))
-        show_text(_format_verdict(progress))
+        if as_json:
+            show_json(_to_json(progress))
+        else:
+            show_text(_format_table(progress))
+            show_text(_format_verdict(progress))
+        if console and sys.stdin.isatty() and not stop():
+            say("The console stays open until Enter is pressed.")
+            sys.stdin.readline()
     if not progress.equal:
         raise typer.Exit(DIFFERENCES)
+
+
+@contextmanager
+def _served_console(pipeline: Pipeline, urls: Servers) -> Iterator[str]:
+    """The console while the demo runs; gives its link."""
+    from penstock.console.access import Entrance  # noqa: PLC0415  an optional extra
+    from penstock.console.serving import served  # noqa: PLC0415  the same
+    from penstock.console.web_application import make_console  # noqa: PLC0415  the same
+
+    entrance = Entrance(token=secrets.token_urlsafe(24))
+    made = make_console(
+        pipeline,
+        urls.database_url,
+        urls.redis_url,
+        access=entrance,
+        acting_database_url=urls.database_url,
+        hosts={"127.0.0.1", "localhost"},
+    )
+    with served(made) as port:
+        yield f"http://127.0.0.1:{port}/enter?token={entrance.token}"
 
 
 class _Screen:

@@ -6,5 +6,6 @@ A result says what was found and, unless all is well, what to type.  ``error``: 
 
 from penstock.operating.doctor.check import CheckContext, CheckResult, Grade
 from penstock.operating.doctor.diagnosis import diagnose, worst
+from penstock.operating.doctor.pipeline_checks import judge_status
 
-__all__ = ["CheckContext", "CheckResult", "Grade", "diagnose", "worst"]
+__all__ = ["CheckContext", "CheckResult", "Grade", "diagnose", "judge_status", "worst"]

@@ -1,6 +1,7 @@
 """Checks Penstock's tables: that they are complete and consistent, and that records move."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from penstock.batches import compress
@@ -73,13 +74,25 @@ def missed_records(context: CheckContext) -> Results:
     return "every record before the last tick has its offset"
 
 
+def judge_status(current: Status) -> list[CheckResult]:
+    """What a status alone shows to be wrong: no server is asked."""
+    faults = (replace(each, check=each.check or "shards") for each in _judge_shards(current))
+    progress = (replace(each, check=each.check or "consumers") for each in _judge_consumers(current))
+    return [*faults, *progress]
+
+
 def shards(context: CheckContext) -> Results:
     """No record is isolated, and no shard is stopped."""
-    faults = context.status.faults
+    yield from _judge_shards(context.status)
+    return "no record is isolated, and no shard is stopped"
+
+
+def _judge_shards(current: Status) -> Iterator[CheckResult]:
+    faults = current.faults
     for record in faults.isolated.first:
         yield error(
             f"record {record.id} of {str(record.shard)!r} gets no offset: {record.reason}; {faults.isolated.count:,} in all",
-            f"correct it: UPDATE {context.scope.schema}.staged_records SET xid = pg_current_xact_id(), created_at = "
+            f"correct it: UPDATE {current.schema}.staged_records SET xid = pg_current_xact_id(), created_at = "
             f"clock_timestamp() WHERE id = {record.id}; or DELETE it; and let producers insert no xid, id or created_at",
             "isolated records",
         )
@@ -89,7 +102,6 @@ def shards(context: CheckContext) -> Results:
             "the other shards go on; the streamer checks this one again every few seconds",
             "stopped shards",
         )
-    return "no record is isolated, and no shard is stopped"
 
 
 def journal(context: CheckContext) -> Results:
@@ -110,7 +122,11 @@ def journal(context: CheckContext) -> Results:
 
 def consumers(context: CheckContext) -> Results:
     """Records are sequenced and applied, and every registered consumer is declared."""
-    current = context.status
+    yield from _judge_consumers(context.status)
+    return f"{len(context.status.consumers)} registered; none halted, none late"
+
+
+def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     yield from _check_sequencing(current)
     for consumer, shard, reason in current.halted:
         yield error(
@@ -131,7 +147,6 @@ def consumers(context: CheckContext) -> Results:
         yield from _check_consumer(each)
         if current.find_pause(each.consumer, each.channel) is None:
             yield from _check_lag(each, channels.get(each.channel))
-    return f"{len(current.consumers)} registered; none halted, none late"
 
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:

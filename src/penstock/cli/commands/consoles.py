@@ -1,0 +1,87 @@
+"""``penstock console``: the web page."""
+
+import getpass
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.command import command, find_pipeline, require_extra
+from penstock.cli.connecting import get_scope, servers
+from penstock.cli.render import show
+from penstock.database.connections import connect_postgres
+from penstock.errors import InvalidSetting
+from penstock.schema.revisions import check_revision
+from penstock.settings import Settings
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@command()
+def console(  # noqa: PLR0917  options
+    settings: Settings,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it is answered.")] = "127.0.0.1:8787",
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A further name under which it is reached.")
+    ] = None,
+    users: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML file of users: a table a name, with rights and password.")
+    ] = None,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADER@ADDRESS",
+            help="Believe the name of a user of --users in this header, if a proxy at this address sends it.",
+        ),
+    ] = None,
+    acting_database_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_ACTING_DATABASE_URL",
+            show_envvar=False,
+            help="Postgres for acting: pausing, resuming, dropping. Without it the console only reads.",
+        ),
+    ] = None,
+    hash_password: Annotated[
+        bool, typer.Option("--hash-password", help="Ask for a password, print it as --users has it, and end.")
+    ] = False,
+) -> None:
+    """Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may."""
+    with require_extra("console", "penstock console"):
+        from penstock.console import access  # noqa: PLC0415  an extra
+        from penstock.console.serving import serve  # noqa: PLC0415  the same
+        from penstock.console.web_application import make_console  # noqa: PLC0415  the same
+    if hash_password:
+        show(access.hash_password(getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")))
+        return
+    name, _, port = listen.rpartition(":")
+    if not name or not port.isdecimal():
+        raise InvalidSetting(f"--listen {listen!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
+    if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
+        raise InvalidSetting("the link alone would open it to other machines: say who may come in, with --users FILE")
+    header, _, address = (proxy or "").partition("@")
+    if proxy is not None and not (header and address):
+        raise InvalidSetting(f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7")
+    known = {} if users is None else access.read_users(users)
+    token = None if known else secrets.token_urlsafe(24)
+    pipeline = find_pipeline(settings)
+    entrance = access.Entrance(known, token, header or None, address)
+    with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:
+        with connect_postgres(urls.database_url, application="console", prepare=settings.prepare) as connection:
+            check_revision(connection, get_scope(pipeline))
+        made = make_console(
+            pipeline,
+            urls.database_url,
+            urls.redis_url,
+            access=entrance,
+            acting_database_url=acting_database_url,
+            hosts={*LOOPBACK, name.strip("[]"), *(host or ())},
+        )
+        serve(made, name.strip("[]"), int(port), lambda port: show(f"The console: {_make_link(name, port, token)}"))
+
+
+def _make_link(host: str, port: int, token: str | None) -> str:
+    return f"http://{host}:{port}/" + (f"enter?token={token}" if token else "")

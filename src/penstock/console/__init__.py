@@ -1,0 +1,35 @@
+"""The console: the pipeline on one page, in a browser, safe to leave open.
+
+    web_application  the pages' addresses, and what every request goes through
+    access           who may see and do what: a link, a file of users, a proxy, or the application that it is mounted in
+    status_sampler   one reader of the status for all viewers, with the history of the last hour
+    pages            what each page shows; the same values as JSON under the same address with ``.json``
+    actions          what changes something: a plan, its digest, then the change, and who did it
+    rendering        templates, numbers and times, lines drawn as SVG
+    serving          an HTTP server for it, in this process
+
+Nothing is asked of a server that a command does not ask, too.  No script but ``static/console.js`` runs, nothing is loaded from
+another host, and every page can be read without a script.
+
+    from penstock.console import make_console
+
+    application.mount("/penstock", make_console(pipeline, database_url, redis_url, access=allow))
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.console.access import Visitor
+    from penstock.console.web_application import make_console
+
+__all__ = ["Visitor", "make_console"]
+
+_HOMES = {"Visitor": "access", "make_console": "web_application"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  Starlette comes with an extra
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

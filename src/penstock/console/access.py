@@ -1,0 +1,202 @@
+"""Who may see and do what.  Rights are checked where a page is made and where an act is done, never by a hidden button alone.
+
+link    a token that ``penstock console`` prints, which works once, for the user who starts it
+users   a file: names, passwords hashed with scrypt, rights
+proxy   a header with the user's name, from the addresses of a proxy that has authenticated him; rights from the file
+mounted the application's own function from a request to a ``Visitor``
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, get_args
+
+from starlette.requests import Request
+
+from penstock.errors import InvalidSetting
+
+Right = Literal["see", "keys", "payloads", "retry", "drop", "pause", "move"]
+"""``see``: names, numbers, times.  ``keys``: also keys, and reasons, which may quote a record.  ``payloads``: also payloads.
+``retry``, ``drop``: dead letters.  ``pause``: pause and resume.  ``move``: let a halted shard go on."""
+
+RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+
+COOKIE = "penstock_console"
+
+SESSION_S = 12 * 3600.0
+"""Seconds that a login holds."""
+
+MAX_FAILURES = 5
+"""Failed logins of a name in a minute, after which it has to wait for the rest of it."""
+
+_SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody whose request is answered.
+
+    Attributes:
+        name: The name in the log of actions.
+        rights: What he may see and do.
+    """
+
+    name: str
+    rights: frozenset[Right] = frozenset({"see"})
+
+    def __post_init__(self) -> None:
+        if unknown := self.rights - RIGHTS:
+            raise InvalidSetting(
+                f"unknown rights: {', '.join(sorted(unknown))}; there are: {', '.join(get_args(Right))}"
+            )
+
+    def may(self, right: Right) -> bool:
+        """True if he may; nothing without ``see``."""
+        return right in self.rights and "see" in self.rights
+
+
+Access = Callable[[Request], Visitor | None]
+"""Finds out who asks; None if nobody who may see anything."""
+
+
+def hash_password(password: str) -> str:
+    """A password as the file of users has it."""
+    salt = os.urandom(16)
+    return f"scrypt:{salt.hex()}:{hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT).hex()}"
+
+
+def _fits(password: str, hashed: str) -> bool:
+    _, salt, wanted = hashed.split(":")
+    found = hashlib.scrypt(password.encode(), salt=bytes.fromhex(salt), **_SCRYPT)
+    return hmac.compare_digest(found.hex(), wanted)
+
+
+_NOBODY = hash_password(secrets.token_hex(16))
+"""Compared with the password of an unknown name, so that it takes as long as that of a known one."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """An entry of the file of users."""
+
+    visitor: Visitor
+    password: str | None
+
+
+def read_users(path: Path) -> dict[str, User]:
+    """The users of a TOML file: a table a name, with ``rights`` and ``password``, which a proxy's users do not need.
+
+    Raises:
+        InvalidSetting: It cannot be read, others may read it, or an entry is not complete.
+    """
+    try:
+        if path.stat().st_mode & 0o077:
+            raise InvalidSetting(f"{path}: others may read it. Type: chmod 600 {path}")
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"{path}: the users cannot be read: {type(error).__name__}") from None
+    return {name: _parse_user(path, name, entry) for name, entry in given.items()}
+
+
+def _parse_user(path: Path, name: str, entry: Any) -> User:
+    rights, password = (entry.get("rights"), entry.get("password")) if isinstance(entry, Mapping) else (None, None)
+    if not isinstance(rights, list) or not isinstance(password, str | None):
+        raise InvalidSetting(
+            f'{path}: [{name}] needs rights = ["see", …], and a password from penstock console --hash-password'
+        )
+    if password is not None and [part == "scrypt" for part in password.split(":")] != [True, False, False]:
+        raise InvalidSetting(f"{path}: the password of [{name}] is no hash; make one: penstock console --hash-password")
+    return User(Visitor(name, frozenset(rights)), password)
+
+
+@dataclass
+class Sessions:
+    """Visitors who have come in, by the cookie that they were given.  They end with the process."""
+
+    _known: dict[str, tuple[Visitor, float]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, visitor: Visitor) -> str:
+        """A new session; returns its cookie's value."""
+        value, now = secrets.token_urlsafe(32), monotonic()
+        with self._lock:
+            self._known = {key: each for key, each in self._known.items() if each[1] > now}
+            self._known[_digest(value)] = visitor, now + SESSION_S
+        return value
+
+    def find(self, request: Request) -> Visitor | None:
+        """The visitor of a request's cookie."""
+        visitor, until = self._known.get(_digest(request.cookies.get(COOKIE, "")), (None, 0.0))
+        return visitor if until > monotonic() else None
+
+    def end(self, request: Request) -> None:
+        """Ends the session of a request."""
+        with self._lock:
+            self._known.pop(_digest(request.cookies.get(COOKIE, "")), None)
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+@dataclass
+class Entrance:
+    """How visitors come in to a console that runs by itself.
+
+    Attributes:
+        users: Those of the file.
+        token: Works once; None if there is a file, or a proxy.
+        proxy_header: The header that names the user.
+        proxy: The address from which it is believed.
+    """
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    token: str | None = None
+    proxy_header: str | None = None
+    proxy: str = ""
+    sessions: Sessions = field(default_factory=Sessions)
+    _failures: dict[str, list[float]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Request) -> Visitor | None:
+        """The visitor of a request."""
+        if self.proxy_header is not None:
+            if request.client is None or request.client.host != self.proxy:
+                return None
+            named = request.headers.getlist(self.proxy_header)
+            known = self.users.get(named[0]) if len(named) == 1 else None
+            return None if known is None else known.visitor
+        return self.sessions.find(request)
+
+    def redeem(self, token: str) -> str | None:
+        """The cookie for a token, once; None if it is another one."""
+        with self._lock:
+            if self.token is None or not hmac.compare_digest(token.encode(), self.token.encode()):
+                return None
+            self.token = None
+        return self.sessions.begin(Visitor("local", RIGHTS))
+
+    def log_in(self, name: str, password: str, host: str) -> str | None:
+        """The cookie for a name and a password; None if they do not fit, or after too many from there that did not."""
+        now, tried = monotonic(), f"{host} {name}"
+        with self._lock:
+            recent = [at for at in self._failures.get(tried, ()) if at > now - 60]
+            if len(recent) >= MAX_FAILURES:
+                return None
+            if len(self._failures) > 1000:  # noqa: PLR2004  names that somebody tries
+                self._failures = {}
+            self._failures[tried] = [*recent, now]
+        user = self.users.get(name)
+        hashed = (user.password if user else None) or _NOBODY
+        if not _fits(password, hashed) or user is None or user.password is None:
+            return None
+        with self._lock:
+            self._failures.pop(tried, None)
+        return self.sessions.begin(user.visitor)

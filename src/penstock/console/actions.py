@@ -1,0 +1,232 @@
+"""What changes something: first its plan, with a digest of it; then the change, if the plan is still the same; then a line in the log.
+
+The commands do the same, and every plan shows the one that it stands for.  They are carried out with a login of their own, which
+the console does not have unless it was given one.  Nothing here calls a handler.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import structlog
+
+from penstock.console.access import Right, Visitor
+from penstock.console.status_sampler import TIMEOUTS
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.pauses import PauseKind, read_pauses
+from penstock.display import to_json
+from penstock.errors import InvalidName, Refused, Unknown
+from penstock.operating import letters
+from penstock.operating.pausing import note_action, pause, resume
+from penstock.operating.reset import reset_checkpoint
+from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
+
+log = structlog.get_logger("penstock.console")
+
+Given = Mapping[str, str]
+"""The fields of a form, or of an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an action would do.
+
+    Attributes:
+        title: As a question's first words: ``Pause the consumer totals``.
+        changes: One line each.
+        command: The command that does the same.
+        fields: Identify what it is about: they are sent again.
+        back: The page to return to.
+        asks_reason: True if a reason is asked for.
+        confirm: What has to be typed, if something is destroyed; empty otherwise.
+    """
+
+    title: str
+    changes: tuple[str, ...]
+    command: str
+    fields: Mapping[str, str]
+    back: str
+    asks_reason: bool = False
+    confirm: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Differs if the plan does."""
+        return hashlib.sha256(to_json([self.title, self.changes, self.fields]).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action: its plan, and how it is carried out."""
+
+    name: str
+    right: Right
+    plan: Callable[[Connection, Scope, Given], Plan]
+    act: Callable[[Connection, Scope, Given, Visitor], None]
+
+
+class ChangedPlan(Exception):
+    """What would be done is not what was shown, or was not confirmed."""
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Carries actions out."""
+
+    pipeline: Pipeline | None
+    database_url: str | None
+
+    @property
+    def is_possible(self) -> bool:
+        """True if there is a login for it."""
+        return self.database_url is not None
+
+    def plan(self, action: Action, given: Given) -> Plan:
+        """What an action would do.
+
+        Raises:
+            Refused: There is no login for acting.
+            Unknown: There is nothing of that name.
+            InvalidName: A field is missing.
+            ServerUnavailable: Postgres does not answer.
+        """
+        with self._connection() as connection:
+            return action.plan(connection, self._scope, given)
+
+    def carry_out(self, action: Action, visitor: Visitor, given: Given) -> str:
+        """Does it, if the plan is still the one that was shown; returns the page to go to.
+
+        Raises:
+            ChangedPlan: It is another plan, or was not confirmed.
+        """
+        with self._connection() as connection:
+            plan = action.plan(connection, self._scope, given)
+            if given.get("digest") != plan.digest:
+                raise ChangedPlan("This has changed since the plan was shown. Here is the new one.")
+            if given.get("confirm", "") != plan.confirm:
+                raise ChangedPlan(f"Nothing was done: type {plan.confirm} to confirm.")
+            with postgres_errors(plan.title), connection.transaction():
+                action.act(connection, self._scope, given, visitor)
+                note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
+        log.warning("acted", action=action.name, by=visitor.name, **plan.fields)
+        return plan.back
+
+    @property
+    def _scope(self) -> Scope:
+        return DEFAULT_SCOPE if self.pipeline is None else self.pipeline.scope
+
+    def _connection(self) -> Connection:
+        if self.database_url is None:
+            raise Refused("this console only reads: it was given no login for acting (--acting-database-url)")
+        return connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS)
+
+
+def _field(given: Given, name: str) -> str:
+    if not given.get(name):
+        raise InvalidName(f"{name} is missing")
+    return given[name]
+
+
+def _kind(given: Given) -> PauseKind:
+    match _field(given, "kind"):
+        case "consumer":
+            return "consumer"
+        case "channel":
+            return "channel"
+        case other:
+            raise InvalidName(f"kind {other!r}: consumer or channel is wanted")
+
+
+def _page(kind: str, name: str) -> str:
+    return f"/{kind}s/{quote(name, safe='')}"
+
+
+def _plan_pause(_connection: Connection, _scope: Scope, given: Given) -> Plan:
+    kind, name = _kind(given), _field(given, "name")
+    return Plan(
+        f"Pause {kind} {name}",
+        (
+            "What is being applied ends; nothing is begun after it, in any process.",
+            "Applications go on staging, the streamer publishing. Retention waits.",
+        ),
+        f"penstock {kind}s pause {name} --reason …",
+        {"kind": kind, "name": name},
+        _page(kind, name),
+        asks_reason=True,
+    )
+
+
+def _pause(connection: Connection, scope: Scope, given: Given, visitor: Visitor) -> None:
+    pause(connection, _kind(given), _field(given, "name"), reason=given.get("reason", ""), by=visitor.name, scope=scope)
+
+
+def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
+    kind, name = _kind(given), _field(given, "name")
+    found = next((each for each in read_pauses(connection, scope) if (each.kind, each.name) == (kind, name)), None)
+    if found is None:
+        raise Unknown(f"{kind} {name} is not paused")
+    changes = (str(found), "It goes on within a second, where it was.")
+    return Plan(f"Resume {kind} {name}", changes, found.how_to_resume, {"kind": kind, "name": name}, _page(kind, name))
+
+
+def _resume(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    resume(connection, _kind(given), _field(given, "name"), scope=scope)
+
+
+def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
+    name = _field(given, "name")
+    moves = [each for each in reset_checkpoint(connection, name, resume=True, scope=scope) if each.resumes]
+    if not moves:
+        raise Unknown(f"no shard of {name} is halted")
+    changes = [f"{each.channel}/{each.shard} goes on behind offset {each.after}" for each in moves]
+    return Plan(
+        f"Let the halted shards of {name} go on",
+        ("The cause should be gone: otherwise they halt again.", *changes),
+        f"penstock reset checkpoint {name} --resume --apply",
+        {"name": name},
+        _page("consumer", name),
+    )
+
+
+def _go_on(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    reset_checkpoint(connection, _field(given, "name"), resume=True, apply=True, scope=scope)
+
+
+def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
+    letter = _find_letter(connection, scope, given)
+    place = str(letter.place)
+    return Plan(
+        f"Drop the dead letter of {letter.consumer} at {place}",
+        (f"Record {letter.record_id} will have had no effect in {letter.consumer}, for ever.",),
+        f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
+        {name: given[name] for name in ("consumer", "channel", "shard", "offset")},
+        f"/dead-letters?consumer={quote(letter.consumer)}",
+        confirm=letter.consumer,
+    )
+
+
+def _drop(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    letters.drop(connection, [_find_letter(connection, scope, given)], scope=scope)
+
+
+def _find_letter(connection: Connection, scope: Scope, given: Given) -> letters.DeadLetterRow:
+    consumer, channel, shard, offset = (_field(given, name) for name in ("consumer", "channel", "shard", "offset"))
+    if not (shard.isdecimal() and offset.isdecimal()):
+        raise InvalidName("shard and offset are numbers")
+    place = Place(ShardName(channel, Shard(int(shard))), Offset(int(offset)))
+    return letters.find(connection, consumer, place, scope=scope)
+
+
+ACTIONS: Mapping[str, Action] = {
+    each.name: each
+    for each in (
+        Action("pause", "pause", _plan_pause, _pause),
+        Action("resume", "pause", _plan_resume, _resume),
+        Action("go-on", "move", _plan_go_on, _go_on),
+        Action("drop", "drop", _plan_drop, _drop),
+    )
+}
+"""The actions, by the last part of their address."""

@@ -1,0 +1,395 @@
+"""What each page shows.  A page reads its values once, and shows them as HTML, or as JSON with the names of the command's ``--json``.
+
+What a visitor may not see is left out here, of both: keys, and reasons, which may quote what a handler has said of a record.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
+from penstock.console.access import Right, Visitor
+from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import InvalidName, ServerUnavailable, Unknown
+from penstock.operating import letters
+from penstock.operating.doctor import CheckResult, diagnose, judge_status
+from penstock.operating.pausing import list_actions
+from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
+from penstock.operating.tracing import explain, trace
+from penstock.parsing import find_number
+from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE, Offset, Place, RecordId, Scope, Shard, ShardName, is_place, parse_place
+
+HIDDEN = "(not for this visitor)"
+
+LETTERS = 100
+"""Dead letters on a page."""
+
+MAX_GROUPS = 20
+"""Groups of dead letters above them."""
+
+MAX_SHARDS = 64
+"""Shards of a channel or a consumer on its page, those with work first."""
+
+MAX_ROWS = 200
+"""Channels or consumers on a page."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where the pages read."""
+
+    pipeline: Pipeline | None
+    database_url: str
+    redis_url: str
+    sampler: StatusSampler
+
+    @property
+    def scope(self) -> Scope:
+        """The pipeline's scope."""
+        return DEFAULT_SCOPE if self.pipeline is None else self.pipeline.scope
+
+    @contextmanager
+    def connections(self) -> Iterator[tuple[Connection, RedisClient]]:
+        """Connections for one page."""
+        with (
+            connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS) as connection,
+            connect_redis(self.redis_url, timeouts=TIMEOUTS) as client,
+        ):
+            yield connection, client
+
+    def status(self, visitor: Visitor) -> tuple[Sample, Status]:
+        """The last sample, and what a visitor may see of its status."""
+        sample = self.sampler.look()
+        if sample.status is None:
+            raise ServerUnavailable(f"{sample.error}")
+        return sample, sample.status if visitor.may("keys") else _conceal(sample.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a page shows.
+
+    Attributes:
+        values: For its template.
+        json: The same as JSON.
+    """
+
+    values: Mapping[str, Any]
+    json: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page.
+
+    Attributes:
+        menu: Its name in the menu; empty if it is not there.
+        is_live: True if it follows the pipeline while it is open.
+    """
+
+    template: str
+    read: Callable[[Reading, Visitor, Request], Shown]
+    path: str
+    menu: str = ""
+    is_live: bool = True
+    right: Right = "see"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A consumer with what its lane shows."""
+
+    consumer: ConsumerStatus
+    state: str
+    lag: int
+    lag_s: float
+    rate: float | None
+    dead_letters: int
+    history: list[int]
+
+
+def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    sample, found = reading.status(visitor)
+    channels, consumers = found.channels[:MAX_ROWS], found.consumers[:MAX_ROWS]
+    shards = [shard for channel in found.channels for shard in channel.shards]
+    waits = sum(shard.staged for shard in shards)
+    unpublished = sum(max(0, shard.sequenced - shard.published) for shard in shards if shard.published is not None)
+    names = [channel.channel for channel in found.channels]
+    lanes = [make_lane(sample, found, consumer) for consumer in consumers]
+    values = {
+        "found": found,
+        "steps": {
+            "staged": (waits, max((shard.staged_s for shard in shards if shard.staged), default=0.0)),
+            "sequenced": (sum(shard.sequenced for shard in shards), sample.rate("sequenced", *names)),
+            "unpublished": unpublished,
+            "published": (sum(shard.published or 0 for shard in shards), sample.rate("published", *names)),
+            "lag": sum(lane.lag for lane in lanes),
+            "passed": sum(shard.checkpoint for each in found.consumers for shard in each.shards),
+            "rate": sample.rate("passed", *((each.consumer, each.channel) for each in found.consumers)),
+        },
+        "troubles": find_troubles(found),
+        "channels": channels,
+        "lanes": lanes,
+        "more": len(found.channels) + len(found.consumers) - len(channels) - len(consumers),
+    }
+    return Shown(values, found)
+
+
+def find_troubles(found: Status) -> list[CheckResult]:
+    """What is wrong, the worst first."""
+    troubles = judge_status(found)
+    if found.redis is not None:
+        fix = "records wait in Postgres, and nothing is lost; penstock doctor"
+        troubles.append(CheckResult("redis", "error", found.redis, fix, unreachable=True))
+    for shard, reason in found.damaged:
+        troubles.append(CheckResult("redis", "error", f"{shard}: {reason}", "penstock doctor says what to do"))
+    return sorted(troubles, key=lambda each: each.grade != "error")
+
+
+def make_lane(sample: Sample, found: Status, consumer: ConsumerStatus) -> Lane:
+    """What the lane of a consumer shows."""
+    lag = sum(shard.lag for shard in consumer.shards)
+    return Lane(
+        consumer,
+        find_state(found, consumer, lag),
+        lag,
+        max((shard.lag_s for shard in consumer.shards if shard.lag), default=0.0),
+        sample.rate("passed", (consumer.consumer, consumer.channel)),
+        sum(shard.dead_letters for shard in consumer.shards),
+        sample.lags(consumer),
+    )
+
+
+def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
+    """The state of a consumer, in a word."""
+    if found.find_pause(consumer.consumer, consumer.channel) is not None:
+        return "paused"
+    if any(shard.halted is not None for shard in consumer.shards):
+        return "halted"
+    if any(shard.waiting is not None for shard in consumer.shards):
+        return "waiting"
+    return "behind" if lag else "up to date"
+
+
+def _read_channels(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    sample, found = reading.status(visitor)
+    return Shown({"sample": sample, "channels": found.channels[:MAX_ROWS]}, found.channels)
+
+
+def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    sample, found = reading.status(visitor)
+    name = request.path_params["name"]
+    channel = _find(found.channels, "channel", name)
+    readers = [make_lane(sample, found, each) for each in found.consumers if each.channel == name]
+    checkpoints = {
+        shard.shard: [
+            (each.consumer.consumer, other.checkpoint)
+            for each in readers
+            for other in each.consumer.shards
+            if other.shard == shard.shard
+        ]
+        for shard in channel.shards[:MAX_SHARDS]
+    }
+    values = {
+        "sample": sample,
+        "channel": channel,
+        "shards": channel.shards[:MAX_SHARDS],
+        "readers": readers,
+        "checkpoints": checkpoints,
+        "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
+    }
+    return Shown(values, channel)
+
+
+def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    sample, found = reading.status(visitor)
+    lanes = [make_lane(sample, found, each) for each in found.consumers[:MAX_ROWS]]
+    return Shown({"lanes": lanes}, found.consumers)
+
+
+def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    sample, found = reading.status(visitor)
+    name = request.path_params["name"]
+    mine = [each for each in found.consumers if each.consumer == name]
+    if not mine:
+        _find(found.consumers, "consumer", name)
+
+    def is_at_rest(shard: ConsumerShard) -> bool:
+        return not (shard.halted or shard.waiting or shard.lag or shard.dead_letters)
+
+    values = {
+        "name": name,
+        "lanes": [make_lane(sample, found, each) for each in mine],
+        "shards": [
+            (each.channel, shard) for each in mine for shard in sorted(each.shards, key=is_at_rest)[:MAX_SHARDS]
+        ],
+        "pauses": [each for each in found.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
+        "troubles": [
+            each for each in find_troubles(replace(found, consumers=tuple(mine), channels=())) if name in each.message
+        ],
+    }
+    return Shown(values, mine)
+
+
+def _find(found: tuple[Any, ...], kind: str, name: str) -> Any:
+    for each in found:
+        if getattr(each, kind) == name:
+            return each
+    raise Unknown(f"no {kind} {name!r} is registered")
+
+
+def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    given = {name: request.query_params.get(name) or None for name in ("consumer", "channel", "key", "error", "after")}
+    chosen = letters.LetterFilter(
+        given["consumer"], given["channel"], given["key"] if visitor.may("keys") else None, given["error"]
+    )
+    with reading.connections() as (connection, _):
+        last = _parse_letter(connection, given["after"], reading.scope)
+        found = letters.newest(connection, chosen, after=last, limit=LETTERS + 1, scope=reading.scope)
+        groups = letters.group(connection, chosen, scope=reading.scope) if last is None else []
+    shown = [_conceal_letter(each, visitor) for each in found[:LETTERS]]
+    kept = {name: text for name, text in given.items() if text is not None and name != "after"}
+    values = {
+        "letters": shown,
+        "groups": groups[:MAX_GROUPS],
+        "given": given,
+        "kept": kept,
+        "next": urlencode({**kept, "after": _name_letter(found[LETTERS - 1])}) if len(found) > LETTERS else None,
+        "is_counted": sum(each.letters for each in groups) < letters.MAX_GROUPED,
+    }
+    return Shown(values, {"letters": shown, "groups": groups})
+
+
+def _name_letter(letter: letters.DeadLetterRow) -> str:
+    return f"{letter.consumer} {letter.place}"
+
+
+def _parse_letter(connection: Connection, text: str | None, scope: Scope) -> letters.DeadLetterRow | None:
+    """The last letter of the page before, from its name in the address."""
+    if text is None:
+        return None
+    consumer, _, place = text.partition(" ")
+    return letters.find(connection, consumer, parse_place(place), scope=scope)
+
+
+def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    params = request.path_params
+    place = Place(ShardName(params["channel"], Shard(params["shard"])), Offset(params["offset"]))
+    with reading.connections() as (connection, client):
+        found = letters.find(connection, params["consumer"], place, scope=reading.scope)
+        story = next(iter(trace(connection, client, RecordId(found.record_id), scope=reading.scope)), None)
+        payload = None
+        if visitor.may("payloads") and "payload" in request.query_params:
+            record = letters.read_record(connection, found, scope=reading.scope)
+            payload = None if record is None else record.data_json
+    letter = _conceal_letter(found, visitor)
+    values = {"letter": letter, "story": _conceal_story(story, visitor), "payload": payload}
+    return Shown(values, letter)
+
+
+def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    found = reading.status(visitor)[1]
+    return Shown({"runs": found.reconciliations}, found.reconciliations)
+
+
+def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    with reading.connections() as (connection, client):
+        results = diagnose(connection, client, reading.pipeline, scope=reading.scope)
+    if not visitor.may("keys"):
+        results = [
+            each if each.grade == "ok" else replace(each, message=_first_words(each.message)) for each in results
+        ]
+    results.sort(key=lambda each: ("error", "warning", "ok").index(each.grade))
+    return Shown({"results": results}, results)
+
+
+def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    text = request.query_params.get("q", "").strip()
+    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "missing": None}
+    if text:
+        wanted = _parse_wanted(text, is_key="key" in request.query_params)
+        if isinstance(wanted, str) and not visitor.may("keys"):
+            raise InvalidName(
+                "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
+            )
+        with reading.connections() as (connection, client):
+            try:
+                values["stories"] = trace(connection, client, wanted, scope=reading.scope)
+            except Unknown as unknown:
+                values["missing"] = str(unknown)
+            values["diagnosis"] = explain(connection, client, wanted, scope=reading.scope)
+        values["stories"] = [_conceal_story(each, visitor) for each in values["stories"]]
+        if not visitor.may("keys"):
+            values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
+    return Shown(values, {"stories": values["stories"], "diagnosis": values["diagnosis"]})
+
+
+def _parse_wanted(text: str, *, is_key: bool) -> RecordId | Place | str:
+    if is_key:
+        return text
+    if text.isascii() and text.isdigit() and (number := find_number(text.encode())) is not None:
+        return RecordId(number)
+    return parse_place(text) if is_place(text) else text
+
+
+def _first_words(text: str) -> str:
+    """What a message says before what it may quote."""
+    return text.partition(":")[0]
+
+
+def _conceal(found: Status) -> Status:
+    """A status without reasons, which may quote records."""
+
+    def conceal_shard(shard: ConsumerShard) -> ConsumerShard:
+        return replace(
+            shard, halted=None if shard.halted is None else HIDDEN, waiting=None if shard.waiting is None else HIDDEN
+        )
+
+    consumers = tuple(replace(each, shards=tuple(map(conceal_shard, each.shards))) for each in found.consumers)
+    isolated = replace(found.faults.isolated, first=())
+    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated))
+
+
+def _conceal_letter(letter: letters.DeadLetterRow, visitor: Visitor) -> letters.DeadLetterRow:
+    return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_first_words(letter.reason))
+
+
+def _conceal_story(story: Any, visitor: Visitor) -> Any:
+    if story is None or visitor.may("keys"):
+        return story
+    readers = tuple(replace(each, reason=None if each.reason is None else HIDDEN) for each in story.readers)
+    return replace(story, key=HIDDEN, isolated=None, why=None, readers=readers)
+
+
+def _read_actions(reading: Reading, _visitor: Visitor, _: Request) -> Shown:
+    with reading.connections() as (connection, _client):
+        found = list_actions(connection, scope=reading.scope)
+    return Shown({"actions": found}, found)
+
+
+_LETTER = "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}"
+
+PAGES: Mapping[str, Page] = {
+    page.path: page
+    for page in (
+        Page("overview.html", _read_overview, "/", "Overview"),
+        Page("channels.html", _read_channels, "/channels", "Channels"),
+        Page("channel.html", _read_channel, "/channels/{name}"),
+        Page("consumers.html", _read_consumers, "/consumers", "Consumers"),
+        Page("consumer.html", _read_consumer, "/consumers/{name}"),
+        Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),
+        Page("letter.html", _read_letter, _LETTER, is_live=False),
+        Page("reconciliations.html", _read_reconciliations, "/reconciliations", "Reconciliations"),
+        Page("doctor.html", _read_doctor, "/doctor", "Doctor", is_live=False),
+        Page("actions.html", _read_actions, "/actions", "Log", is_live=False),
+        Page("find.html", _read_find, "/find", "Find", is_live=False),
+    )
+}
+"""The pages, by the path below the console's own."""

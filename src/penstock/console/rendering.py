@@ -1,0 +1,108 @@
+"""Templates, and what they need: numbers and times for people, lines drawn as SVG, and pages that a browser keeps.
+
+Every text goes through ``penstock.display.escape`` and Jinja's escaping: a key may hold whatever a producer has written.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.display import escape, format_memory, format_seconds, to_json
+
+NOTHING = "-"
+"""Shown for a value that is not known."""
+
+SPARK_WIDTH, SPARK_HEIGHT = 160, 32
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """A page."""
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("penstock.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    made.filters.update(
+        number=_number,
+        rate=_rate,
+        duration=lambda value: NOTHING if value is None else format_seconds(value),
+        memory=lambda value: NOTHING if value is None else format_memory(value),
+        time=_time,
+        spark=draw_line,
+        path=lambda text: quote(str(text), safe=""),
+    )
+    return made
+
+
+def _finalize(value: object) -> object:
+    """A text without invisible characters: Jinja escapes those of HTML alone."""
+    if value is None:
+        return NOTHING
+    return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def _rate(value: float | None) -> str:
+    """Records a second."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"  # noqa: PLR2004  two digits
+
+
+def _time(value: datetime | None) -> Markup | str:
+    """A time, which the script shows as an age."""
+    if value is None:
+        return NOTHING
+    utc = value.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        utc.isoformat(timespec="seconds"), f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def draw_line(values: Sequence[float], label: str) -> Markup:
+    """A line of the last hour as SVG; its scale begins at 0."""
+    top = max(values, default=0)
+    if len(values) < 2 or top <= 0:  # noqa: PLR2004  a line needs two points
+        points = [(0.0, SPARK_HEIGHT - 1.0), (float(SPARK_WIDTH), SPARK_HEIGHT - 1.0)]
+    else:
+        step, height = SPARK_WIDTH / (len(values) - 1), SPARK_HEIGHT - 3
+        points = [(i * step, SPARK_HEIGHT - 1 - value / top * height) for i, value in enumerate(values)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        '<polygon points="0,{h} {line} {w},{h}"/><polyline points="{line}"/></svg>'
+    ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=label)
+
+
+def respond(request: Request, body: str, kind: str, status: int = 200) -> Response:
+    """An answer that a browser asks about again with its ETag, so that a page that has not changed is not sent twice."""
+    data = body.encode()
+    tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Cookie"}
+    if status == 200 and request.headers.get("if-none-match") == tag:  # noqa: PLR2004
+        return Response(status_code=304, headers=headers)
+    return Response(data, status, headers, media_type=kind)
+
+
+def respond_json(request: Request, value: Any, status: int = 200) -> Response:
+    """A value as the command's ``--json`` prints it."""
+    return respond(request, to_json(value) + "\n", "application/json", status)

@@ -1,0 +1,87 @@
+"""Serves the console in this process until SIGINT or SIGTERM, or in a thread beside something else."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from typing_extensions import override
+
+from penstock.console.web_application import Console
+from penstock.errors import InvalidSetting
+
+GRACE_S = 2
+"""Seconds in which open requests may end."""
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+def _make_server(console: Console, on_ready: Callable[[], None]) -> _Server:
+    # No log: it would have the one-time token, keys in addresses, and the text of errors.
+    config = uvicorn.Config(
+        console,
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=16_384,
+        limit_concurrency=200,
+    )
+    return _Server(config, on_ready)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise InvalidSetting(f"{host}:{port} cannot be listened to: {error.strerror}") from None
+    return bound
+
+
+def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None]) -> None:
+    """Serves until a signal; tells the port once it answers, which is a free one for port 0.
+
+    Raises:
+        InvalidSetting: The address is taken, or is none of this machine.
+    """
+    with _bind(host, port) as bound:
+        try:
+            _make_server(console, lambda: on_ready(bound.getsockname()[1])).run([bound])
+        finally:
+            console.close()
+
+
+@contextmanager
+def served(console: Console, host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+    """Serves in a thread while the block runs; gives the port."""
+    with _bind(host, port) as bound:
+        ready = threading.Event()
+        server = _make_server(console, ready.set)
+        thread = threading.Thread(target=server.run, args=([bound],), name="penstock console server", daemon=True)
+        thread.start()
+        try:
+            ready.wait()
+            yield int(bound.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+            console.close()

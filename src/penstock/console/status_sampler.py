@@ -1,0 +1,208 @@
+"""One reader of the status for all viewers: what a viewer costs the servers does not grow with the number of viewers.
+
+While somebody looks, the status is read every two seconds; otherwise every fifteen, so that the history has no hole.  It is never
+read for more than a tenth of the time, however slow a server is, and no statement takes longer than five seconds.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.transactions import Timeouts
+from penstock.errors import PenstockError
+from penstock.operating.status import ConsumerStatus, Status
+from penstock.operating.status import status as read_status
+from penstock.pipeline import Pipeline
+
+log = structlog.get_logger("penstock.console")
+
+WATCHED_S = 2.0
+"""Interval while somebody looks, in seconds."""
+
+UNWATCHED_S = 15.0
+"""Interval while nobody does."""
+
+FORGOTTEN_S = 20.0
+"""Seconds after a request in which somebody still looks."""
+
+BUSY_SHARE = 10
+"""After a sample that took long, nothing is read for so many times its duration."""
+
+WAIT_S = 6.0
+"""Seconds that a page waits for a sample, if the last one is old."""
+
+TIMEOUTS = Timeouts(connect_s=3, reply_s=3.0, statement_s=5.0, lock_s=1.0)
+"""Limits of what the console asks."""
+
+MAX_NAMES = 200
+"""Consumers and channels of which a history is kept, each."""
+
+HOUR_POINTS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The counts of one sample.
+
+    Attributes:
+        at: Monotonic seconds.
+        sequenced: Sequenced records, by channel.
+        published: Published records, by channel.
+        passed: Records that a consumer has passed, by consumer and channel.
+        lag: Records that it has not passed.
+        staged: Records without an offset, over all channels.
+    """
+
+    at: float
+    sequenced: Mapping[str, int]
+    published: Mapping[str, int]
+    passed: Mapping[tuple[str, str], int]
+    lag: Mapping[tuple[str, str], int]
+    staged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The last status, and the history.
+
+    Attributes:
+        status: None if Postgres did not answer.
+        error: The reason for that; None if it answered.
+        recent: Points of the last minute.
+        hour: Points of the last hour.
+    """
+
+    status: Status | None
+    error: str | None
+    recent: Sequence[Point] = ()
+    hour: Sequence[Point] = ()
+
+    def rate(self, kind: str, *names: Any) -> float | None:
+        """Records a second over the last minute, summed over the names; None while it is not known."""
+        if len(self.recent) < 2:  # noqa: PLR2004  a rate needs two
+            return None
+        first, last = self.recent[0], self.recent[-1]
+        begun, ended = (sum(getattr(point, kind).get(name, 0) for name in names) for point in (first, last))
+        return float(max(0.0, (ended - begun) / max(last.at - first.at, 0.001)))
+
+    def lags(self, consumer: ConsumerStatus) -> list[int]:
+        """The lag of a consumer over the last hour, oldest first."""
+        name = (consumer.consumer, consumer.channel)
+        return [point.lag[name] for point in (*self.hour, *self.recent[-1:]) if name in point.lag]
+
+
+@dataclass
+class StatusSampler:
+    """Reads the status in a thread of its own."""
+
+    pipeline: Pipeline | None
+    database_url: str
+    redis_url: str
+    _looked_at: float = -FORGOTTEN_S
+    _sample: Sample | None = None
+    _recent: deque[Point] = field(default_factory=lambda: deque(maxlen=30))
+    _hour: deque[Point] = field(default_factory=lambda: deque(maxlen=HOUR_POINTS))
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _stopping: bool = False
+    samples: int = 0
+
+    def look(self) -> Sample:
+        """The last sample; waits a while for one if it is old, or the first."""
+        with self._changed:
+            if self._thread is None:
+                self._stopping = False
+                self._thread = threading.Thread(target=self._run, name="penstock console", daemon=True)
+                self._thread.start()
+            is_old = monotonic() - self._looked_at > FORGOTTEN_S
+            self._looked_at, before = monotonic(), self.samples
+            if is_old:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.samples > before, timeout=WAIT_S)
+            elif self._sample is None:
+                self._changed.wait_for(lambda: self._sample is not None, timeout=WAIT_S)
+            return self._sample or Sample(None, "no sample yet: a server does not answer")
+
+    def forget(self) -> None:
+        """Takes the last sample as old: something was changed."""
+        self._looked_at = -FORGOTTEN_S
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._stopping, thread, self._thread = True, self._thread, None
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        client: RedisClient | None = None
+        while not self._stopping:
+            began, error, found = monotonic(), None, None
+            try:
+                if connection is None or connection.closed:
+                    connection = connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS)
+                client = client or connect_redis(self.redis_url, timeouts=TIMEOUTS)
+                found = read_status(connection, client, self.pipeline)
+            except PenstockError as failed:
+                error = str(failed)
+                log.debug("no sample", reason=error)
+                if connection is not None:
+                    connection.close()
+                connection = None
+            self._publish(found, error, monotonic() - began)
+        for opened in (connection, client):
+            if opened is not None:
+                opened.close()
+
+    def _publish(self, found: Status | None, error: str | None, took_s: float) -> None:
+        """Stores a sample, and waits until the next one is due."""
+        with self._changed:
+            if found is not None:
+                self._recent.append(_make_point(found))
+                if not self._hour or self._recent[-1].at - self._hour[-1].at >= 3600 / HOUR_POINTS:
+                    self._hour.append(self._recent[-1])
+            recent, hour = tuple(self._recent), tuple(self._hour)
+            self._sample = Sample(found, error, recent, hour)
+            self.samples += 1
+            self._changed.notify_all()
+            begun = monotonic()
+            self._changed.wait(max(WATCHED_S, BUSY_SHARE * took_s))
+            while not self._stopping and monotonic() - self._looked_at > FORGOTTEN_S:
+                left = begun + max(UNWATCHED_S, BUSY_SHARE * took_s) - monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+
+
+def _make_point(found: Status) -> Point:
+    def by_channel(attribute: str) -> dict[str, int]:
+        return {
+            each.channel: sum(getattr(shard, attribute) or 0 for shard in each.shards)
+            for each in found.channels[:MAX_NAMES]
+        }
+
+    def by_consumer(attribute: str) -> dict[tuple[str, str], int]:
+        return {
+            (each.consumer, each.channel): sum(getattr(shard, attribute) for shard in each.shards)
+            for each in found.consumers[:MAX_NAMES]
+        }
+
+    staged = sum(shard.staged for each in found.channels for shard in each.shards)
+    return Point(
+        monotonic(),
+        by_channel("sequenced"),
+        by_channel("published"),
+        by_consumer("checkpoint"),
+        by_consumer("lag"),
+        staged,
+    )

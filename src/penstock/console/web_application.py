@@ -1,0 +1,290 @@
+"""The pages' addresses, and what every request goes through.
+
+A request that changes something has to come from a page of ours: browsers say so in ``Sec-Fetch-Site``, older ones in
+``Origin``.  A name in ``Host`` that nobody has allowed is refused, so that a page of another site cannot have its own name
+point here.  Every answer forbids scripts, styles, frames and requests that are not ours.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import structlog
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.console.access import COOKIE, SESSION_S, Access, Entrance, Visitor
+from penstock.console.actions import ACTIONS, Acting, ChangedPlan
+from penstock.console.pages import PAGES, Page, Reading
+from penstock.console.rendering import render, respond, respond_json
+from penstock.console.status_sampler import StatusSampler
+from penstock.errors import PenstockError, ServerUnavailable, Unknown
+from penstock.pipeline import Pipeline
+
+log = structlog.get_logger("penstock.console")
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+MAX_FORM = 10_000
+"""Limit of a form, in bytes."""
+
+
+class Console:
+    """The ASGI application: refuses what no page of ours asks for, and adds the headers to all answers."""
+
+    def __init__(self, app: ASGIApp, sampler: StatusSampler, hosts: frozenset[str] | None) -> None:
+        self._app, self._sampler, self._hosts = app, sampler, hosts
+
+    def close(self) -> None:
+        """Ends what reads the servers; another request begins it again."""
+        self._sampler.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":  # the lifespan is that of the server, or of the application around
+            await self._app(scope, receive, send)
+            return
+        is_answered = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal is_answered
+            if message["type"] == "http.response.start":
+                is_answered = True
+                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *own]}
+            await send(message)
+
+        refusal = self._refuse(Request(scope))
+        try:
+            await (refusal or self._app)(scope, receive, send_with_headers)
+        except Exception as error:  # Starlette raises it again for the server's log, which would have its text
+            if not is_answered:
+                raise
+            log.error("a page failed", path=scope["path"], error=type(error).__name__)  # noqa: TRY400  without its text
+
+    def _refuse(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if self._hosts is not None and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+            return Response("421: this console does not answer under that name\n", 421, media_type="text/plain")
+        if request.method in {"GET", "HEAD"}:
+            return None
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        is_ours = site == "same-origin" if site is not None else origin is not None and urlsplit(origin).netloc == host
+        return None if is_ours else Response("403: this comes from another site\n", 403, media_type="text/plain")
+
+
+def make_console(
+    pipeline: Pipeline | None,
+    database_url: str,
+    redis_url: str,
+    *,
+    access: Access,
+    acting_database_url: str | None = None,
+    hosts: Collection[str] | None = None,
+) -> Console:
+    """The console as an ASGI application, to be mounted in another one or run by itself.
+
+    Args:
+        pipeline: What the application declares; None shows what is registered.
+        database_url: Postgres, for reading: best the login of a member of ``penstock_monitor``, which cannot read payloads.
+        redis_url: Redis.
+        access: Who asks, and what he may; asked with each request.
+        acting_database_url: Postgres, for acting; None shows the commands instead.
+        hosts: The names in ``Host`` that are answered; None leaves that to the application around it.
+    """
+    reading = Reading(pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url))
+    acting = Acting(pipeline, acting_database_url)
+    desk = _Desk(reading, acting, access)
+
+    routes = [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
+    if isinstance(access, Entrance):
+        routes.append(Route("/enter", _enter(access), methods=["GET", "POST"]))
+        routes.append(Route("/leave", _leave(access), methods=["POST"]))
+    for path, page in PAGES.items():
+        routes.append(Route("/index.json" if path == "/" else f"{path}.json", desk.json(page)))
+        routes.append(Route(path, desk.html(page)))
+    routes += [Route(f"/act/{name}", desk.act(name), methods=["GET", "POST"]) for name in ACTIONS]
+    answers = {HTTPException: _show_refusal, PenstockError: _show_error, Exception: _show_unexpected}
+    app = Starlette(routes=routes, exception_handlers=answers)
+    return Console(app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts)))
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """Answers requests for visitors who may make them."""
+
+    reading: Reading
+    acting: Acting
+    access: Access
+
+    def html(self, page: Page) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            visitor = self._admit(request, page)
+            if visitor is None:
+                return RedirectResponse(f"{request.scope.get('root_path', '')}/enter", 303)
+            shown = page.read(self.reading, visitor, request)
+            values = {**shown.values, "page": page, "live": page.is_live}
+            return respond(request, render(page.template, self._around(request, visitor) | values), "text/html")
+
+        return answer
+
+    def json(self, page: Page) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            visitor = self._admit(request, page)
+            if visitor is None:
+                raise HTTPException(401, "log in first")
+            return respond_json(request, page.read(self.reading, visitor, request).json)
+
+        return answer
+
+    def act(self, name: str) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            given = dict(request.query_params)
+            if request.method == "POST":
+                given = await _read_form(request)
+            return await run_in_threadpool(self._act, name, request, given)
+
+        return answer
+
+    def _act(self, name: str, request: Request, given: dict[str, str]) -> Response:
+        action = ACTIONS[name]
+        visitor = self.access(request)
+        if visitor is None:
+            raise HTTPException(401, "log in first")
+        if not visitor.may(action.right):
+            raise HTTPException(403, f"this needs the right {action.right!r}, which {visitor.name} has not")
+        error = None
+        if request.method == "POST":
+            try:
+                where = self.acting.carry_out(action, visitor, given)
+            except ChangedPlan as changed:
+                error = str(changed)
+            else:
+                self.reading.sampler.forget()
+                return RedirectResponse(f"{request.scope.get('root_path', '')}{where}", 303)
+        plan = self.acting.plan(action, given)
+        values = {"plan": plan, "given": given, "error": error, "live": False, "can_act": self.acting.is_possible}
+        body = render("plan.html", self._around(request, visitor) | values)
+        return respond(request, body, "text/html", 200 if error is None else 409)
+
+    def _admit(self, request: Request, page: Page) -> Visitor | None:
+        visitor = self.access(request)
+        if visitor is None:
+            if isinstance(self.access, Entrance) and self.access.proxy_header is None:
+                return None
+            raise HTTPException(401, "nobody who may see this")
+        if not visitor.may(page.right):
+            raise HTTPException(403, f"this needs the right {page.right!r}, which {visitor.name} has not")
+        return visitor
+
+    def _around(self, request: Request, visitor: Visitor) -> dict[str, Any]:
+        """What the layout of every page needs."""
+        return {
+            "root": request.scope.get("root_path", ""),
+            "path": request.url.path.removeprefix(request.scope.get("root_path", "")),
+            "query": request.url.query,
+            "visitor": visitor,
+            "menu": [page for page in PAGES.values() if page.menu and visitor.may(page.right)],
+            "can_act": self.acting.is_possible,
+            "can_leave": isinstance(self.access, Entrance) and self.access.proxy_header is None,
+            "schema": self.reading.scope.schema,
+        }
+
+
+def _static(name: str, kind: str) -> Callable[[Request], Response]:
+    body = (files("penstock.console") / "static" / name).read_text(encoding="utf-8")
+    return lambda request: respond(request, body, kind)
+
+
+def _enter(entrance: Entrance) -> Callable[[Request], Any]:
+    """Comes in by the link, or by name and password."""
+
+    async def answer(request: Request) -> Response:
+        root = request.scope.get("root_path", "")
+        cookie, refused = None, ""
+        if request.method == "POST":
+            form = await _read_form(request)
+            host = request.client.host if request.client else ""
+            cookie = await run_in_threadpool(entrance.log_in, form.get("name", ""), form.get("password", ""), host)
+            refused = "The name or the password is wrong, or there were too many attempts in the last minute."
+        elif token := request.query_params.get("token"):
+            cookie = entrance.redeem(token)
+            refused = "This link was used already, or is another one. penstock console prints a new one when it starts."
+        if cookie is None:
+            body = render("enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)})
+            return respond(request, body, "text/html", 403 if refused else 200)
+        response = RedirectResponse(f"{root}/", 303)
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=int(SESSION_S),
+            path=f"{root}/",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    return answer
+
+
+def _leave(entrance: Entrance) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        entrance.sessions.end(request)
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/enter", 303)
+
+    return answer
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """The fields of a small form."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FORM:
+            raise HTTPException(413, "the form is too large")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "a form is wanted")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
+    except ValueError:
+        raise HTTPException(400, "the form cannot be read") from None
+
+
+def _show_refusal(request: Request, error: Any) -> Response:
+    return _respond_error(request, error.status_code, str(error.detail), "")
+
+
+def _show_error(request: Request, error: Any) -> Response:
+    status = 404 if isinstance(error, Unknown) else 503 if isinstance(error, ServerUnavailable) else 400
+    return _respond_error(request, status, str(error), error.page)
+
+
+def _show_unexpected(request: Request, error: Exception) -> Response:
+    # Not its text, which may quote a record.
+    return _respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
+
+
+def _respond_error(request: Request, status: int, text: str, page: str) -> Response:
+    if request.url.path.endswith(".json"):
+        return respond_json(request, {"error": text, "page": page}, status)
+    root = request.scope.get("root_path", "")
+    return respond(request, render("error.html", {"root": root, "status": status, "text": text}), "text/html", status)

@@ -1,0 +1,157 @@
+"""The console in a real browser: nothing is blocked or loaded from elsewhere, pages follow the pipeline, and the keyboard is enough."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from console.conftest import THINGS
+from fixtures.postgres import engine_url
+from penstock import Pipeline, stage
+from penstock.console import make_console
+from penstock.console.access import Entrance
+from penstock.console.serving import served
+from penstock.database.connections import Connection
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.slow,  # a browser takes seconds to start
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver"),
+]
+
+PATHS = ("/", "/channels", "/channels/things", "/consumers/halts", "/dead-letters", "/doctor", "/find?q=1", "/actions")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def address(driver: Any, flow: Pipeline, scene: int, database_url: str, redis_url: str) -> Iterator[str]:
+    """The console's, in which the browser has come in by the link."""
+    assert scene
+    console = make_console(
+        flow,
+        database_url,
+        redis_url,
+        access=Entrance(token="once"),
+        acting_database_url=database_url,
+        hosts={"127.0.0.1"},
+    )
+    with served(console) as port:
+        driver.get_log("performance")
+        driver.get(f"http://127.0.0.1:{port}/enter?token=once")
+        yield f"http://127.0.0.1:{port}"
+
+
+def requests(driver: Any) -> list[tuple[str, int]]:
+    """The addresses that were asked since the last call, with the status of the answer."""
+    found = []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.responseReceived":
+            found.append((message["params"]["response"]["url"], message["params"]["response"]["status"]))
+    return found
+
+
+def test_no_page_breaks_the_policy_or_asks_another_host_in_any_scheme_and_width(driver: Any, address: str) -> None:
+    driver.get_log("browser")
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for width in (360, 1280):
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            for path in PATHS:
+                driver.get(address + path)
+                wide = driver.execute_script("return document.documentElement.scrollWidth")
+                assert wide <= width, f"{path} is {wide} wide"
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert driver.get_log("browser") == []
+    assert {url.split("/", 3)[2] for url, _ in requests(driver)} == {address.removeprefix("http://")}
+
+
+def test_an_open_page_follows_the_pipeline_and_asks_for_nothing_twice(
+    driver: Any, address: str, connection: Connection, streamer: Streamer, database_url: str, flow: Pipeline
+) -> None:
+    driver.get(address + "/channels")  # a page without ages
+    requests(driver)
+    eventually(lambda: 304 in {status for _, status in requests(driver)}, "a page that has not changed", timeout_s=30)
+
+    engine = create_engine(engine_url(database_url))
+    with Session(engine) as session, session.begin():
+        flow.attach(session)
+        stage(session, to=THINGS, key="followed", action="insert", object="thing", data={})
+    engine.dispose()
+    streamer.drain()
+
+    def sequenced() -> str:
+        row = "//tr[th/a[text()='things']]/td[4]"
+        return str(driver.find_element("xpath", row).text)
+
+    eventually(lambda: sequenced() == "2", "the page shows the record", timeout_s=30)
+
+
+def test_a_consumer_is_paused_with_the_keyboard_alone(driver: Any, address: str, connection: Connection) -> None:
+    keys = webdriver.Keys
+    driver.get(address + "/consumers/applies")
+
+    def press(*pressed: str) -> None:
+        webdriver.ActionChains(driver).send_keys(*pressed).perform()
+
+    for _ in range(60):
+        press(keys.TAB)
+        if driver.switch_to.active_element.text == "Pause":
+            break
+    press(keys.ENTER)
+    eventually(lambda: "/act/pause" in driver.current_url, "the plan")
+    press("its table is being moved", keys.ENTER)
+    eventually(lambda: driver.current_url == f"{address}/consumers/applies", "the consumer's page")
+
+    [(name, reason, by)] = connection.execute("SELECT name, reason, paused_by FROM penstock.pauses").fetchall()
+    assert (name, reason, by) == ("applies", "its table is being moved", "local")
+    assert "paused" in driver.find_element("css selector", "main").text
+
+
+def test_a_hidden_page_asks_for_nothing(driver: Any, address: str) -> None:
+    driver.get(address + "/")
+    driver.execute_script("Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'})")
+    eventually(lambda: driver.find_element("id", "live").text == "paused", "the page says so", timeout_s=30)
+    requests(driver)
+    driver.execute_script(
+        "window.rounds = 0; const real = setTimeout; window.setTimeout = (...a) => { rounds++; return real(...a); }"
+    )
+    eventually(
+        lambda: driver.execute_script("return window.rounds") >= 2, "two rounds that could have asked", timeout_s=30
+    )
+
+    assert requests(driver) == []
+
+
+def test_nothing_serious_is_wrong_for_a_screen_reader(driver: Any, address: str) -> None:
+    """What axe-core's serious rules check that can be checked here without it: names, labels, headings, contrast."""
+    check = (Path(__file__).parent / "accessibility.js").read_text()
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for path in (*PATHS, "/act/pause?kind=consumer&name=applies", "/dead-letters/refuses/things/0/1"):
+            driver.get(address + path)
+            assert driver.execute_script(check) == [], f"{path} in {scheme}"

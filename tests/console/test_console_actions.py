@@ -1,0 +1,160 @@
+"""An action shows its plan first, is done by those with the right if that is still the plan, and is in the log."""
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from console.conftest import As, Visitors
+from penstock import Pipeline
+from penstock.console import Visitor, make_console
+from penstock.console.access import RIGHTS, Right
+from penstock.console.actions import ACTIONS
+from penstock.database.connections import Connection
+from penstock.operating.pausing import list_actions, pause
+
+LETTER = {"consumer": "refuses", "channel": "things", "shard": "0", "offset": "1"}
+GIVEN: dict[str, dict[str, str]] = {
+    "pause": {"kind": "consumer", "name": "applies", "reason": "a deploy"},
+    "resume": {"kind": "channel", "name": "jobs"},
+    "go-on": {"name": "halts"},
+    "drop": {**LETTER, "confirm": "refuses"},
+}
+
+pytestmark = pytest.mark.usefixtures("scene")
+
+
+def plan(client: TestClient, action: str, given: dict[str, str]) -> dict[str, str]:
+    """The fields of the plan's form."""
+    answer = client.get(f"/act/{action}", params=given)
+    assert answer.status_code == 200, answer.text
+    return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', answer.text))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_is_done_once_it_was_planned_and_confirmed(see_as: As, connection: Connection, action: str) -> None:
+    client, given = see_as(*RIGHTS), GIVEN[action]
+    pause(connection, "channel", "jobs", reason="before", by="bob")
+
+    without_plan = client.post(f"/act/{action}", data=given)
+    fields = plan(client, action, given)
+    before = done(connection)
+    answer = client.post(f"/act/{action}", data=given | fields)
+
+    assert without_plan.status_code == 409
+    assert answer.status_code == 303, answer.text
+    assert client.get(answer.headers["location"]).status_code == 200
+    assert before != done(connection)
+    [noted] = list_actions(connection)
+    assert (noted.done_by, noted.command.split()[0]) == ("ann", "penstock")
+    assert noted.title in client.get("/actions").text
+
+
+def done(connection: Connection) -> list[tuple[object, ...]]:
+    """What the actions change."""
+    return connection.execute(
+        """
+        SELECT (SELECT array_agg(kind || name ORDER BY 1) FROM penstock.pauses),
+               (SELECT count(halted) FROM penstock.checkpoints),
+               (SELECT count(*) FROM penstock.dead_letters)
+        """
+    ).fetchall()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_without_its_right_an_action_is_neither_planned_nor_done(
+    see_as: As, connection: Connection, action: str
+) -> None:
+    pause(connection, "channel", "jobs", reason="before", by="bob")
+    fields = plan(see_as(*RIGHTS), action, GIVEN[action])
+    before = done(connection)
+    rights: set[Right] = {*RIGHTS} - {ACTIONS[action].right}
+
+    for client in (see_as(*rights), see_as(ACTIONS[action].right), see_as()):
+        assert client.get(f"/act/{action}", params=GIVEN[action]).status_code in {401, 403}
+        assert client.post(f"/act/{action}", data=GIVEN[action] | fields).status_code in {401, 403}
+
+    assert done(connection) == before
+    assert list_actions(connection) == []
+
+
+def test_a_plan_that_has_changed_is_shown_again_and_not_done(see_as: As, connection: Connection) -> None:
+    client = see_as(*RIGHTS)
+    fields = plan(client, "go-on", GIVEN["go-on"])
+    connection.execute("UPDATE penstock.checkpoints SET halted = 'too' WHERE consumer = 'halts'")
+
+    answer = client.post("/act/go-on", data=GIVEN["go-on"] | fields)
+
+    assert answer.status_code == 409
+    assert "has changed since" in answer.text
+    assert list_actions(connection) == []
+
+
+def test_what_destroys_asks_for_its_name(see_as: As, connection: Connection) -> None:
+    client = see_as(*RIGHTS)
+    fields = plan(client, "drop", LETTER)
+
+    answer = client.post("/act/drop", data=LETTER | fields | {"confirm": "yes"})
+
+    assert answer.status_code == 409
+    assert "type refuses to confirm" in answer.text
+    assert connection.execute("SELECT count(*) FROM penstock.dead_letters").fetchall() == [(1,)]
+
+
+def test_a_reason_that_is_refused_is_told_and_nothing_is_noted(see_as: As, connection: Connection) -> None:
+    client = see_as(*RIGHTS)
+    given = GIVEN["pause"] | {"reason": " "}
+
+    answer = client.post("/act/pause", data=given | plan(client, "pause", given))
+
+    assert answer.status_code == 400
+    assert "a reason of 1 to 500 characters" in answer.text
+    assert list_actions(connection) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "status"),
+    [
+        ("pause", {}, 400),
+        ("pause", {"kind": "shard", "name": "x"}, 400),
+        ("resume", {"kind": "consumer", "name": "applies"}, 404),
+        ("go-on", {"name": "applies"}, 404),
+        ("go-on", {"name": "nobody"}, 404),
+        ("drop", {**LETTER, "offset": "2"}, 404),
+        ("drop", {**LETTER, "offset": "-1"}, 400),
+        ("drop", {**LETTER, "shard": "x"}, 400),
+    ],
+)
+def test_an_action_on_nothing_is_told(see_as: As, action: str, given: dict[str, str], status: int) -> None:
+    assert see_as(*RIGHTS).get(f"/act/{action}", params=given).status_code == status
+
+
+def test_a_form_that_is_too_large_or_another_type_is_refused(see_as: As) -> None:
+    client = see_as(*RIGHTS)
+
+    assert client.post("/act/pause", data={"reason": "x" * 20_000}).status_code == 413
+    assert client.post("/act/pause", json={"name": "applies"}).status_code == 415
+    assert (
+        client.post(
+            "/act/pause", content=b"a=\xff", headers={"Content-Type": "application/x-www-form-urlencoded"}
+        ).status_code
+        == 400
+    )
+
+
+def test_without_a_login_for_acting_no_button_is_shown_and_nothing_is_done(
+    flow: Pipeline, database_url: str, redis_url: str, connection: Connection
+) -> None:
+    visitors = Visitors()
+    visitors.visitor = Visitor("ann", RIGHTS)
+    made = make_console(flow, database_url, redis_url, access=visitors)
+    client = TestClient(made, headers={"Sec-Fetch-Site": "same-origin"})
+
+    shown = client.get("/consumers/applies").text
+    answer = client.post("/act/pause", data=GIVEN["pause"])
+    made.close()
+
+    assert "/act/" not in shown
+    assert answer.status_code == 400
+    assert "--acting-database-url" in answer.text
+    assert connection.execute("SELECT FROM penstock.pauses").fetchall() == []

@@ -1,0 +1,61 @@
+"""``penstock console`` as it is typed."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fixtures.command_line import PENSTOCK, CommandLine
+from penstock.console.access import Entrance, User, Visitor
+
+
+def test_it_prints_a_link_answers_and_ends_with_a_signal(penstock: CommandLine) -> None:
+    process = penstock.start("console", "--listen", "127.0.0.1:0")
+    link = process.stdout.readline().strip().removeprefix("The console: ")
+
+    with httpx.Client(follow_redirects=True) as client:
+        shown = client.get(link)
+        again = httpx.get(link)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(60)
+
+    assert shown.status_code == 200
+    assert "The path of the records" in shown.text
+    assert again.status_code == 403
+    assert process.returncode in {0, -signal.SIGTERM}
+    assert "token" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--listen", "0.0.0.0:0"), "--users FILE"),
+        (("--listen", "8787"), "HOST:PORT is wanted"),
+        (("--listen", "192.0.2.1:0", "--users", "users.toml"), "cannot be listened to"),
+        (("--proxy", "X-User@10.0.0.1"), "--users FILE"),
+        (("--proxy", "X-User", "--users", "users.toml"), "HEADER@ADDRESS is wanted"),
+        (("--users", "missing.toml"), "cannot be read"),
+    ],
+)
+def test_what_would_let_anybody_in_is_refused(penstock: CommandLine, given: tuple[str, ...], says: str) -> None:
+    users = Path(penstock.directory, "users.toml")
+    users.write_text('[ann]\nrights = ["see"]\n')
+    users.chmod(0o600)
+
+    done = penstock("console", *given)
+
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_a_hash_is_printed_for_the_file_of_users() -> None:
+    done = subprocess.run(
+        [PENSTOCK, "console", "--hash-password"], input="correct horse\n", capture_output=True, text=True, check=True
+    )
+
+    entrance = Entrance({"ann": User(Visitor("ann"), done.stdout.strip())})
+    assert entrance.log_in("ann", "correct horse", "") is not None
+    assert entrance.log_in("ann", "another", "") is None
+    assert "horse" not in done.stdout + done.stderr
