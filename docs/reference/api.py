@@ -32,6 +32,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.testing": (),
     "penstock.spark": (),
     "penstock.errors": (),
+    "penstock.observer": (),
 }
 """The packages; for each, names beside those of its ``__all__``."""
 

@@ -18,6 +18,7 @@ What an application declares, and what the parts pass to each other:
     declaring    the declarations: channels, rules, consumers, workers
     records      the values that the parts pass to each other
     errors       every error that is raised on purpose
+    observer     events of rounds and batches, for metrics, probes and alarms: ``pipeline.observe``
     parsing      texts that somebody else may have written: JSON, and numbers
 
 Around them:
@@ -37,7 +38,7 @@ Around them:
 
 An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.spark``: these are
 the public names; beside them ``penstock.engines.stealing`` for processes that do the work themselves, ``penstock.journal.journal_records``
-for readers of what has left Redis, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has every error.
+for readers of what has left Redis, ``penstock.observer`` for events, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has every error.
 
 A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of
 them, and each would spend half a second of processor time on it.

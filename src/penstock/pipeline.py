@@ -36,6 +36,7 @@ from penstock.declaring.handlers import (
 )
 from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.errors import DeclarationError
+from penstock.observer import Observer, Observers
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
@@ -58,6 +59,7 @@ class Pipeline:
 
     Attributes:
         scope: The schema of its tables in Postgres, and the namespace of its keys in Redis.
+        observers: See ``observe``.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Pipeline:
         self._rules: list[StagingRule] = []
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
+        self.observers = Observers()
         for channel in channels:
             self.add_channel(channel)
 
@@ -391,6 +394,17 @@ class Pipeline:
                 f"{who}: channel {channel.name} does not belong to this pipeline; "
                 "add it with Pipeline(channels=[…]) or pipeline.add_channel(…) first"
             )
+
+    def observe(self, observer: Observer) -> Observer:
+        """Has a function called with each event of this process: of streamers, workers and their handlers.
+
+        Also a decorator.  The events are in ``penstock.observer``: of rounds and batches, not of records.
+
+        Args:
+            observer: Called in the thread of each event.  It must be quick; what it raises is logged.
+        """
+        self.observers.add(observer)
+        return observer
 
     def attach(self, target: Any, *, nudge: bool | None = None) -> None:
         """Attaches the pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.

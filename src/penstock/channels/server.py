@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import redis
 import redis.asyncio
@@ -323,6 +323,15 @@ def _advice(error: Exception) -> str:
         if found in str(error):
             return f"; {advice}"
     return ""
+
+
+def find_server(error: BaseException | None) -> Literal["postgres", "redis"]:
+    """The server that an error is about, by what it was raised from."""
+    while error is not None:
+        if isinstance(error, redis.RedisError):
+            return "redis"
+        error = error.__cause__
+    return "postgres"
 
 
 def is_unavailable(error: BaseException) -> bool:

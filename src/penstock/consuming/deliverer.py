@@ -33,10 +33,10 @@ from penstock.consuming.delivery import (
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
-from penstock.database.driver_errors import driver_error
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
+from penstock.observer import DeadLettered, ShardHalted
 from penstock.records import Offset, Scope, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -186,9 +186,12 @@ class Deliverer(Generic[Item]):
             pause: Waits before another attempt.
         """
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
-        while delivery.parts and not delivery.total.is_stopped:
-            if not self._deliver_part(delivery):
-                break
+        try:
+            while delivery.parts and not delivery.total.is_stopped:
+                if not self._deliver_part(delivery):
+                    break
+        finally:
+            transaction.report(delivery.total)  # what is committed stays, even if the next part raises
         return delivery.total
 
     def _deliver_part(self, delivery: _Delivery[Item]) -> bool:
@@ -245,7 +248,7 @@ class Deliverer(Generic[Item]):
                 pieces = divide(part, sizes)
                 delivery.parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
             case DeadLetterItem(attempts):
-                return self._dead_letter(delivery, part[0], state, failed.reason, attempts)
+                return self._dead_letter(delivery, part[0], state, failed, attempts)
             case PassItem():
                 return self._pass(delivery, part[0], state)
             case Halt(attempts):
@@ -268,7 +271,7 @@ class Deliverer(Generic[Item]):
             "waiting",
             consumer=self._consumer.name,
             shard=str(delivery.shard),
-            reason=type(driver_error(failed.error)).__name__,
+            reason=failed.kind,
             seconds=round(after_s, 1),
         )
 
@@ -289,24 +292,34 @@ class Deliverer(Generic[Item]):
             return self._goes_on(delivery, [item], state, lost)
         return True
 
-    def _dead_letter(self, delivery: _Delivery[Item], item: Item, state: RetryState, why: str, attempts: int) -> bool:
+    def _dead_letter(
+        self, delivery: _Delivery[Item], item: Item, state: RetryState, failed: NotApplied, attempts: int
+    ) -> bool:
         """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
         log.warning("dead-lettering", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
         try:
-            delivery.total.add(delivery.apply(self._source.plan_dead_letter(delivery.shard, item, why, attempts)))
+            plan = self._source.plan_dead_letter(delivery.shard, item, failed.reason, attempts)
+            self._note_trouble(delivery, delivery.apply(plan), failed.kind)
         except NotApplied as lost:
             if isinstance(lost.outcome, Conflict | Unavailable):
                 return self._goes_on(delivery, [item], state, lost)
-            self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}")
+            self._halt(delivery, [item], f"could not be dead-lettered: {lost.reason}", lost)
         except psycopg.Error as error:
-            self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}")
+            self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}", failed)
         return True
 
-    def _halt(
-        self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied | None = None
-    ) -> None:
+    def _note_trouble(self, delivery: _Delivery[Item], done: Delivered, kind: str) -> None:
+        """Adds the result of a transaction that dead-lettered an item, or halted the shard."""
+        delivery.total.add(done)
+        where = self._consumer.name, delivery.shard.channel, delivery.shard.shard, kind
+        if done.dead:
+            delivery.transaction.observers(DeadLettered(*where))
+        if done.halted is not None:
+            delivery.transaction.observers(ShardHalted(*where))
+
+    def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
-        if failed is not None and isinstance(failed.error, HandlerCommitted):
+        if isinstance(failed.error, HandlerCommitted):
             last = failed.reached.get(delivery.shard, Offset(0))
             why += f", then: {self._source.how_to_go_past(delivery.shard, last)}"
         which = self._source.describe(delivery.shard, part[0])
@@ -320,5 +333,5 @@ class Deliverer(Generic[Item]):
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=said))
 
         with suppress(NotApplied):  # it fails again, and halts then
-            delivery.total.add(delivery.apply(plan))
+            self._note_trouble(delivery, delivery.apply(plan), failed.kind)
         delivery.parts.clear()

@@ -306,6 +306,9 @@ def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
     return parts
 
 
+COUNTED = ("applied", "skipped", "dead", "backfilled", "cancelled", "snoozed", "retried", "stale")
+
+
 @dataclass(kw_only=True)
 class Counts:
     """Numbers of records, members or jobs.

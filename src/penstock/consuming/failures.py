@@ -39,6 +39,11 @@ class NotApplied(Exception):
     reached: Mapping[ShardName, Offset] = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """The class of the error."""
+        return type(driver_error(self.error)).__name__
+
+    @property
     def reason(self) -> str:
         """Why, for a dead letter: the class of the error and the first line of its text."""
         return reason(self.error, "at COMMIT: " if self.at_commit else "")
@@ -185,14 +190,13 @@ class FailureLog:
         if isinstance(failed.outcome, Conflict) or isinstance(failed.error, HandlerOutcome):
             return
         where = frames(failed.error)
-        kind = type(driver_error(failed.error)).__name__
-        if (signature := (kind, *where[-1:])) not in self._shown:
+        if (signature := (failed.kind, *where[-1:])) not in self._shown:
             self._shown.add(signature)
             log.warning(
                 "handler failed",
                 consumer=self._consumer,
                 shard=str(shard),
-                error=kind,
+                error=failed.kind,
                 sqlstate=sqlstate(failed.error),
                 at_commit=failed.at_commit,
                 traceback=where,

@@ -10,7 +10,7 @@ A failure between BEGIN and the answer to COMMIT is raised as ``NotApplied``, wi
 server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: nothing was tried.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -21,16 +21,18 @@ from sqlalchemy import Connection as EngineConnection
 from sqlalchemy import RootTransaction
 
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.delivery import Conflict
+from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, find_outcome, is_exit
 from penstock.consuming.handler import exit_text, make_caller
 from penstock.consuming.setup import WorkerSetup
 from penstock.crashpoints import crashpoint
 from penstock.database import driver_errors
-from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, postgres_errors, sqlstate
+from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
 from penstock.database.executor import Executor, make_executor
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
+from penstock.observer import Delivery, HandlerBegan, HandlerEnded
 from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -66,7 +68,11 @@ Planner = Callable[[Executor, Locked], TransactionPlan[Result]]
 
 
 class HandlerTransaction:
-    """Transactions of one consumer, one after the other, on a connection that is kept."""
+    """Transactions of one consumer, one after the other, on a connection that is kept.
+
+    Attributes:
+        observers: Of the pipeline.
+    """
 
     after_commit: ClassVar[str] = (
         "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
@@ -86,7 +92,9 @@ class HandlerTransaction:
             in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
         """
         consumer = setup.consumer
+        self.observers = setup.pipeline.observers
         self._consumer, self._timeouts = consumer, setup.timeouts
+        self._names = consumer.name, consumer.channel.name
         self._server_start_us = server_start_us
         self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, setup.scope)
@@ -122,6 +130,13 @@ class HandlerTransaction:
             return result
 
         return self._caller.enter(reading)
+
+    def report(self, counts: Counts) -> None:
+        """Has the observers see what became of records, members or jobs."""
+        if self.observers:
+            found = {name: count for name in COUNTED if (count := getattr(counts, name))}
+            if found:
+                self.observers(Delivery(*self._names, found, counts.latencies_us))
 
     def close(self) -> None:
         """Closes the connection; what is under way is rolled back."""
@@ -161,13 +176,25 @@ class HandlerTransaction:
             raise NotApplied(Conflict(), error) from error
 
     def _call(self, connection: EngineConnection, items: Any) -> None:
+        size = len(items) if isinstance(items, Sized) else 0  # a DataFrame has none
+        if self.observers:
+            self.observers(HandlerBegan(*self._names, size))
+        began = monotonic()
         try:
             self._caller.call(connection, items)
         except BaseException as raised:  # noqa: BLE001  told apart, and raised again as one of ours
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
+            self._note_called(size, began, error)
             self._raise_failure(connection, index, error)
+        self._note_called(size, began)
+
+    def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
+        if self.observers:
+            is_failure = error is not None and not isinstance(error, HandlerOutcome)
+            kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
+            self.observers(HandlerEnded(*self._names, size, monotonic() - began, kind))
 
     def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""

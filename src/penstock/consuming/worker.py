@@ -13,7 +13,7 @@ from typing import Any, Generic
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
-from penstock.channels.server import connect_redis, redis_errors
+from penstock.channels.server import connect_redis, find_server, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
@@ -26,6 +26,7 @@ from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.journal import check_tails, server_start_us
+from penstock.observer import LoopBegan, RoundEnded, ServerAway
 from penstock.parallel import Backoff, Runner, pause
 from penstock.records import ShardName
 from penstock.schema.capture import check_triggers
@@ -72,6 +73,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._deliverer: Deliverer[Item] | None = None
         self._has_opened = False
         self._server_start_us: int | None = None
+        self._observers, self._away_until = setup.pipeline.observers, 0.0
 
     def open(self) -> None:
         """Connects, and registers the consumer if it is new.
@@ -147,7 +149,6 @@ class Worker(Runner[Consumed], Generic[Item]):
         assert self._deliverer is not None
         return self._transaction, self._deliverer
 
-    @abstractmethod
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for work, ``block_ms`` at the longest, and does what came.
 
@@ -158,6 +159,14 @@ class Worker(Runner[Consumed], Generic[Item]):
             HandlerExited: The handler wants the process to end.
             HandlerHung: More handlers of a queue hang than may run at the same time.
         """
+        began = monotonic()
+        consumed = self._round(block_ms)
+        if self._observers and monotonic() >= self._away_until:
+            self._observers(RoundEnded(self.consumer.name, monotonic() - began))
+        return consumed
+
+    @abstractmethod
+    def _round(self, block_ms: int | None) -> Consumed: ...
 
     def slice(self, limit: int, stop: Callable[[], bool]) -> Consumed:
         """One round that does not wait, and begins nothing more after ``limit`` items, or once ``stop()`` is true.
@@ -175,7 +184,7 @@ class Worker(Runner[Consumed], Generic[Item]):
             self._max, self._stop = math.inf, lambda: False
 
     def _slice(self) -> Consumed:
-        return self.round(block_ms=0)
+        return self._round(block_ms=0)
 
     def _is_over(self, consumed: Consumed) -> bool:
         """True if nothing more is to be begun in this round."""
@@ -214,6 +223,7 @@ class Worker(Runner[Consumed], Generic[Item]):
             HandlerExited: The handler wants the process to end.
         """
         self._stop, backoff = stop, Backoff()
+        self._observers(LoopBegan(self.consumer.name))
         try:
             while not stop():
                 try:
@@ -240,6 +250,8 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
         log.warning("waiting", consumer=self.consumer.name, reason=describe(error), seconds=seconds)
+        self._away_until = monotonic() + seconds
+        self._observers(ServerAway(self.consumer.name, find_server(error), seconds))
 
     def _note(self, shard: ShardName, delivered: Delivered, busy_pause_s: float) -> None:
         """Sets when to deliver to a shard again; ``busy_pause_s``: if another process works on it."""

@@ -46,6 +46,7 @@ from penstock.database.registry import registered_channels
 from penstock.errors import DamagedJournal, Fenced, HistoryDiverged, ServerUnavailable, UnpublishableRecord
 from penstock.journal import check_tails
 from penstock.journal.journal_reader import log_epochs
+from penstock.observer import Observers
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets
@@ -168,7 +169,7 @@ class Publisher:
         self._queues = Queues(connection, client, scope, epoch)
         self._budgets = MemoryBudgets(client, scope)
         self._sender = ShardSender(connection, client, scope, epoch, self._queues, self._budgets)
-        self.unusable = UnusableShards() if unusable is None else unusable
+        self.unusable = UnusableShards(Observers()) if unusable is None else unusable
         self.ends = Tails(connection, client, scope, share, self.unusable)
         self._replies = Replies(self.ends)
 

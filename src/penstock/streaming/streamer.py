@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from penstock.channels.server import check_eviction, connect_redis, redis_errors
+from penstock.channels.server import check_eviction, connect_redis, find_server, redis_errors
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import describe, postgres_errors
@@ -21,6 +21,7 @@ from penstock.database.registry import register_channel, register_consumer
 from penstock.database.transactions import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
+from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed
 from penstock.parallel import Backoff, Runner, pause
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
@@ -36,6 +37,9 @@ from penstock.streaming.tails import UnusableShards
 from penstock.streaming.tick_slices import Slices
 
 log = structlog.get_logger("penstock.streamer")
+
+NAME = "streamer"
+"""Name of a streamer, beside those of consumers."""
 
 REFRESH_EVERY_S = 1.0
 MAINTAIN_EVERY_S = 1.0
@@ -96,7 +100,8 @@ class Streamer(Runner[RoundResult]):
         self._sequencer: Sequencer | None = None
         self._publisher: Publisher | None = None
         self._slices = Slices()
-        self._unusable = UnusableShards()
+        self._observers = pipeline.observers
+        self._unusable = UnusableShards(self._observers)
         self._upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
@@ -105,6 +110,7 @@ class Streamer(Runner[RoundResult]):
         self._has_started = False
         self._worked_at: float | None = None
         self._server_start_us = 0
+        self._epoch: Epoch | None = None
 
     def open(self) -> None:
         """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares.
@@ -135,6 +141,9 @@ class Streamer(Runner[RoundResult]):
         epoch = check_lineage(
             connection, self._client, scope, declared=self._pipeline.shard_names, on_unusable=self._unusable.add
         )
+        if self._epoch not in {None, epoch}:
+            self._observers(EpochChanged(epoch))
+        self._epoch = epoch
         self._register(connection)
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = self._make_publisher(connection, epoch)
@@ -189,6 +198,8 @@ class Streamer(Runner[RoundResult]):
         done = self.stream(expects_records=expects_records)
         fed = self.maintain() if now >= self._maintain_at else 0
         removed = self.retain() if now >= self._upkeep.retain_at else 0
+        if self._observers:
+            self._observers(RoundEnded(NAME, monotonic() - now))
         return replace(done, added=done.added + fed, removed=removed)
 
     def refresh(self) -> None:
@@ -222,7 +233,9 @@ class Streamer(Runner[RoundResult]):
             known += publisher.resend(added).known
         if published.healed:
             log.warning("log was behind, replaying", shards=[str(shard) for shard in published.healed])
-        return RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
+        done = RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
+        self._observers(Streamed(done.sequenced, added, known, backlog=done.backlog))
+        return done
 
     @property
     def _sequences(self) -> bool:
@@ -256,6 +269,7 @@ class Streamer(Runner[RoundResult]):
         self._maintained += 1
         fed = publisher.maintain_queues(everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0)
         self._maintain_at = monotonic() + MAINTAIN_EVERY_S
+        self._observers(Streamed(added=fed))
         return fed
 
     def sweep(self) -> None:
@@ -283,7 +297,9 @@ class Streamer(Runner[RoundResult]):
             As ``retention.retain``.
         """
         connection, _, publisher = self._opened()
-        return self._upkeep.retain(connection, self._client, publisher)
+        removed = self._upkeep.retain(connection, self._client, publisher)
+        self._observers(Streamed(removed=removed))
+        return removed
 
     def run(self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None) -> None:
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
@@ -301,6 +317,7 @@ class Streamer(Runner[RoundResult]):
             DeclarationError: The pipeline does not fit what is registered.
         """
         pause_s, backoff = 0.0, Backoff()
+        self._observers(LoopBegan(NAME))
         try:
             while not stop():
                 try:
@@ -313,6 +330,7 @@ class Streamer(Runner[RoundResult]):
                         raise
                     pause_s, seconds = 0.0, backoff.next_s()
                     log.warning("waiting", reason=describe(error), seconds=seconds)
+                    self._observers(ServerAway(NAME, find_server(error), seconds))
                     pause(seconds, stop)
                     continue
                 backoff.reset()

@@ -14,6 +14,7 @@ from penstock.database.driver_errors import describe
 from penstock.database.registry import RegisteredChannel
 from penstock.errors import DamagedJournal, UnpublishableRecord
 from penstock.journal import check_tails, registered_tails
+from penstock.observer import Observers, ShardStopped
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 from penstock.streaming.share import ShardTakeover, Share
 from penstock.streaming.unpublished import count_missing
@@ -34,7 +35,8 @@ LOG_EVERY_S = 60.0
 class UnusableShards:
     """Unusable shards, the reason for each, and when to check and to log them again."""
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Observers) -> None:
+        self._observers = observers
         self._errors: dict[ShardName, ShardError] = {}
         self._retry_at: dict[ShardName, float] = {}
         self._retry_s: dict[ShardName, float] = {}
@@ -62,6 +64,8 @@ class UnusableShards:
         retry_s = RETRY_EVERY_S
         if shard in self._errors and isinstance(error, (DamagedJournal, UnpublishableRecord)):
             retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard])
+        if shard not in self._errors:
+            self._observers(ShardStopped(shard.channel, shard.shard, type(error).__name__))
         self._errors[shard], self._retry_s[shard] = error, retry_s
         self._retry_at[shard] = now + retry_s
         if now >= self._log_at.get(shard, 0.0):

@@ -95,7 +95,7 @@ class IckWorker(Worker[ReservedMember]):
         return IckMembers(self.consumer, self._scope)
 
     @override
-    def round(self, block_ms: int | None = None) -> Consumed:
+    def _round(self, block_ms: int | None) -> Consumed:
         """Waits for members, ``block_ms`` at the longest, and visits each shard that has some."""
         self._opened()
         consumed = Consumed()

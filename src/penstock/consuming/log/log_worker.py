@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
-from penstock.consuming.delivery import Broken, Consumed, Delivered, Placed, get_offsets
+from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.offset_source import Limit, LogRecords, OffsetSource
@@ -26,7 +26,7 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection
-from penstock.database.driver_errors import describe, driver_error
+from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.declaring.kinds import Ick
 from penstock.errors import DamagedEntry, DeclarationError, PenstockError
@@ -131,7 +131,7 @@ class LogWorker(Worker[Placed]):
         # Records that others have applied since the last slice need not be read.
         standing = self._read_checkpoints()
         self._positions = {s: at for s, at in standing.items() if s in self._shards}
-        return self.round(block_ms=0)
+        return self._round(block_ms=0)
 
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
         """The consumer's checkpoints; opens again if the channel has more shards than before: see `penstock channels reshard`."""
@@ -146,9 +146,9 @@ class LogWorker(Worker[Placed]):
         return transaction.read(read)
 
     @override
-    def round(self, block_ms: int | None = None) -> Consumed:
+    def _round(self, block_ms: int | None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
-        self._opened()
+        transaction, _ = self._opened()
         assert self._follower is not None
         block_ms = self._setup.block_ms if block_ms is None else block_ms
         consumed = Consumed()
@@ -164,7 +164,9 @@ class LogWorker(Worker[Placed]):
         self._retry_unusable()
         found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
         journaled = self._follower.journaled.items()
-        consumed.backfilled += sum(min(n, len(found.get(shard, ()))) for shard, n in journaled)
+        if backfilled := sum(min(n, len(found.get(shard, ()))) for shard, n in journaled):
+            consumed.backfilled += backfilled
+            transaction.report(Counts(backfilled=backfilled))
         crashpoint("consumer.after_read")
         if self._max == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
             # There is more, most likely: Redis looks it up while this is applied.
@@ -213,7 +215,7 @@ class LogWorker(Worker[Placed]):
         """One transaction for all; shards that are not in the result are to be delivered alone."""
         try:
             plan = self._records.plan_together(found)
-            return transaction.apply(found, plan, name=self._records.name_together)
+            together = transaction.apply(found, plan, name=self._records.name_together)
         except NotApplied as failed:
             for records in found.values():
                 self._records.renew(records)
@@ -222,12 +224,13 @@ class LogWorker(Worker[Placed]):
                 _, deliverer = self._opened()
                 return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
             # It need not be about all of them: alone, each has its own attempts.
-            log.info(
-                "failed together, going shard by shard",
-                consumer=self.consumer.name,
-                error=type(driver_error(failed.error)).__name__,
-            )
+            log.info("failed together, going shard by shard", consumer=self.consumer.name, error=failed.kind)
             return {}
+        total = Counts()
+        for delivered in together.values():
+            total.count(delivered)
+        transaction.report(total)
+        return together
 
     @override
     def _leave_out(self, shard: ShardName, error: PenstockError) -> None:

@@ -26,7 +26,7 @@ class ShardLocked(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettered:
+class LetterWritten:
     """Result of dead-lettering a job.
 
     Attributes:
@@ -55,25 +55,25 @@ class JobDeadLetters:
         reason: str,
         attempts: int,
         is_ours: Callable[[], bool],
-    ) -> Planner[DeadLettered | None]:
+    ) -> Planner[LetterWritten | None]:
         """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[DeadLettered | None]:
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[LetterWritten | None]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 raise _busy()
             if not is_ours():
                 return TransactionPlan(None)
             if checkpoint.halted is not None:
-                return TransactionPlan(DeadLettered(is_written=False, halted=checkpoint.halted))
+                return TransactionPlan(LetterWritten(is_written=False, halted=checkpoint.halted))
             if not self._dead_letters.write_job(
                 executor, shard, record_id, staged_us, reason=reason, attempts=attempts
             ):
-                return TransactionPlan(DeadLettered(is_written=False))
+                return TransactionPlan(LetterWritten(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"
             halted = break_circuit(self._worker, self._checkpoints, executor, shard, last)
             return TransactionPlan(
-                DeadLettered(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
+                LetterWritten(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
             )
 
         return planner

@@ -34,6 +34,7 @@ from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
+from penstock.observer import DeadLettered, ShardHalted
 from penstock.records import Scope, Shard, ShardName, forget_parsed
 
 log = structlog.get_logger("penstock.consumer")
@@ -114,7 +115,7 @@ class JobDeliverer:
         if job.attempts > self._worker.attempts:
             attempts = self._worker.attempts
             why = f"handed over {attempts} times, and never settled: its handler hung, or its worker died"
-            return self._dead_letter(lease, job, why, attempts)
+            return self._dead_letter(lease, job, why, attempts, "HandlerHung")
         state = self._states.take(lease)
         while True:
             try:
@@ -168,7 +169,7 @@ class JobDeliverer:
             case Cancel():
                 return self._cancel(lease, job, state)
             case DeadLetter():
-                return self._dead_letter(lease, job, reason(done), job.attempts)
+                return self._dead_letter(lease, job, reason(done), job.attempts, "DeadLetter")
             case _:
                 return Ended(lease, Counts(stale=1), None)
 
@@ -180,7 +181,7 @@ class JobDeliverer:
         except NotApplied as failed:
             if isinstance(failed.outcome, Conflict | Unavailable):  # it is asked again, since nothing has happened
                 return self._put_back(lease, state, failed, MAX_PAUSE_S)
-            return self._halt(lease, job, f"could not be cancelled: {failed.reason}")
+            return self._halt(lease, job, f"could not be cancelled: {failed.reason}", failed.kind)
         if ending is Ending.STALE:
             return Ended(lease, Counts(stale=1), None)
         return _ended(lease, Counts(cancelled=1) if ending is Ending.APPLIED else Counts(skipped=1), "done")
@@ -199,9 +200,9 @@ class JobDeliverer:
             case PassItem():
                 return self._cancel(lease, job, state)
             case Halt(attempts):
-                return self._halt(lease, job, f"failed {attempts} times: {failed.reason}")
+                return self._halt(lease, job, f"failed {attempts} times: {failed.reason}", failed.kind)
             case _:
-                return self._dead_letter(lease, job, failed.reason, job.attempts)
+                return self._dead_letter(lease, job, failed.reason, job.attempts, failed.kind)
 
     def _put_back(self, lease: Lease, state: RetryState, failed: NotApplied, after_s: float) -> Ended:
         """Puts a job back until a server or a service may be there again; the attempt does not count."""
@@ -209,7 +210,7 @@ class JobDeliverer:
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
         return _back(lease, after_s)
 
-    def _dead_letter(self, lease: Lease, job: Job[Any], why: str, attempts: int) -> Ended:
+    def _dead_letter(self, lease: Lease, job: Job[Any], why: str, attempts: int, kind: str) -> Ended:
         """Dead-letters a job; if even that is impossible, its shard halts."""
         log.warning("dead-lettering", consumer=self._worker.name, item=job.place)
         shard = _shard(job)
@@ -219,23 +220,29 @@ class JobDeliverer:
         except NotApplied as failed:
             if isinstance(failed.outcome, Conflict | Unavailable):
                 return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
-            return self._halt(lease, job, f"could not be dead-lettered: {failed.reason}")
+            return self._halt(lease, job, f"could not be dead-lettered: {failed.reason}", kind)
         except psycopg.Error as error:
-            return self._halt(lease, job, f"could not be dead-lettered: {reason(error)}")
+            return self._halt(lease, job, f"could not be dead-lettered: {reason(error)}", kind)
         if written is None:
             return Ended(lease, Counts(stale=1), None)
         if written.halted is not None and not written.is_written:
             return _back(lease, halted=written.halted)
+        if written.is_written:
+            where = self._worker.name, job.channel, job.shard, kind
+            self._transaction.observers(DeadLettered(*where))
+            if written.halted is not None:
+                self._transaction.observers(ShardHalted(*where))
         ended = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
         return replace(ended, halted=written.halted)
 
-    def _halt(self, lease: Lease, job: Job[Any], why: str) -> Ended:
+    def _halt(self, lease: Lease, job: Job[Any], why: str, kind: str) -> Ended:
         """Halts the job's shard; the job goes back where it was."""
         shard, said = _shard(job), f"{job.place} {why}"
         try:
             self._write(shard, self._letters.halt(shard, said))
         except NotApplied as failed:  # it fails again, and halts then
             return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
+        self._transaction.observers(ShardHalted(self._worker.name, job.channel, job.shard, kind))
         return _back(lease, halted=said)
 
     def _write(self, shard: ShardName, plan: Planner[Result]) -> Result:

@@ -4,7 +4,7 @@ Its own thread reads and looks after the slots; the slots work; one thread ackno
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -17,7 +17,7 @@ from penstock.channels.isolation import isolated
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
 from penstock.clients import Lease, QueueReader
-from penstock.consuming.delivery import Consumed
+from penstock.consuming.delivery import Consumed, Counts
 from penstock.consuming.failures import FailureLog
 from penstock.consuming.queue.acknowledger import Acknowledger
 from penstock.consuming.queue.in_flight import InFlight, RunningJob
@@ -158,7 +158,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._upkeep = JobUpkeep(self._transaction, self._client, self._shape, self._letters, self._jobs)
         self._leave_out_shards()
         jobs = self._jobs
-        self._acknowledger = Acknowledger(self._reader, jobs.settled, jobs.fail)
+        self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail)
         self._slots: WorkerSlots = make_slots(
             SlotWork(self._spec, self._make_deliverer, self._deliver_in, jobs.fail, lambda: jobs.is_stopping)
         )
@@ -199,12 +199,21 @@ class QueueWorker(Worker[Job[Any]]):
             self._halted.add(Shard(lease.message.shard))
         self._end(ended)
 
+    def _settled(self, ended: Sequence[Ended]) -> None:
+        """Jobs were settled; called by the acknowledger's thread."""
+        self._jobs.settled(ended)
+        total = Counts()
+        for each in ended:
+            total.count(each.counts)
+        assert self._transaction is not None
+        self._transaction.report(total)
+
     def _end(self, ended: Ended) -> None:
         if self._jobs.end(ended.lease):
             self._acknowledger.put(ended)
 
     @override
-    def round(self, block_ms: int | None = None) -> Consumed:
+    def _round(self, block_ms: int | None) -> Consumed:
         """Reads jobs for free slots, or waits, ``block_ms`` at the longest; returns the result of those that have ended."""
         self._opened_reader()
         if self._jobs.error is not None:
@@ -236,7 +245,7 @@ class QueueWorker(Worker[Job[Any]]):
                 self._may_have_more = False
                 for lease in self._jobs.stop():
                     self._end(released(lease))
-            consumed.merge(self.round(block_ms=SLICE_BLOCK_MS if self._taken else 0))
+            consumed.merge(self._round(block_ms=SLICE_BLOCK_MS if self._taken else 0))
             since = (since or monotonic()) if self._jobs.is_settling else 0.0
             if since and monotonic() - since > ACKNOWLEDGING_S:
                 what = f"settling jobs of {self.consumer.name}"

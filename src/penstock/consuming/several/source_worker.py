@@ -29,6 +29,7 @@ from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.journal.journal_reader import log_epochs
+from penstock.observer import ShardHalted
 from penstock.records import Epoch, Offset, Record, ShardName
 
 Confirm = Callable[[Mapping[ShardName, Sequence[Record]]], Mapping[ShardName, Sequence[Record]]]
@@ -129,7 +130,7 @@ class SourceWorker(LogWorker[Record]):
         self._link.close()
 
     @override
-    def round(self, block_ms: int | None = None) -> Consumed:
+    def _round(self, block_ms: int | None) -> Consumed:
         self._opened()
         if monotonic() >= self._report_at:
             try:
@@ -138,7 +139,7 @@ class SourceWorker(LogWorker[Record]):
                 raise
             except ServerUnavailable as error:
                 log.debug("not reported", consumer=self.consumer.name, reason=describe(error))
-        return super().round(block_ms)
+        return super()._round(block_ms)
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
@@ -228,6 +229,9 @@ class SourceWorker(LogWorker[Record]):
 
         with suppress(NotApplied):  # it is compared again
             if self._transaction.apply([shard], plan):
+                self._transaction.observers(
+                    ShardHalted(self.consumer.name, shard.channel, shard.shard, "HistoryDiverged")
+                )
                 log.error(
                     "shard halted, the source's history has diverged",
                     consumer=self.consumer.name,

@@ -231,9 +231,9 @@ class FrameWorker(LogWorker[Place]):
         super().open()
 
     @override
-    def round(self, block_ms: int | None = None) -> Consumed:
+    def _round(self, block_ms: int | None) -> Consumed:
         with named_jobs(self._spark, f"consumer {self.consumer.name}"):
-            return super().round(block_ms)
+            return super()._round(block_ms)
 
     def abandon(self) -> None:
         """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""

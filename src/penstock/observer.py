@@ -1,0 +1,217 @@
+"""Events of a process that works on a pipeline, and who observes them: metrics, probes, an application's own alarms.
+
+    pipeline.observe(function)      function(event) is called for each event, in the thread that it happens in
+
+Events are of rounds and batches, never of single records.  Without an observer none is made.  An observer must be quick, and
+may be called by several threads at once; what it raises is logged, and nothing else comes of it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+log = logging.getLogger("penstock.observer")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBegan:
+    """A streamer or a worker begins, and has not connected yet.
+
+    Attributes:
+        worker: Name of the consumer, or ``streamer``.
+    """
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    """A round of a streamer or of a worker has ended: both servers have answered.
+
+    Attributes:
+        worker: As of ``LoopBegan``.
+        seconds: Duration of the round; a worker's includes the wait for work.
+    """
+
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAway:
+    """A server does not answer: it is asked again after a pause.
+
+    Attributes:
+        worker: As of ``LoopBegan``.
+        server: ``postgres`` or ``redis``.
+        seconds: The pause.
+    """
+
+    worker: str
+    server: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Work of a streamer.
+
+    Attributes:
+        sequenced: Records that got their offset.
+        added: Records that were new to their channel in Redis.
+        known: Records sent that it already had.
+        removed: Staged records that retention removed.
+        backlog: Records that are sequenced and not in Redis; None if this was not looked at.
+    """
+
+    sequenced: int = 0
+    added: int = 0
+    known: int = 0
+    removed: int = 0
+    backlog: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerBegan:
+    """A handler is called.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: The channel that it reads.
+        records: Records, members or jobs that it is given.
+    """
+
+    consumer: str
+    channel: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerEnded:
+    """A handler has returned or failed; its transaction is not committed yet.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: The channel that it reads.
+        records: Records, members or jobs that it was given.
+        seconds: How long it took.
+        error: Class of the error that it raised; None if it raised none, or an outcome such as ``Snooze``.
+    """
+
+    consumer: str
+    channel: str
+    records: int
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Records, members or jobs were delivered, and what became of them is committed.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: The channel that it reads.
+        counts: How many were ``applied``, ``skipped``, ``dead``, ``backfilled``, ``cancelled``, ``snoozed``, ``retried``,
+            ``stale``; those that are 0 are missing.
+        latencies_us: Microseconds from staging to the handler, of each that was applied, by Postgres' clock; none of jobs.
+    """
+
+    consumer: str
+    channel: str
+    counts: Mapping[str, int]
+    latencies_us: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHalted:
+    """A consumer stops in a shard until an operator lets it go on: see ``penstock status``.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: The channel that it reads.
+        shard: Number of the shard.
+        error: Class of the last error.
+    """
+
+    consumer: str
+    channel: str
+    shard: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A record, a member or a job has become a dead letter: see ``penstock dead-letters``.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: The channel that it reads.
+        shard: Number of the shard.
+        error: Class of the last error.
+    """
+
+    consumer: str
+    channel: str
+    shard: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStopped:
+    """The streamer leaves a shard out, and checks it again every few seconds; the others go on.
+
+    Attributes:
+        channel: The channel.
+        shard: Number of the shard.
+        error: Class of the error.
+    """
+
+    channel: str
+    shard: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochChanged:
+    """The streamer goes on in a new epoch: an operator has opened it, or the streamer itself after a switch-over.
+
+    Attributes:
+        epoch: Its number.
+    """
+
+    epoch: int
+
+
+Trouble = ShardHalted | DeadLettered | ShardStopped | EpochChanged
+"""Events that somebody may want to be woken by."""
+
+Event = LoopBegan | RoundEnded | ServerAway | Streamed | HandlerBegan | HandlerEnded | Delivery | Trouble
+
+Observer = Callable[[Event], object]
+"""Called with each event."""
+
+
+class Observers:
+    """The observers of a pipeline; false while there are none, so that no event need be made."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[Observer, ...] = ()
+        self._failed: set[tuple[Observer, type[Exception]]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    def __call__(self, event: Event) -> None:
+        """Calls each observer; what one raises is logged once a class, without its text, which may quote a payload."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception as error:  # noqa: BLE001  metrics must not stop the work
+                if (kind := (observer, type(error))) not in self._failed:
+                    self._failed.add(kind)
+                    log.warning("an observer failed at %s: %s", type(event).__name__, type(error).__name__)
+
+    def add(self, observer: Observer) -> None:
+        """Adds an observer, behind the others."""
+        self._observers = (*self._observers, observer)

@@ -1,0 +1,198 @@
+"""Events of rounds and batches, as observers see them."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy.orm import Session
+
+from fixtures.flow import stage_rows
+from fixtures.jobs import Bench
+from fixtures.reader import ALL, Reader, apply
+from penstock import Log, Pipeline
+from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.connections import Connection
+from penstock.errors import ForeignLog, ServerUnavailable
+from penstock.observer import (
+    DeadLettered,
+    Delivery,
+    EpochChanged,
+    Event,
+    HandlerBegan,
+    HandlerEnded,
+    LoopBegan,
+    RoundEnded,
+    ServerAway,
+    ShardHalted,
+    ShardStopped,
+    Streamed,
+)
+from penstock.records import Record
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def events(flow: Pipeline) -> list[Event]:
+    """The events of the pipeline, as they come."""
+    found: list[Event] = []
+    flow.observe(found.append)
+    return found
+
+
+def only(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def total(events: list[Event]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for delivery in only(events, Delivery):
+        counts.update(delivery.counts)
+    return counts
+
+
+def refuse_the_fifth(session: Session, record: Record) -> None:
+    if record.id == 5:
+        raise ValueError("a payload")
+    apply(session, [record])
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_what_is_committed_is_counted_once_and_a_dead_letter_is_named(reader: Reader, events: list[Event]) -> None:
+    reader.declare(refuse_the_fifth, each=True, attempts=2)
+    reader.drain()
+    again = reader.worker()
+    again.open()
+    again.rewind(20)
+    again.drain()
+
+    assert total(events) == Counter(applied=19, dead=1, skipped=20)
+    assert len([us for each in only(events, Delivery) for us in each.latencies_us]) == len(reader.effects()) == 19
+    assert only(events, DeadLettered) == [DeadLettered("reader", "things", 0, "ValueError")]
+    calls = only(events, HandlerEnded)
+    assert Counter(call.error for call in calls)["ValueError"] >= 2
+    assert len(calls) == len(only(events, HandlerBegan))
+    assert sum(call.records for call in calls if call.error is None) == 19
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_events_do_not_grow_with_the_records(reader: Reader, events: list[Event]) -> None:
+    reader.declare(apply)
+    reader.drain()
+    few = len(events)
+    reader.stage(200, 200)
+    reader.drain()
+
+    assert total(events)["applied"] == 420
+    assert len(events) <= 3 * few
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_what_was_applied_before_a_round_failed_is_counted(reader: Reader, events: list[Event]) -> None:
+    """The round ends with an error, but the records of its first part are committed."""
+
+    def handler(session: Session, record: Record) -> None:
+        if record.id == 5 and not seen:
+            seen.append(record.id)
+            raise ValueError
+        apply(session, [record])
+        if seen and record.id == 6:
+            raise SystemExit(1)
+
+    seen: list[int] = []
+    reader.declare(handler, each=True, attempts=1, on_poison="dead_letter")
+    with pytest.raises(Exception, match="SystemExit"):
+        reader.drain()
+
+    assert total(events)["applied"] == len(reader.effects()) > 0
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_a_halted_shard_is_told_when_it_halts_and_not_each_time_it_is_looked_at(
+    reader: Reader, events: list[Event]
+) -> None:
+    reader.declare(refuse_the_fifth, each=True, attempts=1, on_poison="halt")
+    reader.drain()
+    reader.drain()
+    assert only(events, ShardHalted) == [ShardHalted("reader", "things", 0, "ValueError")]
+
+
+def test_jobs_are_counted_to_the_last_one_that_ends_while_the_worker_closes(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+) -> None:
+    events: list[Event] = []
+    working.observe(events.append)
+
+    @working.worker(reads=working.channels["jobs"], name="receipts", attempts=1)  # type: ignore[arg-type]
+    def receipts(_: Session, job: Any) -> None:
+        if job.data == "poison":
+            raise LookupError
+
+    bench.stage(30)
+    bench.stage(data="poison")
+    worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
+    with worker:
+        while len(bench.unfinished) > 1:
+            worker.round(block_ms=10)
+
+    assert total(events) == Counter(applied=30, dead=1)
+    assert only(events, DeadLettered) == [DeadLettered("receipts", "jobs", 0, "LookupError")]
+
+
+def test_a_streamer_counts_what_it_streams_and_names_a_shard_that_it_leaves_out(
+    streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis, events: list[Event]
+) -> None:
+    stage_rows(connection, things, 20)
+    streamer.drain()
+    assert sum(each.sequenced for each in only(events, Streamed)) == 20
+    assert sum(each.added for each in only(events, Streamed)) == 20
+    assert only(events, RoundEnded)
+
+    [key] = redis_client.keys("*{things/1}:log")
+    redis_client.delete(key)
+    redis_client.set(key, "something else")
+    stage_rows(connection, things, 20)
+    for _ in range(2):
+        with pytest.raises(ForeignLog):
+            streamer.drain()
+    assert only(events, ShardStopped) == [ShardStopped("things", 1, "ForeignLog")]
+
+    redis_client.delete(key)
+    connection.execute("UPDATE penstock.epochs SET timeline = 77")  # as after a switch-over
+    streamer.open()
+    assert only(events, EpochChanged) == [EpochChanged(2)]
+
+
+def test_a_server_that_is_away_is_named(flow: Pipeline, database_url: str, reader: Reader, events: list[Event]) -> None:
+    reader.declare(apply)
+    nowhere = "redis://127.0.0.1:1/0"
+    worker = make_worker(flow, flow.get_consumer("reader"), database_url, nowhere)
+    for loop in (worker, Streamer(flow, database_url, nowhere)):
+        loop.run(lambda: len(only(events, ServerAway)) > len(only(events, LoopBegan)) - 1)
+
+    assert [(each.worker, each.server) for each in only(events, ServerAway)] == [
+        ("reader", "redis"),
+        ("streamer", "redis"),
+    ]
+    assert [each.worker for each in only(events, LoopBegan)] == ["reader", "streamer"]
+    assert only(events, RoundEnded) == []
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_an_observer_that_fails_stops_nothing_and_is_logged_once_without_its_text(
+    reader: Reader, flow: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    @flow.observe
+    def failing(_: Event) -> None:
+        raise ServerUnavailable("a payload")
+
+    reader.declare(apply)
+    with caplog.at_level(logging.WARNING, "penstock.observer"):
+        reader.drain()
+
+    assert reader.effects() == ALL
+    assert [record.message for record in caplog.records if record.name == "penstock.observer"] == [
+        "an observer failed at HandlerBegan: ServerUnavailable"
+    ]
