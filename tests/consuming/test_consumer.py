@@ -514,4 +514,4 @@ def test_what_is_opened_twice_has_one_connection_of_each_kind_and_says_that_it_h
 
     eventually(lambda: connections() == before, "the first connections are closed")
     [begun] = [each for each in logs if each["event"] == "consuming"]
-    assert (begun["consumer"], begun["channel"], begun["shards"]) == (worker.consumer.name, "things", 2)
+    assert (begun["consumer"], begun["channel"], begun["shard_count"]) == (worker.consumer.name, "things", 2)

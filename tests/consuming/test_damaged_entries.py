@@ -29,7 +29,7 @@ from penstock.verifying.examiner import InlineExaminer
 STREAM = "penstock:{things/0}:log"
 BY_CODEC = {"none": PLAIN, "zstd": COMPRESSED}
 ENTRIES, EACH = 4, 20
-REASON = "damaged entry, reading its records from the journal"
+REASON = "damaged entry"
 
 
 @pytest.fixture

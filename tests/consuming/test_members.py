@@ -529,7 +529,7 @@ def test_a_handler_that_commits_halts_its_shard(
     [(shard, reason)] = halted.items()
     assert "the handler committed the transaction" in reason
     assert reason.endswith(", then: penstock reset checkpoint indexer --resume --apply")
-    said = [each for each in logs if each["event"] == "shard halted, see penstock status"]
+    said = [each for each in logs if each["event"] == "shard halted"]
     assert [each["shard"] for each in said] == [str(shard)]
     assert set(waiting(redis_client)) == {b"a"}
 

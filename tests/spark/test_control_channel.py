@@ -181,7 +181,7 @@ def test_the_driver_takes_connections_again_once_it_has_files_again() -> None:
             eventually(lambda: logged, "the connection cannot be taken")
 
         assert request_plan(server.address) == PLAN
-    assert [line["event"] for line in logged] == ["a connection of a task cannot be taken"]
+    assert [line["event"] for line in logged] == ["connection refused"]
     for client in clients:
         client.close()
     server.close()

@@ -67,7 +67,7 @@ def test_executors_that_register_one_by_one_are_waited_for(clock: list[float], s
         make(slots).wait_for_slots(lambda: False)
 
     assert 7 < clock[0] - began < 9
-    assert {name: logs[0][name] for name in ("slots", "tasks")} == {"slots": 0, "tasks": 6}
+    assert {name: logs[0][name] for name in ("slots", "task_count")} == {"slots": 0, "task_count": 6}
 
 
 def test_as_many_slots_as_there_is_work_for_are_not_waited_for(clock: list[float], slots: FakeSlots) -> None:
@@ -137,7 +137,7 @@ def test_a_cluster_that_has_lost_its_last_slot_says_what_it_waits_for(
         slots.now = 4
         checks(schedule, clock, 20)
 
-    said = {"event": "waiting for executors", "log_level": "warning", "slots": 0, "tasks": 6}
+    said = {"event": "waiting for executors", "log_level": "warning", "slots": 0, "task_count": 6}
     assert logs == [said, said]
 
 

@@ -92,7 +92,7 @@ def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
 
     gave_up = Outcome.GAVE_UP
     assert ended == [gave_up, gave_up, Outcome.FINISHED, gave_up]
-    assert [each["seconds"] for each in logs] == [1.0, 2.0, 1.0]
+    assert [each["retry_s"] for each in logs] == [1.0, 2.0, 1.0]
 
 
 @contextmanager

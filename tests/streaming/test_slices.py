@@ -235,7 +235,7 @@ def test_a_backlog_that_exceeds_the_statement_timeout_is_delayed_and_not_stuck(
         sequencer = Sequencer(limited, DEFAULT_SCOPE)
         eventually(lambda: went_on(sequencer) and tail(connection) == 250_000, "all is sequenced")
 
-    failed = [each for each in logs if each["event"] == "tick failed, trying slices"]
+    failed = [each for each in logs if each["event"] == "tick failed"]
     assert "statement timeout" in failed[0]["reason"]
 
 

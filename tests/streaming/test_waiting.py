@@ -14,7 +14,7 @@ def run_without_redis(flow: Pipeline, database_url: str, tmp_path: Path, seconds
     end = monotonic() + seconds
     with capture_logs() as logs:
         Streamer(flow, database_url, f"unix://{tmp_path}/none.sock?db=0").run(lambda: monotonic() >= end)
-    return [entry["seconds"] for entry in logs if entry["event"] == "waiting"]
+    return [entry["retry_s"] for entry in logs if entry["event"] == "waiting"]
 
 
 def test_the_pauses_double_and_are_waited_out(flow: Pipeline, database_url: str, tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ class Stop:
 
 def _abandon() -> None:
     structlog.get_logger("penstock.cli").warning(
-        "abandoned a batch in progress",
-        after_seconds=GRACE_S,
-        then="its transaction is rolled back, and the batch is applied again later",
+        "batch abandoned",
+        after_s=GRACE_S,
+        reason="its transaction is rolled back, and the batch is applied again later",
     )
     os._exit(0)
 

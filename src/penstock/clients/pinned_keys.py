@@ -152,9 +152,9 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
             value = checked_value("the function's result", (yield Invoke(make)))
             try:
                 if not (yield from self._operations.put_computed(key, value, ttl_s, fresh_s, lock)):
-                    log.warning("a computed value was not pinned: it took longer than lease_s", lease_s=lease_s)
+                    log.warning("value not pinned", reason="computing it took longer than lease_s", lease_s=lease_s)
             except ServerUnavailable as error:
-                log.warning("a computed value was not pinned", error=type(error).__name__)
+                log.warning("value not pinned", reason=type(error).__name__)
         except BaseException:
             yield from unlock(self._operations, lock)
             raise

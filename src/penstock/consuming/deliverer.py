@@ -272,7 +272,7 @@ class Deliverer(Generic[Item]):
             consumer=self._consumer.name,
             shard=str(delivery.shard),
             reason=failed.kind,
-            seconds=round(after_s, 1),
+            retry_s=round(after_s, 1),
         )
 
         shard, said = delivery.shard, f"waiting after {failed.reason}"

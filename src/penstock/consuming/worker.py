@@ -105,7 +105,9 @@ class Worker(Runner[Consumed], Generic[Item]):
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, self._scope, source)
         self._has_opened, self._rest_until, self._unusable = True, {}, {}
-        log.info("consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shards=len(self._shards))
+        log.info(
+            "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
+        )
 
     def _take_shards(self, channel: RegisteredChannel) -> None:
         """Chooses the shards to work on, of every generation."""
@@ -249,7 +251,7 @@ class Worker(Runner[Consumed], Generic[Item]):
             self._transaction = self._client = None
 
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
-        log.warning("waiting", consumer=self.consumer.name, reason=describe(error), seconds=seconds)
+        log.warning("waiting", consumer=self.consumer.name, reason=describe(error), retry_s=seconds)
         self._away_until = monotonic() + seconds
         self._observers(ServerAway(self.consumer.name, find_server(error), seconds))
 
@@ -258,11 +260,11 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._retrying.discard(shard)
         if delivered.halted is not None:
             # Not the reason: it may hold what the handler said of a payload.
-            log.error("shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard))
+            log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
             self._rest(shard, HALTED_PAUSE_S)
         elif delivered.is_paused:
             self._is_paused = True
-            log.info("paused, see penstock status", consumer=self.consumer.name)
+            log.info("paused", consumer=self.consumer.name, see="penstock status")
         elif delivered.retry_after_s is not None:
             self._retrying.add(shard)
             self._rest(shard, delivered.retry_after_s)

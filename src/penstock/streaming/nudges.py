@@ -99,6 +99,6 @@ class Nudges:
         with suppress(psycopg.Error):
             self.close()
         self._connection = None
-        report = log.debug if self._reported else log.warning
-        report("not listening for nudges", reason=reason, seconds=DEAF_S)
+        if not self._reported:
+            log.warning("not listening for nudges", reason=reason, retry_s=DEAF_S)
         self._reported = True

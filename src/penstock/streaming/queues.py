@@ -108,7 +108,7 @@ def _read_own(headers: str, record: RecordId) -> dict[str, Any]:
     except ValueError:  # of whatever header: nested too deep, or a number with too many digits
         own = None
     if not isinstance(own, dict):
-        log.warning("reserved header is no object, and ignored", record=record, header=RESERVED)
+        log.warning("header ignored", record=record, header=RESERVED, reason="it is no object")
         return {}
     return own
 

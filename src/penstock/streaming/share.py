@@ -142,17 +142,13 @@ class ShardTakeover:
         """Takes shards over."""
         if shards:
             self.taken.update(shards)
-            log.warning(
-                "taking over shards that nobody publishes",
-                share=str(self._share),
-                shards=[str(shard) for shard in sorted(shards)],
-            )
+            log.warning("taking over shards", share=str(self._share), shards=[str(shard) for shard in sorted(shards)])
 
     def give_back(self, shard: ShardName) -> None:
         """Leaves a shard to its own share, because another process has published it."""
         if shard in self.taken:
             self.taken.remove(shard)
-            log.info("leaving a shard to its share", share=str(self._share), shard=str(shard))
+            log.info("giving back a shard", share=str(self._share), shard=str(shard))
 
 
 class TickTakeover:
@@ -174,12 +170,12 @@ class TickTakeover:
             self._tick, self._since = tick, monotonic()
             if self.is_ticking:
                 self.is_ticking = False
-                log.info("leaving the ticks to their share", share=str(self._share))
+                log.info("giving back the ticks", share=str(self._share))
         elif not has_new:
             self._since = monotonic()
         if has_new and not self.is_ticking and self._has_waited():
             self.is_ticking = True
-            log.warning("taking over the ticks, which nobody makes", share=str(self._share))
+            log.warning("taking over the ticks", share=str(self._share))
         return self.is_ticking and has_new
 
     def ticked(self, tick: int) -> None:

@@ -232,7 +232,7 @@ class Streamer(Runner[RoundResult]):
         if added and is_repeated("streamer.after_publish"):
             known += publisher.resend(added).known
         if published.healed:
-            log.warning("log was behind, replaying", shards=[str(shard) for shard in published.healed])
+            log.warning("log was behind", shards=[str(shard) for shard in published.healed])
         done = RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
         self._observers(Streamed(done.sequenced, added, known, backlog=done.backlog))
         return done
@@ -329,7 +329,7 @@ class Streamer(Runner[RoundResult]):
                     if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
                         raise
                     pause_s, seconds = 0.0, backoff.next_s()
-                    log.warning("waiting", reason=describe(error), seconds=seconds)
+                    log.warning("waiting", reason=describe(error), retry_s=seconds)
                     self._observers(ServerAway(NAME, find_server(error), seconds))
                     pause(seconds, stop)
                     continue

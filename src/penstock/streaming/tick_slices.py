@@ -103,7 +103,7 @@ class Slices:
             raise error
         self.drop_plan()
         self.most = MAX_RECORDS if self.most is None else max(MIN_RECORDS, self.most // 2)
-        log.warning("tick failed, trying slices", reason=first_line(error), records=self.most)
+        log.warning("tick failed", reason=first_line(error), records=self.most)
 
     def _is_least(self, most: int) -> bool:
         return most <= MIN_RECORDS or (bool(self._planned) and self._planned[0].records > 2 * most)

@@ -289,7 +289,9 @@ def test_an_expired_record_is_dropped_counted_and_told(work: GroupedLog, reader:
 
     assert len(taken) == 0
     assert [(each.first, each.last) for each in taken.dropped] == [(1, 2)]
-    assert [(each["event"], each["first"], each["last"]) for each in logs] == [("records dropped", 1, 2)]
+    assert [(each["event"], each["reason"], each["first"], each["last"]) for each in logs] == [
+        ("records skipped", "dropped", 1, 2)
+    ]
     [state] = group.states().values()
     assert (state.dropped, state.pending, state.redelivered) == (2, 0, again)
     assert again >= 2

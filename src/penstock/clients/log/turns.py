@@ -269,9 +269,10 @@ class GroupReader:
 
     def _report(self, taken: Taken) -> None:
         """Logs what nobody gets: a caller may not ask for it."""
-        for event, ranges in (("records missed", taken.missed), ("records dropped", taken.dropped)):
+        for why, ranges in (("missed", taken.missed), ("dropped", taken.dropped)):
             for each in ranges:
-                log.warning(event, group=self.options.group, shard=str(each.shard), first=each.first, last=each.last)
+                where = {"shard": str(each.shard), "first": each.first, "last": each.last}
+                log.warning("records skipped", group=self.options.group, **where, reason=why)
 
     def _raise_error(self) -> None:
         """Raises what the last read has met behind the records that it returned."""

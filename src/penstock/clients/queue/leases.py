@@ -164,7 +164,7 @@ class LeaseHeartbeat:
             try:
                 self._beat(shard, held)
             except PenstockError as error:  # it may be over by the next; else the lease ends
-                log.warning("heartbeat failed", shard=shard, error=type(error).__name__)
+                log.warning("heartbeat failed", shard_number=shard, error=type(error).__name__)
 
     def _beat(self, shard: int, held: Sequence[Held]) -> None:
         if (extend := self._extend()) is None:

@@ -178,9 +178,9 @@ class Rounds:
         """Logs that messages are lost."""
         if lost:
             log.error(
-                "messages lost: their bodies were deleted from Redis",
-                queue=self.shape.name,
-                shard=shard.number,
+                "messages lost",
+                reason="their bodies were deleted from Redis",
+                shard=f"{self.shape.name}/{shard.number}",
                 count=lost,
             )
 

@@ -185,7 +185,7 @@ class IckWorker(Worker[ReservedMember]):
             return answer
         if not self._is_free(shard):
             return answer
-        log.warning("taking over", consumer=self.consumer.name, shard=str(shard), of=answer.holder)
+        log.warning("taking over", consumer=self.consumer.name, shard=str(shard), holder=answer.holder)
         return ick.reserve(in_place_of=answer)
 
     def _is_free(self, shard: ShardName) -> bool:

@@ -140,7 +140,7 @@ class LogWorker(Worker[Placed]):
         standing = transaction.read(read)
         if standing.keys() <= self._channel_shards:
             return standing
-        log.info("the number of shards was changed", consumer=self.consumer.name)
+        log.info("shards changed", consumer=self.consumer.name)
         self.close()
         transaction, _ = self._opened()
         return transaction.read(read)
@@ -224,7 +224,7 @@ class LogWorker(Worker[Placed]):
                 _, deliverer = self._opened()
                 return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
             # It need not be about all of them: alone, each has its own attempts.
-            log.info("failed together, going shard by shard", consumer=self.consumer.name, error=failed.kind)
+            log.info("failed together", consumer=self.consumer.name, error=failed.kind)
             return {}
         total = Counts()
         for delivered in together.values():
@@ -264,12 +264,7 @@ class LogWorker(Worker[Placed]):
         """Logs an entry once, however many batches its records are."""
         if self._reported.get(shard) != error.last:
             self._reported[shard] = error.last
-            log.error(
-                "damaged entry, reading its records from the journal",
-                consumer=self.consumer.name,
-                shard=str(shard),
-                reason=describe(error),
-            )
+            log.error("damaged entry", consumer=self.consumer.name, shard=str(shard), reason=describe(error))
 
     def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
         """Takes over checkpoints that an operator or another process has moved; returns records that the log has lost."""

@@ -92,7 +92,7 @@ class Acknowledger:
         except UNUSABLE as error:
             # An effect is in Postgres: should the message ever come again, it is settled without another.
             shard = ended[0].lease.message.shard
-            log.warning("leases not settled", shard=shard, error=str(error), count=len(pairs))
+            log.warning("leases not settled", shard_number=shard, reason=str(error), count=len(pairs))
             self._reader.forget([lease for lease, _ in pairs])
         except PenstockError as error:
             log.warning("settling again", error=type(error).__name__, count=len(pairs))

@@ -175,7 +175,7 @@ class JobDeliverer:
 
     def _cancel(self, lease: Lease, job: Job[Any], state: RetryState) -> Ended:
         """Finishes a job without an effect; the handler's reason may hold a payload, and is not logged."""
-        log.info("job cancelled", consumer=self._worker.name, job=job.place)
+        log.info("cancelled", consumer=self._worker.name, item=job.place)
         try:
             ending = self._transaction.finish(job, lambda: self._is_ours(lease))
         except NotApplied as failed:

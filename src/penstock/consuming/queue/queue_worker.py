@@ -62,7 +62,9 @@ class HungSlots:
 
     def abandon(self, running: RunningJob) -> None:
         """Stops waiting for a slot; its handler has no effect."""
-        log.error("handler hangs", consumer=self._spec.name, job=running.lease.message.id, limit_s=self._spec.limit)
+        log.error(
+            "handler hangs", consumer=self._spec.name, record=int(running.lease.message.id), limit_s=self._spec.limit
+        )
         running.slot.is_abandoned = True
         running.lease.held.is_stale = True
         self._slots.append(running.slot)
@@ -232,7 +234,7 @@ class QueueWorker(Worker[Job[Any]]):
         for shard in consumed.halted:
             self._leave_out_shards()
             # Not the reason: it may hold what the handler said of a payload.
-            log.error("shard halted, see penstock status", consumer=self.consumer.name, shard=str(shard))
+            log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
         return consumed
 
     @override

@@ -172,11 +172,7 @@ class SourceLink:
             retired = sorted(sound.keys() - reported.keys())
             if retired and not self._is_retired:
                 self._is_retired = True
-                log.error(
-                    "retired at the source, where retention no longer waits",
-                    **self._where,
-                    shards=[shard.shard for shard in retired],
-                )
+                log.error("retired at the source", **self._where, shards=[str(shard) for shard in retired])
             self._write(connection, sound, reported)
             return diverged
 

@@ -232,12 +232,7 @@ class SourceWorker(LogWorker[Record]):
                 self._transaction.observers(
                     ShardHalted(self.consumer.name, shard.channel, shard.shard, "HistoryDiverged")
                 )
-                log.error(
-                    "shard halted, the source's history has diverged",
-                    consumer=self.consumer.name,
-                    shard=str(shard),
-                    reason=reason,
-                )
+                log.error("shard halted", consumer=self.consumer.name, shard=str(shard), reason=reason)
         self._rest(shard, HALTED_PAUSE_S)
 
     @override

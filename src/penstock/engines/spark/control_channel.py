@@ -173,7 +173,7 @@ class ControlServer:
                 if self._stopped.is_set():
                     return
                 if not is_failing:
-                    self._log.warning("a connection of a task cannot be taken", reason=str(error))
+                    self._log.warning("connection refused", reason=str(error))
                 is_failing = True
                 self._stopped.wait(ACCEPT_PAUSE_S)
 

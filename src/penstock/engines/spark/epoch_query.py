@@ -95,7 +95,7 @@ class EpochQuery:
         lasted = monotonic() - self._began > MAX_BACKOFF_S
         self._backoff = 0.2 if lasted else min(MAX_BACKOFF_S, max(0.2, self._backoff * 2))
         self._restart_at = monotonic() + self._backoff
-        log.warning("query ended, restarting it", query=EPOCHS, reason=reason, seconds=self._backoff)
+        log.warning("query ended", query=EPOCHS, reason=reason, retry_s=self._backoff)
 
     def start(self) -> StreamingQuery:
         """Starts it; the counts of its tasks appear in its progress as observed metrics."""

@@ -50,7 +50,7 @@ class Schedule:
             if found >= self._most + self._reserved or (found and now - since >= settled_s):
                 return
             if now >= say_at:
-                log.info("waiting for executors", slots=found, tasks=self._most)
+                log.info("waiting for executors", slots=found, task_count=self._most)
                 say_at = now + SAY_EVERY_S
             sleep(0.1)
 
@@ -90,7 +90,7 @@ class Schedule:
         if self._slots.count():
             self._say_at = now + PATIENCE_S
         elif now >= self._say_at:
-            log.warning("waiting for executors", slots=0, tasks=self._most)
+            log.warning("waiting for executors", slots=0, task_count=self._most)
             self._say_at = now + SAY_EVERY_S
 
     def _has_other_slots(self) -> bool:
@@ -105,8 +105,6 @@ class Schedule:
             self._waits_since = now
         if now - self._waits_since < PATIENCE_S:
             return False
-        log.warning(
-            "tasks wait for slots: sharing those that there are", slots=running.placed, tasks=len(self._plan.tasks)
-        )
+        log.warning("tasks wait for slots", slots=running.placed, task_count=len(self._plan.tasks))
         self._next_limit, self._waits_since = running.placed, now
         return True

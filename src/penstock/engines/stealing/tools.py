@@ -205,7 +205,7 @@ class Tools:
         """Closes the connections, and leaves the servers alone for a while."""
         pause_s = self._backoff.next_s()
         self._resume_at = monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
-        log.warning("chores wait", reason=describe(error), seconds=pause_s)
+        log.warning("chores wait", reason=describe(error), retry_s=pause_s)
         self.close()
 
 

@@ -174,7 +174,7 @@ class _Opening:
                 sequenced=sum((plan.unsequenced or {}).values()),
                 rewound=[f"{each.consumer} {each.shard} {each.offset} to {each.journal}" for each in plan.rewound],
                 deleted=[each.shard for each in plan.deleted],
-                in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
+                ranges_in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
             )
         # Outside of the transaction, which keeps everybody waiting: there may be millions.
         in_doubt = tuple(self._compared.count(each, is_kept=is_applied) for each in plan.in_doubt)

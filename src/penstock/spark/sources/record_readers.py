@@ -164,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "is read any more: failOnDataLoss=false"
                 )
             if not self._has_warned:
-                log.warning("%s", found)
+                log.warning("positions left out: %s", found)
             self._has_warned = True
         return {shard: at for shard, at in known.items() if shard in available}
 
@@ -236,7 +236,7 @@ def _report(store: RecordStore, loss: str) -> None:
     """Raises a loss as an error, or logs it if the query accepts it."""
     if store.options.fail_on_data_loss:
         raise make_loss_error(loss)
-    log.warning("%s", loss)
+    log.warning("going on without records: %s", loss)
 
 
 def _read(store: RecordStore, projection: Projection, partition: InputPartition) -> Iterator[pa.RecordBatch]:
