@@ -37,12 +37,7 @@ class _MaskingFormatter(logging.Formatter):
 
 
 def configure(*, console: bool, level: str) -> None:
-    """Sets up structlog and the standard library's logging for this process.
-
-    Args:
-        console: Lines for people instead of JSON.
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-    """
+    """Sets up structlog and the standard library's logging for this process: lines for people (``console``), or JSON."""
     _chosen.update({FORMAT: "console" if console else "json", LEVEL: level})
     number = logging.getLevelNamesMapping()[level.upper()]
     stamps: list[Any] = [

@@ -92,15 +92,7 @@ def pause(seconds: float, stop: Callable[[], bool]) -> bool:
 
 
 def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:
-    """Runs loops until ``stop()`` is true, or one of them fails; the others are stopped then.
-
-    Args:
-        loops: By name, for threads and the log.
-        stop: Called by every thread.
-
-    Raises:
-        BaseException: What the first loop that failed has raised.
-    """
+    """Runs loops, by name, until ``stop()`` is true, or one of them fails: the others are stopped, and its error is raised."""
     failures: list[BaseException] = []
 
     def stopped() -> bool:

@@ -34,11 +34,7 @@ class UnreadableJson(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: It is no JSON, a number has too many digits, it is nested too deep, or there is no memory for it.
-    """
+    """The value of a JSON text.  Raises ``ValueError``, also for too many digits, deep nesting, or no memory for it."""
     value = decode_json(text)
     if len(text) > _SHORT:
         check_nesting(text, value)
@@ -46,11 +42,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_several(texts: Sequence[str]) -> list[Any]:
-    """The values of JSON texts, in half the time of one by one.
-
-    Raises:
-        ValueError: One of them is not JSON, or cannot be read.
-    """
+    """The values of JSON texts, in half the time of one by one.  Raises ``ValueError``."""
     parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
     if len(parsed) != len(texts):
         # A text that is no JSON by itself must not be taken for a part of its neighbour.
@@ -99,8 +91,7 @@ def _scan(text: str) -> Any:
 def check_nesting(text: str, value: Any) -> None:
     """Checks how deep the value of a JSON text is nested; only one of many brackets is looked through.
 
-    Raises:
-        UnreadableJson: Deeper than ``MAX_NESTING``.
+    Raises ``UnreadableJson`` if it is deeper than ``MAX_NESTING``.
     """
     if len(text) <= _SHORT or text.count("[") + text.count("{") <= MAX_NESTING:
         return
@@ -124,8 +115,7 @@ def _too_deep() -> UnreadableJson:
 def parse_number(text: bytes) -> int:
     """A number as Postgres and Redis write it: digits of ASCII, with a sign if it is below zero.
 
-    Raises:
-        ValueError: It is something else, even if Python takes it for a number, or out of the range of ``bigint``.
+    Raises ``ValueError`` for anything else, even if Python takes it for a number, or if it is out of the range of ``bigint``.
     """
     digits = text.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > _MAX_DIGITS or (number := int(digits)) > MAX_NUMBER:
@@ -150,11 +140,7 @@ _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, Non
 
 
 def parse_duration(given: Duration) -> float:
-    """The seconds of a duration; a text without a unit is in seconds.
-
-    Raises:
-        ValueError: It is something else, below zero, or has no end.
-    """
+    """The seconds of a duration, not below zero; a text without a unit is in seconds.  Raises ``ValueError``."""
     if isinstance(given, timedelta):
         seconds = given.total_seconds()
     elif isinstance(given, str):

@@ -42,11 +42,7 @@ BEGINNING = Offset(0)
 
 
 def checked_schema(name: object, of: str = "schema") -> str:
-    """Returns the name of a schema or a namespace, if it is valid.
-
-    Raises:
-        InvalidName: Not an unquoted lower-case identifier of at most 63 characters.
-    """
+    """The name of a schema or a namespace: an unquoted lower-case identifier of at most 63 characters.  Raises ``InvalidName``."""
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(
             f"{of} {name!r}: a {of} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
@@ -118,11 +114,7 @@ class LastRecord:
 
 
 def parse_offset(text: str) -> Offset:
-    """An offset of decimal digits.
-
-    Raises:
-        InvalidSetting: The text is something else, or greater than any offset.
-    """
+    """An offset of decimal digits.  Raises ``InvalidSetting``."""
     return Offset(_parse_number(text))
 
 
@@ -137,8 +129,7 @@ def _parse_number(text: str) -> int:
 def parse_places(text: str) -> list[Place]:
     """The places in a text, separated by spaces or commas; each may be followed by its record, as in an error's text.
 
-    Raises:
-        InvalidSetting: The text holds something else.
+    Raises ``InvalidSetting``.
     """
     found = [
         Place(ShardName(channel, Shard(_parse_number(shard))), Offset(_parse_number(offset)))
@@ -150,11 +141,7 @@ def parse_places(text: str) -> list[Place]:
 
 
 def parse_place(text: str) -> Place:
-    """The only place in a text.
-
-    Raises:
-        InvalidSetting: The text holds something else, or several.
-    """
+    """The only place in a text.  Raises ``InvalidSetting``."""
     found = parse_places(text)
     if len(found) > 1:
         raise InvalidSetting(f"{text!r}: give one place")
@@ -173,8 +160,7 @@ Moment = datetime | timedelta
 def parse_moment(text: str) -> Moment:
     """A time in ISO 8601, which is in UTC if it names no zone, or how long ago: ``90s``, ``15min``, ``2h``, ``3d``.
 
-    Raises:
-        InvalidSetting: The text is neither, or a time that Postgres cannot store.
+    Raises ``InvalidSetting``, also for a time that Postgres cannot store.
     """
     try:
         if text[-1:] in "smnhd":  # with the unit of a duration

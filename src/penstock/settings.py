@@ -195,8 +195,7 @@ def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
 def read_defaults(directory: Path = Path()) -> dict[str, Any]:
     """Values of the environment and of ``pyproject.toml``, for options that are not given.
 
-    Raises:
-        InvalidSetting: A source cannot be parsed, or ``[tool.penstock]`` has an unknown name.
+    Raises ``InvalidSetting``, also if ``[tool.penstock]`` has an unknown name.
     """
     file = directory / "pyproject.toml"
     try:

@@ -44,11 +44,7 @@ class DamagedFrame(ValueError):
 
 
 def compress(codec: Codec, text: bytes) -> bytes:
-    """The text as a channel stores it.
-
-    Raises:
-        CodecMissing: The library is not installed.
-    """
+    """The text as a channel stores it.  Raises ``CodecMissing``."""
     return text if codec == "none" else _zstd()[0](text)
 
 
@@ -62,22 +58,12 @@ def is_installed(codec: Codec) -> bool:
 
 
 def size(codec: Codec, stored: bytes) -> int:
-    """Size of the text, in bytes.
-
-    Raises:
-        CodecMissing: The library is not installed.
-        DamagedFrame: It is damaged, or says more than ``MAX_BYTES``, or nothing.
-    """
+    """Size of the text, in bytes.  Raises ``CodecMissing``, or ``DamagedFrame`` if it says more than ``MAX_BYTES``, or nothing."""
     return len(stored) if codec == "none" else _zstd()[1](stored)
 
 
 def decompress(codec: Codec, stored: bytes) -> bytes:
-    """The text again.
-
-    Raises:
-        CodecMissing: The library is not installed.
-        DamagedFrame: As ``size``.
-    """
+    """The text again.  Raises as ``size``."""
     return stored if codec == "none" else _zstd()[2](stored)
 
 
@@ -198,11 +184,7 @@ class Columns:
         return cls(count, first_id, first_us, RecordId(last_id), last_us, texts)
 
     def compressed(self, codec: Codec) -> "Columns":
-        """The same records, compressed, unless a column of them is larger than what is decompressed again.
-
-        Raises:
-            CodecMissing: The library is not installed.
-        """
+        """The same records, compressed, unless a column is larger than what is decompressed again.  Raises ``CodecMissing``."""
         if codec == self.codec or max(map(len, self.texts)) > MAX_BYTES:
             return self
         texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
@@ -257,8 +239,7 @@ class Columns:
     def check(self) -> None:
         """Reads all columns, and compares them with what the first and the last record are known by.
 
-        Raises:
-            DamagedColumns: One of them cannot be read, or they are another batch's.
+        Raises ``DamagedColumns``, also if they are another batch's.
         """
         for column, name in enumerate(COLUMNS):
             if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):

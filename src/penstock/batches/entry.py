@@ -58,9 +58,7 @@ class Entry:
     def parse(cls, shard: ShardName, last: Offset, values: Sequence[bytes], *, after: Offset = BEGINNING) -> "Entry":
         """The entry with the values of ``FIELDS``, which follows the record at ``after``.
 
-        Raises:
-            DamagedColumns: One of them is damaged, or it begins before.
-            CodecMissing: The library is not installed.
+        Raises ``DamagedColumns``, also if it begins before; or ``CodecMissing``.
         """
         first = cls.parse_first(last, values)
         first_id, first_us = _parse_identity(values[1])
@@ -77,11 +75,7 @@ class Entry:
 
     @staticmethod
     def parse_first(last: Offset, values: Sequence[bytes]) -> Offset:
-        """Offset of the first record of the entry with the values of ``FIELDS``.
-
-        Raises:
-            DamagedColumns: There is no such record.
-        """
+        """Offset of the first record of the entry with the values of ``FIELDS``.  Raises ``DamagedColumns``."""
         with suppress(ValueError):
             first = parse_number(values[0])
             if max(0, last - MAX_RECORDS) < first <= last:
@@ -92,8 +86,7 @@ class Entry:
     def parse_last(values: Sequence[bytes]) -> tuple[RecordId, int]:
         """Id of the last record of the entry with the values of ``FIELDS``, and when it was staged; reads no column.
 
-        Raises:
-            DamagedColumns: They cannot be read.
+        Raises ``DamagedColumns``.
         """
         return _parse_identity(values[2])
 
@@ -123,19 +116,11 @@ class Entry:
 
     @cached_property
     def records(self) -> list[Record]:
-        """Its records.
-
-        Raises:
-            DamagedColumns: They cannot be read.
-        """
+        """Its records.  Raises ``DamagedColumns``."""
         return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values()).records()
 
     def column(self, name: str) -> list[Any]:
-        """An attribute of each record.
-
-        Raises:
-            DamagedColumns: It cannot be read.
-        """
+        """An attribute of each record.  Raises ``DamagedColumns``."""
         if name == "offset":
             return self.offsets
         found: list[Any] = getattr(self.columns, _ATTRIBUTES[name])

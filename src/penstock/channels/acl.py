@@ -75,10 +75,8 @@ def acl_rules(user: AclUser, namespace: str) -> str:
 def acl_grant(refusal: str, namespace: str, user: str) -> str | None:
     """The command that gives a user what Redis has refused it for; None if the text says nothing of rights.
 
-    Args:
-        refusal: Text of the error: ``NOPERM User x has no permissions to run the 'info' command``.
-        namespace: Of the pipeline.
-        user: Name of the user, which not every release puts into the text.
+    ``refusal`` is the error's text, such as ``NOPERM User x has no permissions to run the 'info' command``; not every release
+    puts the user into it.
     """
     if not _REFUSAL.search(refusal):
         return None
@@ -99,10 +97,8 @@ def get_user(client: RedisClient) -> str:
 def acl_lines(namespace: str, prefix: str, form: AclFormat) -> list[str]:
     """A line for each user, the administrator first.  Raises ``InvalidName``.
 
-    Args:
-        namespace: Of the pipeline.
-        prefix: First part of the users' names.
-        form: ``setuser`` keeps the passwords that the users have; in a ``file``, add ``>password`` to each line.
+    ``prefix`` begins their names.  In the form ``setuser`` they keep their passwords; in a ``file``, add ``>password`` to
+    each line.
     """
     checked_schema(prefix, "role prefix")
     verb = "ACL SETUSER" if form == "setuser" else "user"

@@ -67,9 +67,8 @@ class IckKeys:
 def ick_keys(key: str, namespace: str = "") -> IckKeys:
     """The keys of the Ick ``key``: ``key``, ``key/ick/{key}/pset`` …, as Redis::Ick names them.
 
-    Args:
-        key: Name of the Ick.  Braces in it can spread its keys over several slots: see ``IckKeys.is_one_slot``.
-        namespace: Prefix of each key, followed by a colon, as with Ruby's Redis::Namespace; none if empty.
+    Braces in the name can spread them over several slots: see ``IckKeys.is_one_slot``.  A namespace and a colon come before
+    each, as with Ruby's Redis::Namespace.
     """
     prefix = f"{namespace}:" if namespace else ""
     root = f"{prefix}{key}/ick/{{{key}}}/"

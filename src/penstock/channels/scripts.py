@@ -146,11 +146,7 @@ class ScriptRequest:
 def operate(operations: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
     """Runs operations of one script in one round trip; returns their results.
 
-    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
-
-    Args:
-        operations: The operations.
-        what: The activity, for error texts: ``reading rides``.
+    ``what`` is the activity, for error texts.  Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
     """
     if not operations:
         return []

@@ -51,12 +51,9 @@ _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
     """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.redis_urls``.
 
-    It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.
-    Raises ``InvalidSetting``, ``ServerUnavailable`` or ``UnsafeSetting``.
-
-    Args:
-        url: The URL; timeouts that are in it are taken before all others.
-        timeouts: Those of a caller that cannot wait as long as a worker.
+    It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.  Timeouts
+    in the URL come before ``timeouts``, those of a caller that cannot wait as long as a worker.  Raises ``InvalidSetting``,
+    ``ServerUnavailable`` or ``UnsafeSetting``.
     """
     parsed = parse_redis_url(url)
     if timeouts is not None:
@@ -235,12 +232,9 @@ def _as_text(value: Any) -> str:
 
 @contextmanager
 def redis_errors(what: str) -> Iterator[None]:
-    """Translates the client library's errors into ours.
+    """Translates the client library's errors into ours; ``what`` is for their texts: ``appending to rides/2``.
 
     Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
-
-    Args:
-        what: The activity, for the error text: ``appending to rides/2``.
     """
     try:
         yield

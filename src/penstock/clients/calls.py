@@ -33,15 +33,9 @@ Text = bytes | str
 
 
 def call(name: str, keys: Sequence[str], arguments: Sequence[Argument], what: str) -> Steps[Any]:
-    """Calls a script of a structure; returns its reply.
+    """Calls a script of a structure; returns its reply.  ``what`` is for error texts: ``setting fields of sessions``.
 
     Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignStructure``.
-
-    Args:
-        name: The script.
-        keys: The structure's keys.
-        arguments: The script's arguments.
-        what: The activity, for error texts: ``setting fields of sessions``.
     """
     try:
         [reply] = yield from script(name).checked_steps([Call(keys, arguments)])

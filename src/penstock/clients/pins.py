@@ -171,11 +171,7 @@ class GrowingPause:
         self._pause_s = FIRST_PAUSE_S
 
     def next(self, left_s: float) -> Sleep | None:
-        """The next pause; None if the time is over.
-
-        Args:
-            left_s: Seconds until what is waited for is over by itself.
-        """
+        """The next pause; None if the time is over.  In ``left_s`` what is waited for is over by itself."""
         left = self._until - monotonic()
         if left <= 0:
             return None

@@ -93,8 +93,7 @@ class User:
 def read_users(path: Path) -> dict[str, User]:
     """The users of a TOML file: a table a name, with ``rights`` and ``password``, which a proxy's users do not need.
 
-    Raises:
-        InvalidSetting: It cannot be read, others may read it, or an entry is not complete.
+    Raises ``InvalidSetting``, also if others may read it.
     """
     try:
         if path.stat().st_mode & 0o077:

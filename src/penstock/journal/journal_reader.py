@@ -115,10 +115,7 @@ def journal_bounds(
 ) -> dict[ShardName, tuple[Offset, Offset]]:
     """The first and the last offset of shards in the journal; of one that it has nothing of, 1 and 0.
 
-    Args:
-        connection: Two index probes for each of ``shards``.
-        scope: Of the pipeline.
-        shards: None takes all that the journal has: one more probe for each.
+    Two index probes for each of ``shards``; None takes all that the journal has, with one more probe for each.
     """
     sql, values = statements("penstock.journal", scope.schema)["every_bounds"], None
     if shards is not None:

@@ -42,12 +42,8 @@ def read_records(
 ) -> FoundRecords:
     """The records of a range that Postgres has, as far as the limit allows.
 
-    Args:
-        executor: A connection, or a session's.
-        schema: The Penstock schema.
-        wanted: The offsets.
-        most_bytes: The read ends with the record whose payload, as Postgres stores it, reaches this.
-        backwards: Begins with the highest offset.
+    The read ends with the record whose payload, as Postgres stores it, reaches ``most_bytes``; ``backwards`` it begins with
+    the highest offset.
     """
     rows = executor.execute(
         statements("penstock.journal", schema)["records"],
@@ -208,11 +204,7 @@ class AsyncJournalRecords:
 def fill(executor: Executor, scope: Scope, found: LogSlice, *, most_bytes: int = MAX_BYTES) -> LogSlice:
     """The slice with what the journal has of its evicted records; it ends early where the limit was reached.
 
-    Args:
-        executor: A connection, or a session's.
-        scope: Schema and namespace.
-        found: The slice.
-        most_bytes: How many bytes the payloads may have, as Postgres stores them; one record may go beyond.
+    The payloads may have ``most_bytes`` as Postgres stores them; one record may go beyond.
     """
     records: list[Record] = []
     step = -1 if found.is_backwards else 1

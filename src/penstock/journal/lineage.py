@@ -88,12 +88,8 @@ def check_lineage(
     If the server was promoted or restored without losing anything published, it opens a new epoch, which fences off the
     publishers of the old one.
 
-    Args:
-        connection: In autocommit mode.
-        client: The Redis that holds the log.
-        scope: Schema and namespace.
-        declared: Shards to compare even if Postgres no longer knows them.
-        on_unusable: Called with a shard whose keys cannot be compared; None raises.
+    Shards that are ``declared`` are compared even if Postgres no longer knows them; ``on_unusable`` is called with one whose
+    keys cannot be compared, None raises.
     """
     lineage = examine_lineage(connection, client, scope, declared=declared, on_unusable=on_unusable)
     return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
@@ -165,12 +161,7 @@ def server_start_us(connection: Connection, scope: Scope) -> int:
 
 
 def check_same_server(started_us: int, compared_us: int | None) -> None:
-    """Refuses to work on a Postgres other than the one whose history was compared with the log.
-
-    Args:
-        started_us: When the server that answers was started.
-        compared_us: When the one that was compared was started; None if none was.
-    """
+    """Refuses to work on a Postgres that was started at another time than the one whose history was compared, if one was."""
     if compared_us is not None and started_us != compared_us:
         raise ServerReplaced(
             "Postgres was restarted, restored or replaced; its history is compared with the log's again"

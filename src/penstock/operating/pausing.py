@@ -27,13 +27,10 @@ def pause(
 ) -> Pause:
     """Pauses a consumer, or all consumers of a channel, also those that begin later; a second time, only the reason changes.
 
-    What is being applied goes on to its end: a batch of records, a visit to an Ick, a job.  Nothing is begun after it: log and
-    Ick read the pause with each transaction, the worker of a queue twice a second.
+    What is being applied goes on to its end: a batch of records, a visit to an Ick, a job.  Nothing is begun after it: log
+    and Ick read the pause with each transaction, the worker of a queue twice a second.
 
-    Raises:
-        Unknown: There is no such consumer, or channel.
-        Refused: The reason is empty, or too long; or the consumer runs with another database.
-        ServerUnavailable: Postgres does not answer.
+    Raises ``Unknown``, or ``Refused`` if the reason is empty or too long, or the consumer runs with another database.
     """
     if not reason.strip() or len(reason) > MAX_REASON:
         raise Refused(
@@ -51,12 +48,7 @@ def pause(
 
 
 def resume(connection: Connection, kind: PauseKind, name: str, *, scope: Scope = DEFAULT_SCOPE) -> Pause | None:
-    """Ends a pause, and returns it; None if there was none.
-
-    Raises:
-        Unknown: There is no such consumer, or channel.
-        ServerUnavailable: Postgres does not answer.
-    """
+    """Ends a pause, and returns it; None if there was none.  Raises ``Unknown``."""
     with postgres_errors(f"resuming {kind} {name}"), connection.transaction():
         sql = statements("penstock.operating", scope.schema)["remove_pause"]
         row = connection.execute(sql, {"kind": kind, "name": name}).fetchone()

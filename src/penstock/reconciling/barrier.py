@@ -92,18 +92,8 @@ class Pinned:
 def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0) -> Iterator[Pinned]:
     """Waits until the consumer has reached the cut, pins its state, and lets it continue.
 
-    Args:
-        connect: Opens a connection to the primary.
-        barrier: The barrier that was placed with the cut.
-        at: The cut.
-        timeout_s: Longest wait for the consumer, in seconds.
-
-    Raises:
-        BarrierMissed: The consumer went past the cut, or did not reach it in time.
-        Halted: A shard of the consumer is halted.
-        Paused: The consumer is paused.
-        Unknown: The consumer is not registered.
-        ServerUnavailable: Postgres does not answer.
+    Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``, ``Paused``, ``Unknown`` or
+    ``ServerUnavailable``.
     """
     with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
         try:

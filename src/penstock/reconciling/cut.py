@@ -64,12 +64,8 @@ WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
 def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection, _offsets: None) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
-    Producers do not wait; sequencers wait for the few milliseconds of one tick.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer, or a tick in progress takes longer than ``LOCK_TIMEOUT_S``.
-        SchemaMissing: The tables are not there.
-        UnsafeSetting: The snapshot of the last tick is lost.
+    Producers do not wait; sequencers wait for the few milliseconds of one tick.  Raises ``SchemaMissing``, ``UnsafeSetting``,
+    or ``ServerUnavailable``, also if a tick in progress takes longer than ``LOCK_TIMEOUT_S``.
     """
     with connect() as holder, connect() as ticker:
         holder.isolation_level = ticker.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -96,11 +92,9 @@ def export_snapshot(connection: Connection) -> str:
 
 
 def import_snapshot(cursor: Any, snapshot: str) -> None:
-    """Sees the database as a snapshot does, until the transaction ends.
+    """Sees the database as a snapshot does, until the transaction ends, which has executed no query yet.
 
-    Args:
-        cursor: A connection or cursor of psycopg, or a cursor of ADBC; its transaction has executed no query yet.
-        snapshot: Its name.
+    The cursor is a connection or cursor of psycopg, or a cursor of ADBC.
     """
     try:
         cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")

@@ -64,12 +64,8 @@ class InlineComparer:
     ) -> StateComparison:
         """Compares every key of both sides.
 
-        Raises:
-            DeclarationError: A column is missing, a key is NULL, or the canonical rows have a key twice.
-            Unknown: There is no such state table or column.
-            SnapshotLost: A snapshot is gone.
-            PrivilegeMissing: The role may not create temporary tables.
-            ServerUnavailable: Postgres does not answer.
+        Raises ``DeclarationError``, ``Unknown``, ``SnapshotLost``, ``PrivilegeMissing`` if the role may not create temporary
+        tables, or ``ServerUnavailable``.
         """
         has_rows = self._with_rows or among is not None
         with self._in_snapshot(state, read_only=False) as there:
@@ -84,13 +80,7 @@ class InlineComparer:
         return replace(found, differences=differences)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
-        """The canonical rows; they are read as they are consumed.
-
-        Raises:
-            DeclarationError: A column is missing.
-            SnapshotLost: The snapshot is gone.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """The canonical rows; they are read as they are consumed.  Raises as ``compare``."""
         source = f"({canonical_query(spec)}\n) AS q"
         with self._in_snapshot(canonical) as connection:
             there = _read_types(connection, source)

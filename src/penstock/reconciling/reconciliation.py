@@ -105,26 +105,14 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     others: Sequence[ReconciliationSpec] = (),
     resume: bool = False,
 ) -> Reconciled:
-    """Compares, repairs or replaces a consumer's state.
+    """Compares, repairs or replaces a consumer's state, on connections to the primary itself, in autocommit mode.
 
-    Args:
-        connect: Opens a connection to the primary itself, in autocommit mode.
-        scope: Of the pipeline.
-        spec: The reconciliation.
-        comparer: The engine that compares.
-        intent: ``compare`` changes nothing; ``repair`` corrects the differing rows; ``replace`` replaces the whole state by
-            the canonical rows, and the position by the cut; ``bootstrap`` does the same for a consumer that may be new.
-        wait_s: Longest wait for the consumer to reach the cut, in seconds.
-        others: For ``replace`` and ``bootstrap``: the other tables of the consumer, which share its position.
-        resume: For ``repair``: go on with the repairs of the last run, if it was interrupted, and compare nothing else.
+    ``compare`` changes nothing; ``repair`` corrects the differing rows, with ``resume`` only those that an interrupted run
+    has left; ``replace`` replaces the whole state by the canonical rows, that of ``others`` with it, and the position by the
+    cut; ``bootstrap`` does the same for a consumer that may be new.
 
-    Raises:
-        BarrierMissed: The consumer does not reach the cut.
-        Halted: A shard of the consumer is halted.
-        Paused: The consumer is paused.
-        Refused: There are too many differences to repair, or an operator has to decide.
-        SnapshotLost: Postgres was restarted while it was read.
-        ServerUnavailable: Postgres does not answer.
+    Raises ``BarrierMissed``, ``Halted`` or ``Paused`` if the consumer does not reach the cut within ``wait_s``; ``Refused``
+    if there are too many differences to repair, or an operator has to decide; ``SnapshotLost`` or ``ServerUnavailable``.
     """
     began = monotonic()
     reconciliation = _Reconciliation(connect, scope, spec, comparer, wait_s, others)
@@ -153,10 +141,8 @@ def find_reconciliations(
 ) -> list[ReconciliationSpec]:
     """Returns one reconciliation for each state table of a consumer.
 
-    A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.
-
-    Raises:
-        DeclarationError: The consumer has no reconciliation.
+    A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.  Raises ``DeclarationError``
+    without any.
     """
     tables: dict[str, ReconciliationSpec] = {}
     for spec in (*preferred, *pipeline.reconciliations.values()):
@@ -170,11 +156,7 @@ def find_reconciliations(
 
 
 def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) -> bool:
-    """True if a consumer has not yet applied, skipped or dead-lettered any record.
-
-    Raises:
-        ServerUnavailable: Postgres does not answer.
-    """
+    """True if a consumer has not yet applied, skipped or dead-lettered any record.  Raises ``ServerUnavailable``."""
     with postgres_errors("reading checkpoints"), connect() as connection:
         [(records,)] = connection.execute(
             statements("penstock.reconciling", scope.schema)["records_seen"], {"consumer": consumer.name}

@@ -124,11 +124,7 @@ def _history(schema: str) -> Iterator[Sequence[Script]]:
 
 
 def _position(scripts: Sequence[Script], revision: str) -> int:
-    """Number of migrations that lead to a revision.
-
-    Raises:
-        Unknown: This release ships no such revision.
-    """
+    """Number of migrations that lead to a revision.  Raises ``Unknown``."""
     names = [_BASE, *(script.revision for script in scripts)]
     if revision == "head":
         return len(scripts)

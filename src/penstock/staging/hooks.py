@@ -139,19 +139,7 @@ def follow(rule: StagingRule, pipeline: Declarations) -> None:
 
 
 def attach(pipeline: Declarations, target: object, *, nudge: bool | None = None) -> None:
-    """Attaches a pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.
-
-    A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice has no further effect.
-
-    Args:
-        pipeline: Declares the rules and channels.
-        target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
-        nudge: Wake the streamer after a commit that staged records: lower latency, at the cost of a short extra
-            transaction.  True after each, False never; by default after the first one in ``PAUSE_S``.
-
-    Raises:
-        DeclarationError: ``target`` is of another type.
-    """
+    """See ``Pipeline.attach``."""
     resolved = resolve_target(target)
     if add_attachment(resolved, pipeline, nudge=nudge):
         _listen_to_session(resolved)

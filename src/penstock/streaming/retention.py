@@ -79,16 +79,11 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
 ) -> Retained:
     """Removes from the shards of a channel, one after the other, until nothing is left to remove or time is up.
 
-    Args:
-        connection: In autocommit mode.
-        client: The Redis that holds the log.
-        scope: Of the pipeline.
-        channel: The channel; its ``keep`` is counted from the time of sequencing, by Postgres' clock.
-        tails: Last offset in the log of each shard.  A shard without consumers is kept until it is published, a shard of
-            an Ick until its members have been processed, by whomever.
-        shards: The shards to process; None takes all.
-        until: Deadline by the monotonic clock; at least one shard is processed.
-        on_unusable: Called with a shard whose keys cannot be used; None raises.
+    The channel's ``keep`` is counted from the time of sequencing, by Postgres' clock.  A shard without consumers is kept
+    until it is published, a shard of an Ick until its members have been processed, by whomever.
+
+    ``tails`` are the last offsets in the log.  At least one of ``shards`` (None is all) is processed, however late ``until``
+    is, by the monotonic clock.  ``on_unusable`` is called with one whose keys cannot be used; None raises.
     """
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)

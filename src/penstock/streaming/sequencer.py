@@ -101,13 +101,10 @@ class Sequencer:
     def tick(self, *, expects_records: bool = False) -> Tick:
         """Sequences every record that has been committed since the last tick.
 
-        Args:
-            expects_records: Whether there probably are any: it then does not look first, which saves a round trip.
+        If it ``expects_records``, it does not look first whether there are any, which saves a round trip.
 
-        Raises:
-            ServerUnavailable: The connection failed.  The tick may have been committed; the next round will see it.
-            SchemaMissing: The tables are not there.
-            UnsafeSetting: The place where sequencing stopped is lost.
+        Raises ``ServerUnavailable``, and the tick may have been committed: the next round will see it; ``SchemaMissing``, or
+        ``UnsafeSetting`` if the place where sequencing stopped is lost.
         """
         # New records usually follow new records, so it sequences without checking first.
         expects_records = expects_records or self._expects_records

@@ -175,9 +175,7 @@ class Tails:
     ) -> None:
         """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them.
 
-        Args:
-            tails: The last new offset of each shard.
-            firsts: The first one.  If the log has it already, rows of the journal were deleted.
+        ``firsts`` are the first new offsets: if the log has one of them already, rows of the journal were deleted.
         """
         for shard in tails.keys() & self._distances.keys():
             self.journal[shard] = max(tails[shard], self.journal.get(shard, BEGINNING))

@@ -53,17 +53,12 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
 ) -> Generator[Batch, None, None]:
     """Yields the journal's batches after ``tails``, up to ``target``.  Close it unless you exhaust it.
 
-    Args:
-        connection: In autocommit mode, and not used for anything else until the end.
-        scope: Of the pipeline.
-        target: Last offset of each shard in the journal.
-        tails: Last offset of each shard in its log; a shard that is not named is empty.
-        epoch: The epoch of the batches.
-        until: Deadline by the monotonic clock.  Every shard gets at least one batch, however many shards there are;
-            otherwise the first ones, if busy, would starve the others.
-        most: Most records per batch.
-        queues: Names of the channels whose records are gone once they are done.  Such a one has an id, and no key.
-        on_unusable: Called with a shard whose journal is damaged; None raises.
+    The connection, in autocommit mode, is not used for anything else until the end.  A shard that ``tails`` does not name is
+    empty.  Every shard gets at least one batch, of at most ``most`` records, however late ``until`` is, by the monotonic
+    clock: otherwise the first ones, if busy, would starve the others.
+
+    Records of ``queues`` are gone once they are done: such a one has an id, and no key.  ``on_unusable`` is called with a
+    shard whose journal is damaged; None raises.
     """
     sql = statements("penstock.streaming", scope.schema)
 

@@ -107,13 +107,9 @@ JournalPlace = tuple[str, int, int]
 def classify(
     unexpected: Iterable[UnexpectedEntry], places: Mapping[int, list[JournalPlace]], findings: Iterable[Finding]
 ) -> Iterator[Finding]:
-    """Turns unexpected entries into findings, now that the places of their records are known.
+    """Turns unexpected entries into findings, now that the places of their records in the journal are known.
 
-    Args:
-        unexpected: The entries.
-        places: For each of their records, where the journal has it.
-        findings: The other findings: a record that stands elsewhere and is missing from its place was moved, not
-            doubled.
+    A record that stands elsewhere, and is missing from its place in the other ``findings``, was moved, not doubled.
     """
     unexpected = list(unexpected)
     vacant = _vacant_runs(unexpected, findings)
@@ -230,12 +226,8 @@ def compare(
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
-    Args:
-        verified: The range.
-        expected: Records that Postgres names, in offset order, read after ``entries``.
-        entries: Entries of the log, in its order.
-        begins: First offset of the journal, read last: retention has removed everything before it.
-        log_begins: As ``read_log_beginning``, read after ``entries``: what comes before has been evicted.
+    ``expected`` were read after ``entries``, ``log_begins`` (as ``read_log_beginning``) after them: what comes before has
+    been evicted; and ``begins``, the first offset of the journal, last: retention has removed everything before it.
     """
     shard = verified.shard
     by_offset: dict[int, ExpectedRecord] = {}

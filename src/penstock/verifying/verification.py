@@ -94,15 +94,10 @@ def verify(
     scope: Scope = DEFAULT_SCOPE,
     declared: Iterable[ShardName] = (),
 ) -> Verified:
-    """Compares staged records, journal, log and checkpoints.
+    """Compares staged records, journal, log and checkpoints, on a connection to the primary, in autocommit mode.
 
-    Args:
-        connection: To the primary, in autocommit mode.
-        client: The Redis that holds the log.
-        examiner: The engine that reads and compares.
-        start: The first record.  Checkpoints, ends and overlooked records are checked in any case.
-        scope: Schema and namespace.
-        declared: Shards to verify even if Postgres does not know them.
+    Entries are compared from ``start`` on; checkpoints, ends and overlooked records in any case.  Shards that are
+    ``declared`` are verified even if Postgres does not know them.
     """
     began = monotonic()
     declared = frozenset(declared)

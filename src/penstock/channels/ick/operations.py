@@ -143,13 +143,9 @@ def parse_damage(error: Exception) -> DamagedIck | None:
 
 
 def check_reply(reply: Any, what: str) -> None:
-    """Raises the error that a script's reply is, if it is one.
+    """Raises the error that a script's reply is, if it is one: ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
 
-    Raises ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
-
-    Args:
-        reply: What the client library returned for the script's call.
-        what: The activity, for the error text: ``adding to rides``.
+    ``what`` is the activity, for the error text: ``adding to rides``.
     """
     if isinstance(reply, REDIS_ERRORS):
         raise parse_damage(reply) or translate_error(reply, what) from reply

@@ -37,13 +37,9 @@ class Follower:
     def __init__(
         self, client: RedisClient, namespace: str, *, count: int, on_unusable: OnUnusable | None = None
     ) -> None:
-        """Sets up; it connects on first use.
+        """Sets up; it connects on first use.  ``wait`` returns at most ``count`` records of a shard.
 
-        Args:
-            client: Provides the connection.
-            namespace: First part of the keys.
-            count: Most records of a shard that ``wait`` returns.
-            on_unusable: Called with a shard whose next entry Penstock did not write; the others are read.  None raises.
+        ``on_unusable`` is called with a shard whose next entry Penstock did not write, and the others are read; None raises.
         """
         self._on_unusable = on_unusable
         self._client, self._namespace, self._count = client, namespace, count

@@ -134,14 +134,7 @@ def is_batch(fields: Fields) -> bool:
 
 
 def parse_batch(shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING) -> Entry:
-    """The batch in an entry.  Raises ``DamagedEntry`` or ``CodecMissing``.
-
-    Args:
-        shard: Whose entry it is.
-        entry_id: Its id.
-        fields: Its fields.
-        after: Offset of the record before it, if that is known.
-    """
+    """The batch in an entry, after the record at ``after`` if that is known.  Raises ``DamagedEntry`` or ``CodecMissing``."""
     last, values = parse_offset(entry_id, shard), _batch_values(fields)
     try:
         return Entry.parse(shard, last, values, after=after)

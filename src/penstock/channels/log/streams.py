@@ -177,13 +177,9 @@ def last_records(
 ) -> dict[ShardName, LastRecord]:
     """The identity of each stream's last record, in one round trip; empty streams are missing.
 
-    Raises ``ServerUnavailable`` or ``ForeignLog``.
+    ``on_unusable`` is called with a shard whose last entry Penstock did not write; None raises.
 
-    Args:
-        client: The Redis that holds the log.
-        namespace: First part of the keys.
-        shards: The shards to read.
-        on_unusable: Called with a shard whose last entry Penstock did not write; None raises.
+    Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
     pipeline = client.pipeline(transaction=False)
     for shard in shards:

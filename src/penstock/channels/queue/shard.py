@@ -54,13 +54,9 @@ def run(client: RedisClient, steps: Steps[T], what: str) -> T:
 
 
 def translated(steps: Steps[T], what: str) -> Steps[T]:
-    """An operation of a queue, with the client library's errors as ours.
+    """An operation of a queue, with the client library's errors as ours; ``what`` is for their texts: ``reading receipts``.
 
     Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignQueue``.
-
-    Args:
-        steps: The operation.
-        what: The activity, for error texts: ``reading receipts``.
     """
     try:
         return (yield from steps)
@@ -137,10 +133,7 @@ class QueueShard:
     def call(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
         """Calls a script until its reply is about what was asked.  Raises ``ForeignQueue``.
 
-        Args:
-            name: Its name.
-            arguments: Its arguments.
-            before: Keys that it declares before the queue's own.
+        ``before`` are keys that it declares before the queue's own.
         """
         while True:
             keys = [*before, *self.keys.all(self.streams)]
@@ -306,11 +299,7 @@ class QueueShard:
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
         """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 
-        Args:
-            interval_s: Nothing is done if anybody has swept it less than so many seconds ago.
-
-        Returns:
-            Messages of which the bodies are gone.
+        Does nothing if anybody has swept it less than ``interval_s`` ago.  Returns how many messages have lost their bodies.
         """
         reply = yield from self.call("queue/sweep", (self._declared, int(interval_s * 1000)))
         self.streams = max(self._declared, int(reply[1]))

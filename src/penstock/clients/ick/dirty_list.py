@@ -216,11 +216,8 @@ def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
 def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list[Added]:
     """Adds marks to several Icks in one round trip; safe to repeat.
 
-    Raises:
-        InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text; nothing was written.
-        DamagedIck: An Ick is damaged; the others have received their marks.
-        ServerUnavailable: Redis does not answer; any of the marks may have been added.
-        AppendRefused: Redis does not take writes.
+    Raises ``InvalidIckCall`` before anything is written; ``DamagedIck`` of one Ick, after the others have their marks;
+    ``ServerUnavailable`` or ``AppendRefused``.
     """
     return drive(client, _adding(icks))
 

@@ -70,15 +70,9 @@ def check_seconds(field: str, seconds: object, least: float = 0.0, most: float =
 def wait_for_more(
     client: RedisCommands, namespace: str, positions: Mapping[ShardName, Offset], seconds: float
 ) -> Steps[None]:
-    """Waits until a shard has an entry after its position, or the time is over.
+    """Waits until a shard has an entry after its position, or for so many seconds.
 
     No single command can wait for several shards of a Cluster, which may be on several servers: they are polled.
-
-    Args:
-        client: What the steps are driven on.
-        namespace: First part of the keys.
-        positions: The shards.
-        seconds: At most so long.
     """
     if not isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster) or len(positions) == 1:
         streams = {log_keys(namespace, shard).stream: f"{after}-0" for shard, after in positions.items()}
@@ -94,12 +88,8 @@ def wait_for_more(
 def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName]) -> Steps[None]:
     """Refuses a number of shards beyond which some were written: their records would be left out in silence.
 
-    Raises ``InvalidLogCall``, ``ServerUnavailable`` or ``ForeignLog``.
-
-    Args:
-        namespace: First part of the keys.
-        shards: The number.
-        unchecked: The first of the further shards that a resharded log would have: see ``next_shards``.
+    ``unchecked`` is the first of the further shards that a resharded log would have: see ``next_shards``.  Raises
+    ``InvalidLogCall``, ``ServerUnavailable`` or ``ForeignLog``.
     """
     keys = [log_keys(namespace, shard).epoch for shard in unchecked]
 

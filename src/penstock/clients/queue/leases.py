@@ -67,12 +67,7 @@ class Held:
 
 
 def pause_s(attempts: int, first_s: float = FIRST_PAUSE_S) -> float:
-    """A pause after so many failed attempts, in seconds: random, so that what failed together does not come together.
-
-    Args:
-        attempts: How many have failed.
-        first_s: Longest pause after the first one.
-    """
+    """A pause after so many failed attempts, in seconds: random, so that what failed together does not come together."""
     longest: float = min(first_s * 2.0 ** min(attempts - 1, 60), MAX_PAUSE_S)
     return random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
 
@@ -129,13 +124,7 @@ class LeaseHeartbeat:
     def __init__(
         self, book: LeaseBook, lease_s: float, extend: Callable[[int, list[tuple[str, str]]], list[bool]]
     ) -> None:
-        """Sets up.
-
-        Args:
-            book: The leases.
-            lease_s: How long a lease lasts.
-            extend: The reader's method that extends leases of a shard, given as ids and tokens; False for each that is stale.
-        """
+        """Sets up; ``extend`` is the reader's method that extends leases of a shard, and says which of them are stale."""
         self._book, self._lease_s, self._extend = book, lease_s, WeakMethod(extend)
         self._stop = Event()
         self._thread: Thread | None = None

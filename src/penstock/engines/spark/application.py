@@ -65,29 +65,10 @@ def run(  # noqa: PLR0913  the options of a run
 ) -> None:
     """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one of them fails.
 
-    Args:
-        app: Where executors find the pipeline: ``module:attribute``.
-        pipeline: The same pipeline.
-        database_url: Postgres.  It reaches tasks through their environment, not through options, which Spark may show.
-        redis_url: Redis or Valkey; passed the same way.
-        stop: Called several times a second.
-        master: Spark's master; None takes this machine.
-        conf: Spark settings.
-        consumers: Names of the consumers to run; None takes all of the pipeline's.
-        streamer: False leaves the streamer to another process.
-        epoch_s: Length of an epoch in seconds; Spark then starts all tasks anew.
-        idle_s: Longest pause of the streamer between two rounds that find nothing, in seconds.
-        prepare: Whether statements may be prepared; behind a pooler none are.
-        sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names; passed as the others.
-        checkpoint_directory: Where to make a directory for Spark's checkpoints, which is removed at the end, since nothing
-            depends on it; by default the system's directory for temporary files.
-
-    Raises:
-        PenstockError: A task raised it; the others have been stopped.
-        DeclarationError: The pipeline has no consumer of that name.
-        InvalidSetting: The URL of a source is missing.
-        DriverUnreachable: The tasks cannot connect to this process.
-        JavaMissing: No Java runtime.
+    The URLs, and those of ``sources``, reach tasks through their environment, not through options, which Spark may show;
+    executors find the pipeline at ``app``.  ``master`` None is this machine; ``consumers`` are names, None is all; Spark
+    starts all tasks anew after ``epoch_s``.  In ``checkpoint_directory`` a directory for Spark's checkpoints is made, and
+    removed at the end, since nothing depends on it.
     """
     specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
     for spec in specs:

@@ -79,15 +79,10 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
     """Divides the slots between the streamer and the consumers.
 
     With many slots there may be several streamers, which share the shards: one for every eighth slot, and up to a quarter of
-    all slots if consumers have no use for them.
+    all slots if consumers have no use for them; at most ``streamers``, of which 0 leaves streaming to another process.
 
     With slots to spare, consumers get more tasks, at most one for each of their pieces.  With too few, parts share a task,
     and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
-
-    Args:
-        consumers: The pieces of each consumer: see ``find_pieces``.
-        slots: Number of tasks that may run at once, at least 1.
-        streamers: Most of them, as ``most_streamers`` has it; 0 leaves streaming to another process.
     """
     first = _make_streamers(_count_streamers(consumers, slots, streamers))
     whole = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]

@@ -58,13 +58,7 @@ class JobThread:
     """A thread for jobs, and what it does now."""
 
     def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
-        """Sets up; the thread starts with the first job.
-
-        Args:
-            limits: How long jobs may take.
-            failures: Where failures are logged.
-            report: Called in the thread after each job.
-        """
+        """Sets up; the thread starts with the first job, and calls ``report`` after each."""
         self._limits, self._failures, self._report = limits, failures, report
         self._inbox: queue.SimpleQueue[Assignment | None] | None = None
         self._closing: dict[Callable[[], object], None] = {}
@@ -75,11 +69,7 @@ class JobThread:
         self.running: Run | None = None
 
     def offer(self, assignment: Assignment) -> bool:
-        """Hands a job over, unless the thread has one.
-
-        Raises:
-            RuntimeError: The thread cannot be started.
-        """
+        """Hands a job over, unless the thread has one.  Raises ``RuntimeError`` if the thread cannot be started."""
         if self._ends or self.running is not None or not (self._inbox is None or self._inbox.empty()):
             return False
         if self._thread is None and not self._start():

@@ -37,11 +37,7 @@ class Sampler:
     """The jobs in the order of installation; never changed, so that it can be drawn from while another is made."""
 
     def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
-        """Checks the jobs.
-
-        Raises:
-            InvalidChore: A name or a rate is invalid, or all rates together exceed 1.
-        """
+        """Checks the jobs.  Raises ``InvalidChore``."""
         for number, assignment in enumerate(assignments):
             _check(assignment, [before.name for before in assignments[:number]])
         _check_sum(assignments)
@@ -54,11 +50,7 @@ class Sampler:
         return self.assignments[at] if at < len(self.assignments) else None
 
     def find(self, name: str) -> Assignment:
-        """The job of this name.
-
-        Raises:
-            Unknown: There is none.
-        """
+        """The job of this name.  Raises ``Unknown``."""
         for assignment in self.assignments:
             if assignment.name == name:
                 return assignment

@@ -48,12 +48,7 @@ def summarise(found: Status) -> Gauges:
 
 
 def _lag(consumer: ConsumerStatus, queue: ChannelStatus | None) -> ConsumerLag:
-    """Lag of a consumer.
-
-    Args:
-        consumer: The consumer.
-        queue: What it reads, if that is a queue: then its checkpoints only follow, and stay before a job that is put off.
-    """
+    """Lag of a consumer; of a queue its own, since checkpoints only follow it, and stay before a job that is put off."""
     shards = consumer.shards
     ever = sum(shard.checkpoint + shard.lag for shard in shards)
     if queue is None:
@@ -104,11 +99,7 @@ class Tools:
         self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
-        """Does a slice, unless a server has failed a moment ago.
-
-        Raises:
-            Exception: Whatever is neither a conflict nor an unavailable server.
-        """
+        """Does a slice, unless a server has failed a moment ago.  Raises what is neither a conflict nor an unavailable server."""
         if monotonic() < self._resume_at:
             return Outcome.GAVE_UP
         try:
@@ -210,10 +201,6 @@ class Tools:
 
 
 def _check_time() -> None:
-    """Ends a slice that has spent its time on connecting: the next one finds the connections open.
-
-    Raises:
-        GaveUp: No time is left.
-    """
+    """Ends a slice that has spent its time on connecting: the next one finds the connections open."""
     if time_left_s() <= 0:
         raise GaveUp

@@ -90,15 +90,7 @@ class SparkComparer:
     def __init__(
         self, spark: SparkSession, database_url: str, report: str | None = None, *, with_rows: bool = False
     ) -> None:
-        """Sets up.
-
-        Args:
-            spark: The session.
-            database_url: Postgres.
-            report: Directory for a report of every difference, with a directory for each reconciliation: CSV if its name
-                ends with ``.csv``, otherwise Parquet.
-            with_rows: Give the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
-        """
+        """Sets up as ``InlineComparer``; a ``report`` without ``.csv`` at its end is Parquet, in directories."""
         self._spark, self._database_url = spark, database_url
         self._partitions = Partitions(spark)
         self._report, self._with_rows = report, with_rows
