@@ -11,7 +11,7 @@ RUN python -m build --wheel --outdir /wheels
 FROM python:3.13-slim
 RUN useradd --system --create-home penstock
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir "$(echo /wheels/penstock-*.whl)[worker]" httpx starlette uvicorn
+    pip install --no-cache-dir "$(echo /wheels/penstock-*.whl)[worker,prometheus]" httpx starlette uvicorn
 USER penstock
 ENTRYPOINT ["penstock"]
 CMD ["--help"]

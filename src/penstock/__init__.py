@@ -29,6 +29,7 @@ Around them:
     spark        Spark's data sources, and comparison of tables
     operating    what operators ask: status, doctor, resets, dead letters
     console      the web page: the pipeline in a browser
+    observing    what the world outside sees of a process: metrics and probes
     cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal
     embedded     Postgres and Valkey from wheels
     testing      what an application's own tests need

@@ -135,6 +135,14 @@ class Settings:
             "SHARE",
         ),
     ] = None
+    listen: Annotated[
+        str | None,
+        _setting(
+            "Where this process answers /livez, /readyz and, with penstock[prometheus], /metrics over HTTP; a port alone is for "
+            "this machine. By default it listens nowhere.",
+            "HOST:PORT",
+        ),
+    ] = None
     concurrency: Annotated[
         int | None,
         _setting(

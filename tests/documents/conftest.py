@@ -35,6 +35,7 @@ ELSEWHERE = {
     ("first-pipeline", ""): "tests/documents/test_tutorial.py",
     ("bench", ""): "tests/bench/test_bench.py",  # compares options and cases: they take minutes
     ("open-the-console", "penstock console"): "tests/console/test_console_command.py",
+    ("watch-it-from-outside", "penstock probe"): "tests/observing/test_probes.py",  # of a process that runs meanwhile
     ("engines", "penstock run"): "tests/cli/test_run_on_spark.py",  # options of Java
     ("run-on-your-cluster", ""): "tests/cli/test_commands_on_a_cluster.py",  # with a cluster of its own
     ("read-several-sources", "export"): "tests/documents/test_documented_commands.py",  # there, in the environment

@@ -19,6 +19,7 @@ import pytest
 import redis
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from prometheus_client import generate_latest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
@@ -28,6 +29,7 @@ from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, errors
 from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
+from penstock.observer import ShardStopped, Streamed
 from penstock.schema.capture import install_triggers
 from penstock.testing import drained
 from staging.test_connections import make_django
@@ -277,6 +279,18 @@ def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             warnings.warn("a session is not attached", UnstagedChanges, stacklevel=1)
 
 
+def test_an_alarm_and_a_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = Pipeline([Log("rides")])
+    names = run_page("docs/how-to/watch-it-from-outside.md", {"pipeline": pipeline})
+    names["REGISTRY"].unregister(names["metrics"])
+
+    pipeline.observers(Streamed(added=1))
+    pipeline.observers(ShardStopped("rides", 2, "ForeignLog"))
+
+    assert capsys.readouterr().out == "trouble: ShardStopped(channel='rides', shard=2, error='ForeignLog')\n"
+    assert b"penstock_streamer_records_total" in generate_latest(names["metrics"])
+
+
 def test_statements(database_url: str) -> None:
     """Those on privileges are run in ``test_documented_commands.py``."""
     [fenced] = blocks(DOCS / "how-to" / "keep-things-for-a-time.md", "sql")
@@ -313,6 +327,8 @@ def test_the_other_languages_are_known() -> None:
         ("toml", "stage-your-changes"),
         ("toml", "test-your-application"),  # tests/testing_plugin/test_plugin.py
         ("javascript", "log-format"),  # tests/documents/test_log_format.py
+        ("ini", "watch-it-from-outside"),  # tests/observing/test_probes.py
+        ("yaml", "watch-it-from-outside"),  # the same command
         ("ini", "reconcile-every-night"),  # its command is run
         ("yaml", "run-on-your-cluster"),
         ("dockerfile", "run-on-your-cluster"),

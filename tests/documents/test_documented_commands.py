@@ -79,6 +79,10 @@ def test_pause_a_consumer(shop: Shop) -> None:
     shop.follow("docs/how-to/pause-a-consumer.md")
 
 
+def test_watch_it_from_outside(shop: Shop) -> None:
+    shop.follow("docs/how-to/watch-it-from-outside.md", replaced={"9310": "0"})
+
+
 def test_prove_that_nothing_is_lost(shop: Shop) -> None:
     shop.book(5)
     shop.drain()

@@ -53,6 +53,7 @@ Inspect lookups        tail          Print the records of a channel, with their 
 Inspect lookups        trace         Show what became of a record: staged, sequenced, published, applied by whom and when.
 Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.
 Inspect health         doctor        Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.
+Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
 Inspect comparisons    verify        Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.
 Repair  comparisons    reconcile     Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
 Repair  resets         replay        Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
@@ -84,14 +85,15 @@ class _LazyCommand(TyperCommand):
 
 
 def _read_defaults(*, is_help: bool) -> dict[str, Any]:
-    from penstock.cli.render import show_error  # noqa: PLC0415  not for --help
-    from penstock.settings import read_defaults  # noqa: PLC0415  the same
+    from penstock.settings import read_defaults  # noqa: PLC0415  not for --help
 
     try:
         return read_defaults()
     except InvalidSetting as error:
         if is_help:
             return {}
+        from penstock.cli.render import show_error  # noqa: PLC0415  not for a probe, every few seconds
+
         raise typer.Exit(show_error(error, debug=False)) from error
 
 

@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -17,6 +19,8 @@ from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.errors import Halted, Paused
+from penstock.observing.listener import Answer, Listener
+from penstock.observing.probes import Probes, notified_systemd
 from penstock.operating.status import status
 from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
@@ -66,6 +70,31 @@ def _abandon() -> None:
         reason="its transaction is rolled back, and the batch is applied again later",
     )
     os._exit(0)
+
+
+@contextmanager
+def observed(settings: Settings, pipeline: Pipeline) -> Iterator[None]:
+    """Answers probes and has metrics with ``--listen``, and tells systemd, while a command runs."""
+    if settings.listen is None and "NOTIFY_SOCKET" not in os.environ:
+        yield
+        return
+    probes = Probes()
+    pipeline.observe(probes)
+    with ExitStack() as stack:
+        stack.enter_context(notified_systemd(probes))
+        if settings.listen is not None:
+            routes = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": _make_metrics(pipeline)}
+            listener = stack.enter_context(Listener(settings.listen, routes))
+            structlog.get_logger("penstock.cli").info("listening", port=listener.port, paths=list(routes))
+        yield
+
+
+def _make_metrics(pipeline: Pipeline) -> Callable[[], Answer]:
+    try:
+        from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  an extra
+    except ModuleNotFoundError:
+        return lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock[prometheus]'\n")
+    return ProcessMetrics(pipeline).answer
 
 
 EVERY_S = 0.2

@@ -22,7 +22,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 @command()
 def console(  # noqa: PLR0917  options
     settings: Settings,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it is answered.")] = "127.0.0.1:8787",
+    address: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where it is answered.")
+    ] = "127.0.0.1:8787",
     host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A further name under which it is reached.")
     ] = None,
@@ -57,9 +59,9 @@ def console(  # noqa: PLR0917  options
     if hash_password:
         show(access.hash_password(getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")))
         return
-    name, _, port = listen.rpartition(":")
+    name, _, port = address.rpartition(":")
     if not name or not port.isdecimal():
-        raise InvalidSetting(f"--listen {listen!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
+        raise InvalidSetting(f"--listen {address!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
     if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
         raise InvalidSetting("the link alone would open it to other machines: say who may come in, with --users FILE")
     header, _, address = (proxy or "").partition("@")

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.command import Json, command, require_extra, require_pipeline, spared_from_garbage_collection
 from penstock.cli.connecting import Servers, open_connections, servers
 from penstock.cli.engines import choose_engine, open_comparer
-from penstock.cli.loops import ProgressLine, Stop, choose_share, raise_if_stopped, run_loop
+from penstock.cli.loops import ProgressLine, Stop, choose_share, observed, raise_if_stopped, run_loop
 from penstock.cli.render import say, show_json
 from penstock.consuming import Consumed, make_worker
 from penstock.declaring.declarations import WorkerSpec
@@ -21,7 +21,7 @@ from penstock.settings import Settings
 from penstock.streaming import RoundResult, Streamer
 
 
-@command("engine", "master", "conf", "epoch_length", "idle", "share", "concurrency", "sources")
+@command("engine", "master", "conf", "epoch_length", "idle", "share", "concurrency", "sources", "listen")
 def run(
     settings: Settings,
     consumer: Annotated[
@@ -34,7 +34,11 @@ def run(
     pipeline, share = require_pipeline(settings), choose_share(settings)
     names = consumer or list(pipeline.consumers)
     specs = [pipeline.get_consumer(name) for name in names]
-    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published and applied") as progress:
+    with (
+        observed(settings, pipeline),
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("published and applied") as progress,
+    ):
         engine = choose_engine(settings, specs)
         if engine == "spark" and not share.is_whole:
             raise InvalidSetting("Spark divides the shards by itself: leave out the share, or take --engine inline")
@@ -63,7 +67,7 @@ def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: d
     application.run(settings.app, pipeline, urls.database_url, urls.redis_url, **work)
 
 
-@command("idle", "share")
+@command("idle", "share", "listen")
 def stream(
     settings: Settings,
     drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
@@ -74,7 +78,11 @@ def stream(
     share = choose_share(settings)
     if drain and not share.is_whole:
         raise InvalidSetting("--drain publishes everything: leave out the share")
-    with servers(settings, schema=pipeline.scope.schema) as urls, ProgressLine("published") as progress:
+    with (
+        observed(settings, pipeline),
+        servers(settings, schema=pipeline.scope.schema) as urls,
+        ProgressLine("published") as progress,
+    ):
         streamer = Streamer(
             pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
         )
@@ -82,7 +90,7 @@ def stream(
     say(f"{progress.count:,} records published")
 
 
-@command("engine", "master", "conf", "sources")
+@command("engine", "master", "conf", "sources", "listen")
 def consume(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer.")],
@@ -105,6 +113,7 @@ def consume(
     if begin not in {None, "tables"}:
         raise InvalidSetting(f"--from {begin}: it takes 'tables'")
     with (
+        observed(settings, pipeline),
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("applied") as progress,
         spared_from_garbage_collection(),
@@ -154,7 +163,7 @@ def _count(done: Consumed) -> Counter[str]:
     return Counter(repeated=done.skipped, **{name: getattr(done, name) for name in names})
 
 
-@command("concurrency")
+@command("concurrency", "listen")
 def work(
     settings: Settings,
     names: Annotated[
@@ -171,6 +180,7 @@ def work(
     workers = _find_workers(pipeline, names or [])
     total = _count(Consumed())
     with (
+        observed(settings, pipeline),
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("done") as progress,
         spared_from_garbage_collection(),

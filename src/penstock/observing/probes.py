@@ -1,0 +1,125 @@
+"""Probes: whether a process lives, and whether it is ready, by the events of its loops.  No server is asked.
+
+alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler
+ready    each loop has connected, and its last round reached both servers
+
+A shard that is halted or stopped makes neither false: another process would stop at the same record.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway
+from penstock.observing.listener import Answer
+
+SILENT_S = 60.0
+"""Seconds without an event after which a loop outside a handler counts as hanging."""
+
+READY_EVERY_S = 0.2
+
+
+@dataclass(slots=True)
+class _Loop:
+    """The loop of a thread, as last heard of.
+
+    Attributes:
+        worker: Whose it is.
+        heard_at: When, by the monotonic clock.
+        is_handling: A handler is running.
+        waits_for: Why it is not ready; None if it is.
+    """
+
+    worker: str
+    heard_at: float
+    is_handling: bool = False
+    waits_for: str | None = "has not begun"
+
+
+class Probes:
+    """An observer that answers probes."""
+
+    def __init__(self) -> None:
+        self._loops: dict[threading.Thread, _Loop] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Notes an event of the thread that calls; those of threads without a loop, such as slots, are ignored."""
+        thread, now = threading.current_thread(), monotonic()
+        if isinstance(event, LoopBegan | RoundEnded | ServerAway) and thread not in self._loops:
+            self._loops[thread] = _Loop(event.worker, now)
+        if (loop := self._loops.get(thread)) is None:
+            return
+        loop.heard_at = now
+        match event:
+            case RoundEnded():
+                loop.waits_for = None
+            case ServerAway(server=server):
+                loop.waits_for = f"waits for {server}"
+            case HandlerBegan() | HandlerEnded():
+                loop.is_handling = isinstance(event, HandlerBegan)
+            case _:
+                pass
+
+    def livez(self) -> Answer:
+        """200 if the process lives, else 503 with what does not."""
+        return _answer(self.dead())
+
+    def readyz(self) -> Answer:
+        """200 if the process is ready, else 503 with what it waits for."""
+        return _answer(self.unready())
+
+    def dead(self) -> list[str]:
+        """A line for each loop that has ended or hangs."""
+        now, found = monotonic(), []
+        for thread, loop in list(self._loops.items()):
+            if not thread.is_alive():
+                found.append(f"{loop.worker}: its thread has ended")
+            elif not loop.is_handling and now - loop.heard_at > SILENT_S:
+                found.append(f"{loop.worker}: no round for {now - loop.heard_at:.0f} s")
+        return found
+
+    def unready(self) -> list[str]:
+        """A line for each loop that waits."""
+        loops = list(self._loops.values())
+        return [f"{loop.worker}: {loop.waits_for}" for loop in loops if loop.waits_for] or (
+            [] if loops else ["starting"]
+        )
+
+
+def _answer(lines: list[str]) -> Answer:
+    return Answer(503 if lines else 200, "".join(f"{line}\n" for line in lines or ["ok"]))
+
+
+@contextmanager
+def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Tells systemd when the process is ready, that it lives, and when it stops; nothing without ``NOTIFY_SOCKET``."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        yield
+        return
+    every_s = int(environment.get("WATCHDOG_USEC", "0")) / 2_000_000
+    stopping = threading.Event()
+
+    def send(state: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+
+    def watch() -> None:
+        while probes.unready():
+            if stopping.wait(READY_EVERY_S):
+                return
+        send("READY=1")
+        while every_s and not stopping.wait(every_s):
+            if not probes.dead():
+                send("WATCHDOG=1")
+
+    threading.Thread(target=watch, name="penstock-systemd", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        send("STOPPING=1")

@@ -1,0 +1,218 @@
+"""Metrics of this process for Prometheus, from the events of a pipeline.
+
+    registry.register(ProcessMetrics(pipeline))      in an application with a registry of its own; workers have ``--listen``
+
+They count what this process has done since it began; how far the pipeline is, its state says: see ``penstock status``.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from threading import Lock
+from time import monotonic
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.engines.stealing.recruiter import Recruiter
+from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Streamed
+from penstock.observing.listener import Answer
+from penstock.pipeline import Pipeline
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600)
+RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+
+MAX_ERRORS = 50
+"""Limit of the classes of errors that are told apart; the others are ``_OTHER``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMetric:
+    """A metric; ``schema`` is a label of each.
+
+    Attributes:
+        kind: Of Prometheus.
+        labels: Names of the other labels.
+        help: Its sentence.
+        bounds: Upper bounds of a histogram's buckets.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    bounds: tuple[float, ...] = ()
+
+
+METRICS = {
+    "penstock_delivered_records_total": ProcessMetric(
+        "counter",
+        ("consumer", "channel", "outcome"),
+        "Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.",
+    ),
+    "penstock_stage_to_handler_seconds": ProcessMetric(
+        "histogram", ("consumer", "channel"), "Time from staging to the handler, of each applied record.", SECONDS
+    ),
+    "penstock_handler_duration_seconds": ProcessMetric(
+        "histogram",
+        ("consumer", "channel", "error_type"),
+        "Time of a handler's call; error_type is empty if it did not fail.",
+        SECONDS,
+    ),
+    "penstock_handler_batch_records": ProcessMetric(
+        "histogram", ("consumer", "channel"), "Records that a handler is called with.", RECORDS
+    ),
+    "penstock_round_duration_seconds": ProcessMetric(
+        "histogram", ("worker",), "Time of a round; a consumer's includes the wait for work.", SECONDS
+    ),
+    "penstock_last_round_age_seconds": ProcessMetric(
+        "gauge", ("worker",), "Time since the last round that reached both servers."
+    ),
+    "penstock_server_wait_seconds_total": ProcessMetric(
+        "counter", ("worker", "server"), "Pauses before a server that did not answer was asked again."
+    ),
+    "penstock_streamer_records_total": ProcessMetric(
+        "counter", ("step",), "Records of the streamer: sequenced, added, known (sent again) and removed by retention."
+    ),
+    "penstock_streamer_backlog_records": ProcessMetric("gauge", (), "Records that are sequenced and not in Redis."),
+    "penstock_recruit_jobs_total": ProcessMetric(
+        "counter", ("job", "outcome"), "Jobs of a recruiter: dismissed, finished, aborted, failed."
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Histogram:
+    """Counts of values in buckets.
+
+    Attributes:
+        counts: Values of each bucket, the last without a bound.
+        total: Their sum.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, values: Sequence[float], scale: float) -> None:
+        """Adds values that are ``scale`` to the unit: a batch in the time of a few."""
+        ordered, below = sorted(values), 0
+        for number, bound in enumerate(self.bounds):
+            up_to = bisect_right(ordered, bound * scale, below)
+            self.counts[number] += up_to - below
+            if (below := up_to) == len(ordered):
+                break
+        self.counts[-1] += len(ordered) - below
+        self.total += sum(ordered) / scale
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each with all that are below it."""
+        return list(zip([*map(str, map(float, self.bounds)), "+Inf"], accumulate(self.counts), strict=True))
+
+
+Labels = tuple[str, ...]
+
+
+class ProcessMetrics(Collector):
+    """An observer that adds up, and a collector of Prometheus."""
+
+    def __init__(self, pipeline: Pipeline, recruiter: Recruiter | None = None) -> None:
+        """Observes a pipeline.
+
+        Args:
+            pipeline: Whose events are counted.
+            recruiter: Whose jobs are counted, too.
+        """
+        self._schema, self._recruiter = pipeline.scope.schema, recruiter
+        self._lock = Lock()
+        self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
+        self._histograms: dict[str, dict[Labels, _Histogram]] = {name: {} for name in METRICS}
+        self._rounds: dict[str, float] = {}
+        self._errors: set[str] = set()
+        pipeline.observe(self)
+
+    def __call__(self, event: Event) -> None:
+        """Adds an event."""
+        with self._lock:
+            match event:
+                case Delivery(consumer, channel, counts, latencies_us):
+                    for outcome, count in counts.items():
+                        self._count("penstock_delivered_records_total", (consumer, channel, outcome), count)
+                    if latencies_us:
+                        self._note("penstock_stage_to_handler_seconds", (consumer, channel), latencies_us, 1e6)
+                case HandlerEnded(consumer, channel, records, seconds, error):
+                    labels = consumer, channel, self._bounded(error or "")
+                    self._note("penstock_handler_duration_seconds", labels, [seconds])
+                    self._note("penstock_handler_batch_records", (consumer, channel), [records])
+                case RoundEnded(worker, seconds):
+                    self._note("penstock_round_duration_seconds", (worker,), [seconds])
+                    self._rounds[worker] = monotonic()
+                case ServerAway(worker, server, seconds):
+                    self._count("penstock_server_wait_seconds_total", (worker, server), seconds)
+                case Streamed():
+                    for step in ("sequenced", "added", "known", "removed"):
+                        self._count("penstock_streamer_records_total", (step,), getattr(event, step))
+                    if event.backlog is not None:
+                        self._values["penstock_streamer_backlog_records"][()] = event.backlog
+                case _:
+                    pass
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics that have values."""
+        with self._lock:
+            now = monotonic()
+            self._values["penstock_last_round_age_seconds"] = {(w,): now - at for w, at in self._rounds.items()}
+            if self._recruiter is not None:
+                self._values["penstock_recruit_jobs_total"] = {
+                    (job, outcome): getattr(counters, outcome)
+                    for job, counters in self._recruiter.counters().items()
+                    for outcome in ("dismissed", "finished", "aborted", "failed")
+                }
+            yield from [self._family(name) for name in METRICS if self._values[name] or self._histograms[name]]
+
+    def answer(self) -> Answer:
+        """The metrics in the text format, for a listener."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return Answer(200, generate_latest(registry).decode(), CONTENT_TYPE)
+
+    def describe(self) -> list[Metric]:
+        """None, so that registering collects nothing."""
+        return []
+
+    def _count(self, name: str, labels: Labels, count: float) -> None:
+        values = self._values[name]
+        values[labels] = values.get(labels, 0) + count
+
+    def _note(self, name: str, labels: Labels, values: Sequence[float], scale: float = 1.0) -> None:
+        histograms = self._histograms[name]
+        if (histogram := histograms.get(labels)) is None:
+            histogram = histograms[labels] = _Histogram(METRICS[name].bounds)
+        histogram.add(values, scale)
+
+    def _bounded(self, error: str) -> str:
+        if error in self._errors or len(self._errors) < MAX_ERRORS:
+            self._errors.add(error)
+            return error
+        return "_OTHER"
+
+    def _family(self, name: str) -> Metric:
+        metric = METRICS[name]
+        labels = ("schema", *metric.labels)
+        if metric.kind == "histogram":
+            family = HistogramMetricFamily(name, metric.help, labels=labels)
+            for values, histogram in self._histograms[name].items():
+                family.add_metric([self._schema, *values], histogram.buckets(), histogram.total)
+            return family
+        make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        single = make(name, metric.help, labels=labels)
+        for values, value in self._values[name].items():
+            single.add_metric([self._schema, *values], value)
+        return single

@@ -1,0 +1,166 @@
+"""Probes: what an orchestrator and systemd learn of a worker."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from fixtures.command_line import CommandLine, Started
+from fixtures.flow import running
+from fixtures.reader import Reader
+from penstock import Pipeline
+from penstock.database.connections import Connection
+from penstock.errors import InvalidSetting
+from penstock.observer import HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway
+from penstock.observing import probes as module
+from penstock.observing.listener import MAX_CONNECTIONS, Answer, Listener
+from penstock.observing.probes import Probes, notified_systemd
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+
+@pytest.fixture
+def probes() -> Probes:
+    return Probes()
+
+
+def test_a_process_is_ready_once_each_loop_has_reached_both_servers_and_while_it_does(probes: Probes) -> None:
+    assert probes.unready() == ["starting"]
+    probes(LoopBegan("reader"))
+    assert probes.unready() == ["reader: has not begun"]
+    probes(RoundEnded("reader", 0.1))
+    assert probes.readyz() == Answer(200, "ok\n")
+    probes(ServerAway("reader", "redis", 0.1))
+    assert probes.readyz() == Answer(503, "reader: waits for redis\n")
+    assert probes.livez().status == 200
+    probes(RoundEnded("reader", 0.1))
+    assert probes.unready() == []
+
+
+def test_a_silent_loop_is_dead_unless_it_is_in_a_handler(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_S", -1.0)
+    assert probes.dead() == []
+    probes(RoundEnded("reader", 0.1))
+    assert probes.livez() == Answer(503, "reader: no round for 0 s\n")
+    probes(HandlerBegan("reader", "things", 1))
+    assert probes.dead() == []
+    probes(HandlerEnded("reader", "things", 1, 0.1, None))
+    assert len(probes.dead()) == 1
+
+
+def test_a_loop_whose_thread_has_ended_is_dead(probes: Probes) -> None:
+    thread = threading.Thread(target=probes, args=(RoundEnded("reader", 0.1),))
+    thread.start()
+    thread.join()
+    assert probes.livez() == Answer(503, "reader: its thread has ended\n")
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_a_halted_consumer_leaves_its_probes_green_and_those_of_the_streamer(
+    reader: Reader, streamer: Streamer, flow: Pipeline, probes: Probes
+) -> None:
+    """Another process would stop at the same record: to start this one anew helps nobody."""
+
+    def handler(*_: Any) -> None:
+        raise ValueError
+
+    flow.observe(probes)
+    reader.declare(handler, attempts=1, on_poison="halt")
+    with running(streamer.run, reader.worker().run):
+        eventually(lambda: all(reader.checkpoints("halted")), "both shards are halted")
+        eventually(lambda: len(probes._loops) == 2 and not probes.unready(), "both loops are ready")
+        assert probes.dead() == []
+
+
+def ask(port: int, method: str = "GET", path: str = "/livez") -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_clients_that_send_nothing_keep_nobody_out() -> None:
+    with Listener("127.0.0.1:0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+        silent = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(3 * MAX_CONNECTIONS)]
+        began = monotonic()
+        for _ in range(3):
+            assert ask(listener.port) == (200, "ok\n")
+        assert monotonic() - began < 4.0  # less than a silent client may take
+        for each in silent:
+            each.close()
+
+
+def test_only_the_paths_are_answered_and_only_when_read() -> None:
+    with Listener("0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+        assert ask(listener.port, path="/livez?verbose=1")[0] == 200
+        assert ask(listener.port, "HEAD") == (200, "")
+        assert ask(listener.port, path="/../livez") == (404, "/livez\n")
+        assert ask(listener.port, "POST")[0] == 501
+        with pytest.raises(InvalidSetting, match="Address already in use"):
+            Listener(f"127.0.0.1:{listener.port}", {})
+    with pytest.raises(InvalidSetting, match="give a port"):
+        Listener("127.0.0.1", {})
+
+
+def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops(
+    probes: Probes, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        with notified_systemd(probes, environment):
+            probes(RoundEnded("reader", 0.1))
+            assert [systemd.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+        received = systemd.recv(100)
+        while received == b"WATCHDOG=1":
+            received = systemd.recv(100)
+        assert received == b"STOPPING=1"
+
+
+def test_a_probe_needs_no_library_but_that_of_the_command_line() -> None:
+    """It is asked every few seconds, beside the work."""
+    program = (
+        "import sys; from penstock.cli.app import app, _read_defaults; import penstock.cli.commands.probe; _read_defaults(is_help=False)"
+        "; print([n for n in ('sqlalchemy', 'redis', 'psycopg', 'structlog', 'pydantic', 'prometheus_client') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_worker_answers_probes_and_has_metrics_of_what_it_has_done(
+    penstock: CommandLine, started: Started, connection: Connection
+) -> None:
+    """Through the command, as in a container."""
+    connection.execute("CREATE TABLE IF NOT EXISTS public.effects (record_id bigint)")
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', i % 2, 'k' || i, 'insert', 'thing', '{}' FROM generate_series(1, 10) AS i"
+    )
+    worker = started("run", "--engine", "inline", "--listen", "0", "--log-format", "json")
+    port = next(line["port"] for line in map(json.loads, worker.stderr) if line["event"] == "listening")
+    eventually(lambda: ask(port, path="/readyz")[0] == 200, "the process is ready")
+
+    applied = (
+        'penstock_delivered_records_total{channel="things",consumer="reader",outcome="applied",schema="penstock"} 10.0'
+    )
+    eventually(lambda: applied in ask(port, path="/metrics")[1], "ten records are applied")
+    assert 'penstock_streamer_records_total{schema="penstock",step="added"} 10.0' in ask(port, path="/metrics")[1]
+
+    assert penstock("probe", f"http://127.0.0.1:{port}/livez").stdout == "ok\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    away = penstock("probe", f"http://127.0.0.1:{port}/livez")
+    assert (away.returncode, away.stderr) == (1, f"127.0.0.1:{port} does not answer: ConnectionRefusedError\n")
+    assert penstock("probe", "https://127.0.0.1/livez").returncode == 2
