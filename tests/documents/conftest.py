@@ -34,6 +34,7 @@ ELSEWHERE = {
     ("test-your-application", ""): "tests/testing_plugin/test_plugin.py",
     ("first-pipeline", ""): "tests/documents/test_tutorial.py",
     ("bench", ""): "tests/bench/test_bench.py",  # compares options and cases: they take minutes
+    ("watch-with-prometheus", "penstock metrics --listen"): "tests/observing/test_state_metrics.py",
     ("open-the-console", "penstock console"): "tests/console/test_console_command.py",
     ("watch-it-from-outside", "penstock probe"): "tests/observing/test_probes.py",  # of a process that runs meanwhile
     ("engines", "penstock run"): "tests/cli/test_run_on_spark.py",  # options of Java

@@ -318,6 +318,8 @@ def test_the_other_languages_are_known() -> None:
     }
 
     assert shown == {
+        ("json", "logs"),  # tests/documents/check_logs.py
+        ("yaml", "watch-with-prometheus"),  # Prometheus's own
         ("toml", "open-the-console"),  # tests/console/test_console_access.py
         ("sql", "keep-things-for-a-time"),
         ("sql", "errors"),

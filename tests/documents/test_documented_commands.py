@@ -73,6 +73,12 @@ def test_find_a_record(shop: Shop) -> None:
     shop.execute("DROP ROLE app")
 
 
+def test_watch_with_prometheus(shop: Shop) -> None:
+    shop.book(5)
+    shop.drain()
+    shop.follow("docs/how-to/watch-with-prometheus.md")
+
+
 def test_pause_a_consumer(shop: Shop) -> None:
     shop.book(5)
     shop.drain()

@@ -49,6 +49,7 @@ Run     services       consume       Apply records with one consumer; several pr
 Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.
 Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
 Inspect consoles       console       Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.
+Inspect health         metrics       Print the pipeline's state as metrics of Prometheus, or serve them; one exporter is enough for a pipeline.
 Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.
 Inspect lookups        trace         Show what became of a record: staged, sequenced, published, applied by whom and when.
 Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.

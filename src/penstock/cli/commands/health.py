@@ -1,4 +1,4 @@
-"""``penstock status``: how far records have come; and ``penstock doctor``: whether everything is safe."""
+"""``penstock status``: how far records have come; ``penstock doctor``: whether everything is safe; ``penstock metrics``: the status for Prometheus."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock.channels.server import connect_redis
-from penstock.cli.command import Json, command, find_pipeline
+from penstock.cli.command import Json, command, find_pipeline, require_extra
 from penstock.cli.connecting import Connections, get_scope, open_connections, servers
 from penstock.cli.loops import Stop
-from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table
+from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table, show_text
 from penstock.database.connections import connect_postgres
 from penstock.display import format_memory, format_seconds
 from penstock.errors import ServerUnavailable
+from penstock.observing.listener import Answer, Listener
 from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.status import Status
 from penstock.operating.status import status as read_status
@@ -126,6 +127,17 @@ def _oldest(path: str) -> Callable[[_Row], float | None]:
     return lambda row: max((age for each in row.shards if (age := read(each)) is not None), default=None)
 
 
+def _of_queue(path: str, combine: Callable[[Iterable[Any]], Any]) -> Callable[[_Row], Any]:
+    """A number of a queue over its shards; None if one of them is damaged."""
+    read = attrgetter(path)
+
+    def get(row: _Row) -> Any:
+        stats = [each.queue.stats for each in row.shards]
+        return None if None in stats else combine(map(read, stats))
+
+    return get
+
+
 def _memory(row: _Row) -> str | None:
     """Memory of a log in Redis, and its budget."""
     each = row.shards[0] if len(row.shards) == 1 else row.of
@@ -170,6 +182,9 @@ _QUEUES: tuple[_Computed, ...] = (
     ("#in postgres", _total("in_postgres")),
     ("#dead", _total("queue.dead")),
     ("#oldest", _oldest("queue.oldest_s")),
+    ("#dwell p99", _of_queue("quiet.p99_s", max)),
+    ("#done", _of_queue("done", sum)),
+    ("#reclaimed", _of_queue("reclaimed", sum)),
 )
 _CONSUMERS: tuple[_Computed, ...] = (
     ("consumer", lambda row: row.of.consumer + ("*" if row.of.declared is False else "")),
@@ -256,3 +271,32 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
             return [CheckResult("postgres", "error", str(error), "see --database-url", unreachable=True)]
         with connection:
             return diagnose(connection, client, pipeline)
+
+
+@command("listen")
+def metrics(
+    settings: Settings,
+    by_shard: Annotated[bool, typer.Option("--by-shard", help="Series for each shard, of up to 64.")] = False,
+) -> None:
+    """Print the pipeline's state as metrics of Prometheus, or serve them; one exporter is enough for a pipeline."""
+    with require_extra("prometheus", "penstock metrics"):
+        from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415  an extra
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST  # noqa: PLC0415  the same
+
+        from penstock.observing.state_metrics import StateCollector  # noqa: PLC0415  the same
+    pipeline, registry = find_pipeline(settings), CollectorRegistry()
+    with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:
+        collector = StateCollector(pipeline, urls.database_url, urls.redis_url, by_shard=by_shard)
+        registry.register(collector)
+        try:
+            if settings.listen is None:
+                show_text(generate_latest(registry).decode().rstrip("\n"))
+                return
+            stop = Stop()
+            routes = {"/metrics": lambda: Answer(200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST)}
+            with Listener(settings.listen, routes) as listener:
+                say(f"Metrics: port {listener.port}, /metrics")
+                while not stop.wait(3600):
+                    pass
+        finally:
+            collector.close()

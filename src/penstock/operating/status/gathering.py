@@ -182,8 +182,12 @@ class _Redis:
 def _find_elsewhere(tables: _Tables) -> list[ShardName]:
     """The shards of sources that consumers of this database read: neither registered here nor in this journal."""
     here = {*tables.registered, *(shard.channel for shard in tables.bounds)}
-    found = {ShardName(channel, Shard(shard)) for _, channel, shard, *_ in tables.progress}
-    return sorted(shard for shard in found if shard.channel not in here and "@" in shard.channel)
+    found = {
+        ShardName(channel, Shard(shard))
+        for _, channel, shard, *_ in tables.progress
+        if "@" in channel and channel not in here
+    }
+    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,7 @@ class _Shards:
     def build_channel(self, name: str, numbers: list[int]) -> ChannelStatus:
         registered = self.tables.registered.get(name)
         known = registered or (self.declared or {}).get(name)
+        names = frozenset(() if known is None else known.shard_names)
         return ChannelStatus(
             name,
             "unknown" if known is None else known.kind,
@@ -217,7 +222,7 @@ class _Shards:
             None if registered is None else registered.redis_memory,
             declared=None if self.declared is None else name in self.declared,
             shards=tuple(
-                self._build_shard(shard, registered, is_known=known is not None and shard in known.shard_names)
+                self._build_shard(shard, registered, is_known=shard in names)
                 for shard in (ShardName(name, Shard(number)) for number in numbers)
             ),
         )
@@ -254,7 +259,7 @@ class _Shards:
             return None
         if (stats := queue.stats) is None:
             return QueueStatus(0, 0, 0, 0, None, queue.damage)
-        return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage)
+        return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage, stats)
 
     def _build_ick(self, name: ShardName) -> IckStatus | None:
         if (ick := self.icks.get(name)) is None:
@@ -288,8 +293,8 @@ def _build_consumers(
         name = ShardName(channel, Shard(read.shard))
         if (extent := elsewhere.get(name)) is not None:  # the journal is in another database
             read = replace(read, lag=max(0, extent.tail - read.checkpoint))
-        elif channel in logs and (extent := log.get(name)):
-            read = replace(read, evicted=min(read.lag, max(0, extent.first - 1 - read.checkpoint)))
+        elif channel in logs and (extent := log.get(name)) and read.lag and extent.first - 1 > read.checkpoint:
+            read = replace(read, evicted=min(read.lag, extent.first - 1 - read.checkpoint))
         before = tables.unpassed.get((consumer, channel))
         if before is not None and before.blocks(read.shard) and read.lag and not read.unread:
             read = replace(read, waiting=read.waiting or before.explain(channel))

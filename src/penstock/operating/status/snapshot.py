@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from penstock.channels.queue.stats import QueueStats
 from penstock.database.pauses import Pause
 from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
@@ -57,6 +58,7 @@ class QueueStatus:
         oldest_s: Age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if
             there is none.
         damage: Description of a damage, and then the numbers are 0; None if there is none.
+        stats: All its numbers: dwell times, tenants, and the counts of its life; None with a damage.
     """
 
     waiting: int
@@ -65,6 +67,7 @@ class QueueStatus:
     dead: int
     oldest_s: float | None
     damage: str | None
+    stats: QueueStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,371 @@
+"""Metrics of a pipeline's state: what ``penstock status`` shows, for Prometheus.
+
+One exporter is enough for a pipeline, because it reads what is kept in Postgres and Redis: counters survive every restart.
+However many scrape it, the status is read once in ``CACHED_S``.  A scrape ends within ``ANSWER_S``: a server that has not
+answered by then is down.
+
+Labels are names that a pipeline declares, and never what a producer writes: no key, no tenant, no reason.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from time import monotonic
+from typing import Any, Literal
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis, redis_errors
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.transactions import Timeouts
+from penstock.errors import PenstockError, ServerUnavailable
+from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status
+from penstock.operating.status import status as read_status
+from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE
+from penstock.schema.revisions import newest_shipped
+
+log = structlog.get_logger("penstock.metrics")
+
+CACHED_S = 2.0
+"""Seconds that a status serves all scrapes."""
+
+ANSWER_S = 2.8
+"""Longest wait of a scrape for the servers, in seconds."""
+
+TIMEOUTS = Timeouts(connect_s=2, reply_s=2.0, statement_s=5.0, lock_s=1.0)
+
+MAX_NAMES = 1000
+"""Consumers, and channels, that have series of their own; the others share the name ``_other``."""
+
+MAX_SHARDS = 64
+"""Shards of a channel that have series of their own with ``--by-shard``."""
+
+OTHER = "_other"
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetric:
+    """A metric.
+
+    Attributes:
+        labels: Beside ``schema``, which all have.
+        combine: How values of the same labels become one.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    combine: Callable[[float, float], float]
+
+
+_TABLE = """\
+up                                      gauge   max server              1 if the server answered.
+build_info                              gauge   max version,revision    Always 1; the release of Penstock, and the newest revision of its tables that it knows.
+epoch                                   gauge   max -                   Epoch of the pipeline: raised by penstock reset epoch.
+last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
+oldest_transaction_age_seconds          gauge   max -                   Age of the oldest transaction that holds up records of its own; 0 if there is none.
+isolated_records                        gauge   sum -                   Staged records that can get no offset.
+staged_records                          gauge   sum channel             Committed records without an offset; counted up to 100,000.
+staged_oldest_age_seconds               gauge   max channel             Age of the oldest of these.
+sequenced_records_total                 counter sum channel             Records that got an offset.
+published_records_total                 counter sum channel             Records that Redis has, or has had.
+unpublished_records                     gauge   sum channel             Records with an offset that Redis has not.
+unread_records                          gauge   sum channel             Records that nobody reads: their shard, or a checkpoint in it, is missing.
+log_records                             gauge   sum channel             Records that a log holds in Redis.
+log_entries                             gauge   sum channel             Entries of a log in Redis.
+log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
+log_memory_limit_bytes                  gauge   sum channel             Its budget.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; 0 without a shard for a channel that has none.
+shard_damaged                           gauge   max channel,shard       1 for each shard whose keys in Redis hold something that Penstock did not write; 0 likewise.
+consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
+consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
+consumer_dead_lettered_records_total    counter sum consumer,channel    Records that were dead-lettered.
+consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
+consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed.
+consumer_lag_seconds                    gauge   max consumer,channel    Age of the first of these, in the worst shard.
+consumer_evicted_records                gauge   sum consumer,channel    Records that it has not passed and that have left Redis: it reads them from Postgres.
+consumer_dead_letters                   gauge   sum consumer,channel    Dead letters that it has now.
+consumer_paused                         gauge   max consumer,channel    1 while an operator has paused it, or its channel.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; 0 without a shard for a consumer that has none.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 likewise.
+queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
+queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
+queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by a limit.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited to be handed over, of quiet and of noisy tenants, in the worst shard of the last minutes.
+queue_written_messages_total            counter sum channel             Messages that were written.
+queue_done_messages_total               counter sum channel             Messages that are done.
+queue_dead_lettered_messages_total      counter sum channel             Messages that died in Redis, at their deadline.
+queue_reclaimed_messages_total          counter sum channel             Leases that ended by themselves.
+queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
+ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
+ick_oldest_age_seconds                  gauge   max channel             Age of the oldest member.
+ick_records_total                       counter sum channel             Records that marked members.
+ick_dirtied_total                       counter sum channel             Members that became dirty by them.
+reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   Start of the last run.
+reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
+reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in it.
+reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that it repaired.
+sample_duration_seconds                 gauge   max -                   Time that reading the status took.
+sample_timestamp_seconds                gauge   max -                   When it was read.
+"""
+
+
+def _parse(line: str) -> StateMetric:
+    name, kind, combine, labels, text = line.split(None, 4)
+    names = () if labels == "-" else tuple(labels.split(","))
+    how: Callable[[float, float], float] = max if combine == "max" else lambda a, b: a + b
+    return StateMetric(f"penstock_{name}", "counter" if kind == "counter" else "gauge", names, text, how)
+
+
+METRICS = {metric.name: metric for metric in map(_parse, _TABLE.splitlines())}
+"""All of them, by name."""
+
+
+@dataclass
+class _Series:
+    """Values by metric and labels; those of the same labels are combined."""
+
+    schema: str
+    by_shard: bool
+    values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=lambda: {name: {} for name in METRICS})
+
+    def add(self, name: str, value: float | None, *labels: object) -> None:
+        """Adds a value; None is none."""
+        if value is not None:
+            metric, known = METRICS[f"penstock_{name}"], self.values[f"penstock_{name}"]
+            key = tuple(map(str, labels))
+            known[key] = metric.combine(known[key], value) if key in known else value
+
+    def families(self) -> Iterator[Any]:
+        """As prometheus_client wants them; of a metric without values nothing."""
+        for name, values in self.values.items():
+            metric = METRICS[name]
+            has_shard = self.by_shard and any(len(key) > len(metric.labels) for key in values)
+            labels = ["schema", *metric.labels, *(["shard"] if has_shard else [])]
+            made = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
+                name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, labels=labels
+            )
+            for key, value in values.items():
+                made.add_metric([self.schema, *key, *([""] * (len(labels) - 1 - len(key)))], value)
+            if values:
+                yield made
+
+
+def measure(found: Status, *, by_shard: bool = False) -> Iterable[Any]:
+    """The metrics of a status, without those of the sample."""
+    series = _Series(found.schema, by_shard)
+    series.add("epoch", found.epoch)
+    series.add("last_tick_age_seconds", found.tick_s)
+    oldest = found.oldest_transaction
+    series.add("oldest_transaction_age_seconds", 0.0 if oldest is None else oldest.age_s)
+    series.add("isolated_records", found.faults.isolated.count)
+    stopped = {each.shard for each in found.faults.stopped}
+    for number, channel in enumerate(found.channels):
+        _add_channel(series, channel if number < MAX_NAMES else None, channel)
+        _flag(
+            series,
+            "shard_stopped",
+            (_name(number, channel.channel),),
+            {s.shard for s in stopped if s.channel == channel.channel},
+        )
+    for shard, count, _ in found.unread:
+        series.add("unread_records", count, shard.channel)
+    for number, consumer in enumerate(found.consumers):
+        labels = (consumer.consumer, consumer.channel) if number < MAX_NAMES else (OTHER, OTHER)
+        _add_consumer(series, found, consumer, labels)
+    for run in found.reconciliations:
+        names = (run.name, run.consumer)
+        series.add("reconciliation_last_run_timestamp_seconds", run.begun_at.timestamp(), *names)
+        series.add("reconciliation_last_outcome", 1, *names, run.outcome)
+        series.add("reconciliation_differences", run.differences, *names)
+        series.add("reconciliation_repaired_rows", run.repaired, *names)
+    return series.families()
+
+
+def _name(number: int, name: str) -> str:
+    return name if number < MAX_NAMES else OTHER
+
+
+def _add_channel(series: _Series, named: ChannelStatus | None, channel: ChannelStatus) -> None:
+    name = OTHER if named is None else channel.channel
+    is_split = series.by_shard and len(channel.shards) <= MAX_SHARDS
+    for shard in channel.shards:
+        labels = (name, str(shard.shard)) if is_split else (name,)
+        series.add("staged_records", shard.staged, *labels)
+        series.add("staged_oldest_age_seconds", shard.staged_s if shard.staged else 0.0, *labels)
+        series.add("sequenced_records_total", shard.sequenced, *labels)
+        series.add("published_records_total", shard.published, *labels)
+        if shard.published is not None:
+            series.add("unpublished_records", max(0, shard.sequenced - shard.published), *labels)
+        series.add("log_records", shard.records, *labels)
+        series.add("log_entries", shard.entries, *labels)
+        series.add("log_memory_bytes", shard.memory, *labels)
+        series.add("log_memory_limit_bytes", shard.redis_memory, *labels)
+        _add_ick(series, name, shard)
+        _add_queue(series, name, shard)
+    _flag(series, "shard_damaged", (name,), {shard.shard for shard in channel.shards if shard.damage is not None})
+
+
+def _add_ick(series: _Series, name: str, shard: ShardStatus) -> None:
+    if (ick := shard.ick) is not None:
+        for state in ("dirty", "reserved", "held"):
+            series.add("ick_members", getattr(ick, state), name, state)
+        series.add("ick_oldest_age_seconds", ick.oldest_s or 0.0, name)
+        series.add("ick_records_total", ick.records, name)
+        series.add("ick_dirtied_total", ick.dirtied, name)
+
+
+def _add_queue(series: _Series, name: str, shard: ShardStatus) -> None:
+    if (queue := shard.queue) is None:
+        return
+    for state in ("waiting", "leased", "delayed", "dead"):
+        series.add("queue_messages", getattr(queue, state), name, state)
+    series.add("queue_messages", shard.in_postgres, name, "in_postgres")
+    series.add("queue_oldest_age_seconds", queue.oldest_s or 0.0, name)
+    if (stats := queue.stats) is None:
+        return
+    for state in ("ready", "over", "blocked"):
+        series.add("queue_tenants", getattr(stats, f"{state}_tenants"), name, state)
+    for tenants in ("quiet", "noisy"):
+        dwell = getattr(stats, tenants)
+        series.add("queue_dwell_seconds", dwell.median_s, name, tenants, "50")
+        series.add("queue_dwell_seconds", dwell.p99_s, name, tenants, "99")
+    for total, count in (
+        ("written", stats.written),
+        ("done", stats.done),
+        ("dead_lettered", stats.died),
+        ("reclaimed", stats.reclaimed),
+        ("lost", stats.lost),
+    ):
+        series.add(f"queue_{total}_messages_total", count, name)
+
+
+def _add_consumer(series: _Series, found: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
+    is_split = series.by_shard and len(consumer.shards) <= MAX_SHARDS
+    for shard in consumer.shards:
+        each = (*labels, str(shard.shard)) if is_split else labels
+        series.add("consumer_applied_records_total", shard.applied, *each)
+        series.add("consumer_skipped_records_total", shard.skipped, *each)
+        series.add("consumer_dead_lettered_records_total", shard.dead_lettered, *each)
+        series.add("consumer_checkpoint_offset", shard.checkpoint, *each)
+        series.add("consumer_lag_records", shard.lag, *each)
+        series.add("consumer_lag_seconds", shard.lag_s if shard.lag else 0.0, *each)
+        series.add("consumer_evicted_records", shard.evicted, *each)
+        series.add("consumer_dead_letters", shard.dead_letters, *each)
+    pause = found.find_pause(consumer.consumer, consumer.channel)
+    series.add("consumer_paused", 0 if pause is None else 1, *labels)
+    _flag(series, "consumer_halted", labels, {shard.shard for shard in consumer.shards if shard.halted is not None})
+    _flag(series, "consumer_waiting", labels, {shard.shard for shard in consumer.shards if shard.waiting is not None})
+
+
+def _flag(series: _Series, name: str, labels: tuple[str, ...], shards: Iterable[int]) -> None:
+    """1 for each shard; 0 without a shard if there is none, so that an alert ends."""
+    flagged = sorted(shards)
+    for shard in flagged[:MAX_SHARDS]:
+        series.add(name, 1, *labels, shard)
+    if not flagged:
+        series.add(name, 0, *labels, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What one reading of the servers gave."""
+
+    status: Status | None
+    is_redis_up: bool
+    took_s: float
+    at: datetime
+
+
+class StateCollector(Collector):
+    """Collects the metrics of a pipeline, for a registry of prometheus_client; threads may share it."""
+
+    def __init__(self, pipeline: Pipeline | None, database_url: str, redis_url: str, *, by_shard: bool = False) -> None:
+        """Sets up; the first scrape connects."""
+        self._pipeline, self._database_url, self._redis_url = pipeline, database_url, redis_url
+        self._schema = (DEFAULT_SCOPE if pipeline is None else pipeline.scope).schema
+        self._by_shard = by_shard
+        self._changed = threading.Condition()
+        self._sampled: _Sampled | None = None
+        self._sampled_at = -CACHED_S
+        self._is_reading = False
+        self._connection: Connection | None = None
+        self._client: RedisClient | None = None
+        self.readings = 0
+
+    def collect(self) -> Iterable[Any]:
+        """The metrics of now, at most ``CACHED_S`` old."""
+        sampled = self._sample()
+        up = GaugeMetricFamily("penstock_up", METRICS["penstock_up"].help, labels=["schema", "server"])
+        up.add_metric([self._schema, "postgres"], float(sampled is not None and sampled.status is not None))
+        up.add_metric([self._schema, "redis"], float(sampled is not None and sampled.is_redis_up))
+        yield up
+        info = METRICS["penstock_build_info"]
+        build = GaugeMetricFamily(info.name, info.help, labels=["schema", *info.labels])
+        build.add_metric([self._schema, version("penstock"), newest_shipped()], 1)
+        yield build
+        if sampled is None or sampled.status is None:
+            return
+        yield from measure(sampled.status, by_shard=self._by_shard)
+        for name, value in (("duration", sampled.took_s), ("timestamp", sampled.at.timestamp())):
+            metric = METRICS[f"penstock_sample_{name}_seconds"]
+            family = GaugeMetricFamily(metric.name, metric.help, labels=["schema"])
+            family.add_metric([self._schema], value)
+            yield family
+
+    def close(self) -> None:
+        """Closes the connections, once what is being read has been."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
+            for opened in (self._connection, self._client):
+                if opened is not None:
+                    opened.close()
+            self._connection = self._client = None
+
+    def _sample(self) -> _Sampled | None:
+        """The last reading, or a new one; None if it takes too long."""
+        with self._changed:
+            if monotonic() - self._sampled_at < CACHED_S:
+                return self._sampled
+            if not self._is_reading:
+                self._is_reading = True
+                threading.Thread(target=self._read, name="penstock metrics", daemon=True).start()
+            is_done = self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
+            return self._sampled if is_done else None
+
+    def _is_redis_up(self) -> bool:
+        """A pipeline without a channel has asked it nothing."""
+        try:
+            with redis_errors("measuring"):
+                return bool(self._client and self._client.ping())
+        except ServerUnavailable:
+            return False
+
+    def _read(self) -> None:
+        began, found, is_redis_up = monotonic(), None, False
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect_postgres(self._database_url, application="metrics", timeouts=TIMEOUTS)
+            self._client = self._client or connect_redis(self._redis_url, timeouts=TIMEOUTS)
+            found = read_status(self._connection, self._client, self._pipeline)
+            is_redis_up = found.redis is None and self._is_redis_up()
+        except PenstockError as error:
+            log.warning("no metrics", reason=str(error))
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+        finally:
+            with self._changed:
+                self.readings += 1
+                self._sampled = _Sampled(found, is_redis_up, monotonic() - began, datetime.now(UTC))
+                self._sampled_at, self._is_reading = monotonic(), False
+                self._changed.notify_all()

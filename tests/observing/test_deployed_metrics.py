@@ -1,0 +1,64 @@
+"""The alerts and the dashboard name metrics that are exported and commands that exist, and Prometheus takes all of it."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fixtures.documents import ROOT
+from penstock.cli.app import load_commands
+from penstock.observing.state_metrics import METRICS
+
+DEPLOY = ROOT / "deploy"
+ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+PROMTOOL = shutil.which("promtool")
+
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="apt-get install prometheus")
+
+
+def promtool(
+    *arguments: str, given: str = "", directory: Path = DEPLOY / "prometheus"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(PROMTOOL), *arguments], input=given, cwd=directory, capture_output=True, text=True, check=False
+    )
+
+
+def test_all_names_are_exported() -> None:
+    dashboard = (DEPLOY / "grafana" / "dashboard.json").read_text()
+
+    for text in (ALERTS, dashboard):
+        used = set(re.findall(r"penstock_[a-z_]+", text))
+        assert used - {"penstock_"} <= METRICS.keys()
+        for name, labels in re.findall(r"(penstock_[a-z_]+)\{([^}]*)\}", text):
+            known = {"schema", *METRICS[name].labels}
+            assert set(re.findall(r"(\w+)(?==|!~|=~)", labels.replace("\\", ""))) <= known, (name, labels)
+
+
+def test_every_alert_says_what_to_type() -> None:
+    commands = load_commands()
+    alerts = re.findall(r"- alert: (\w+)", ALERTS)
+    runs = re.findall(r'summary: ".+", run: "penstock ([a-z-]+)[^"]*"', ALERTS)
+
+    assert len(alerts) == len(set(alerts)) == len(runs)
+    assert set(runs) <= commands.keys()
+
+
+def test_the_dashboard_is_the_one_that_the_script_writes() -> None:
+    """If this fails, run ``python deploy/grafana/dashboard.py``."""
+    made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["make_dashboard"]()
+
+    assert json.loads((DEPLOY / "grafana" / "dashboard.json").read_text()) == made
+
+
+@needs_promtool
+def test_the_alerts_are_rules_that_fire_and_stay_silent_as_they_should() -> None:
+    """A halted consumer, one that does not move, no streamer, a Redis that takes nothing, an exporter that is gone."""
+    checked, tested = promtool("check", "rules", "alerts.yml"), promtool("test", "rules", "alerts_test.yml")
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -1,0 +1,227 @@
+"""The exporter shows the pipeline's state, survives restarts and servers that are away, and costs the same for any number of scrapes."""
+
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fixtures.command_line import CommandLine
+from fixtures.roles import UrlFor
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection
+from penstock.database.registry import register_consumer
+from penstock.observing.state_metrics import ANSWER_S, MAX_SHARDS, METRICS, StateCollector, measure
+from penstock.operating.pausing import pause
+from penstock.operating.status import ConsumerShard, ConsumerStatus, Status, status
+from penstock.streaming import Streamer
+
+HOSTILE = 'x"}\n\\ 1'
+THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1), redis_memory="64MB"), Ick("index"), Queue("jobs")
+
+PROMTOOL = shutil.which("promtool")
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+VALUES (%s, 0, %s, %s, 'thing', '1', %s)
+"""
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    made = Pipeline([THINGS, INDEX, JOBS])
+
+    @made.consumer(reads=THINGS, name="applies")
+    def _(_session: Any, _records: Any) -> None: ...
+
+    @made.consumer(reads=THINGS, name="halts", attempts=1, on_poison="halt")
+    def _(_session: Any, _records: Any) -> None:
+        raise LookupError(HOSTILE)
+
+    @made.worker(reads=JOBS, name="work")
+    def _(_session: Any, _job: Any) -> None: ...
+
+    return made
+
+
+@pytest.fixture
+def scene(flow: Pipeline, connection: Connection, streamer: Streamer, database_url: str, redis_url: str) -> None:
+    """Three records in the log, one staged, a member that waits, and two jobs that are done."""
+    for name in flow.consumers:
+        register_consumer(connection, flow.scope, flow.get_consumer(name))
+    for number in range(3):
+        connection.execute(STAGE, ("things", f"{HOSTILE}{number}", "insert", None))
+    connection.execute(STAGE, ("index", HOSTILE, "dirty", None))
+    for _ in range(2):
+        connection.execute(STAGE, ("jobs", "k", "message", '{"tenant": "a"}'))
+    streamer.drain()
+    for name in flow.consumers:
+        worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+        worker.drain()
+        worker.close()
+    connection.execute(STAGE, ("things", "later", "insert", None))
+
+
+Scrape = Callable[[], Samples]
+
+
+def parse(text: str) -> Samples:
+    return {
+        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k != "schema")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape(*urls: str, flow: Pipeline | None = None, **options: Any) -> Samples:
+    """One scrape of a new exporter."""
+    collector = StateCollector(flow, *urls, **options)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        return parse(generate_latest(registry).decode())
+    finally:
+        collector.close()
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return f"penstock_{name}", frozenset(labels.items())
+
+
+@pytest.mark.usefixtures("scene")
+def test_what_has_happened_is_in_the_metrics(
+    flow: Pipeline, database_url_for: UrlFor, redis_url: str, connection: Connection
+) -> None:
+    """Read with the login that reads no payloads."""
+    pause(connection, "channel", "things", reason="a deploy", by="ann")
+
+    found = scrape(database_url_for("a_monitor"), redis_url, flow=flow)
+
+    reads = {"consumer": "applies", "channel": "things"}
+    expected = {
+        key("up", server="postgres"): 1,
+        key("up", server="redis"): 1,
+        key("epoch"): 1,
+        key("staged_records", channel="things"): 1,
+        key("sequenced_records_total", channel="things"): 3,
+        key("published_records_total", channel="things"): 3,
+        key("unpublished_records", channel="things"): 0,
+        key("log_records", channel="things"): 3,
+        key("log_memory_limit_bytes", channel="things"): 64 * 1024 * 1024,
+        key("consumer_applied_records_total", **reads): 3,
+        key("consumer_lag_records", **reads): 0,
+        key("consumer_paused", **reads): 1,
+        key("consumer_halted", **reads, shard=""): 0,
+        key("consumer_halted", consumer="halts", channel="things", shard="0"): 1,
+        key("consumer_lag_records", consumer="halts", channel="things"): 3,
+        key("queue_messages", channel="jobs", state="waiting"): 0,
+        key("queue_written_messages_total", channel="jobs"): 2,
+        key("queue_done_messages_total", channel="jobs"): 2,
+        key("ick_members", channel="index", state="dirty"): 1,
+        key("ick_records_total", channel="index"): 1,
+        key("shard_stopped", channel="things", shard=""): 0,
+        key("isolated_records"): 0,
+    }
+    assert {each: found.get(each) for each in expected} == expected
+    assert found[key("log_memory_bytes", channel="things")] > 0
+    assert not any(HOSTILE in value for _, labels in found for _, value in labels)
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_series_a_shard_is_made_only_when_asked_for(flow: Pipeline, database_url: str, redis_url: str) -> None:
+    summed = scrape(database_url, redis_url, flow=flow)
+    split = scrape(database_url, redis_url, flow=flow, by_shard=True)
+
+    assert summed[key("sequenced_records_total", channel="things")] == 3
+    assert split[key("sequenced_records_total", channel="things", shard="0")] == 3
+    assert split[key("sequenced_records_total", channel="things", shard="1")] == 0
+
+
+def test_a_server_that_is_away_is_a_zero_within_three_seconds(database_url: str, redis_url: str) -> None:
+    without_redis = scrape(database_url, "redis://127.0.0.1:1/0")
+    without_postgres = scrape("postgresql://nobody@127.0.0.1:1/none", redis_url)
+    # An address that answers nothing: neither accepts nor refuses.
+    silent = scrape("postgresql://nobody@192.0.2.1/none", redis_url)
+
+    assert without_redis[key("up", server="postgres")] == 1
+    assert without_redis[key("up", server="redis")] == 0
+    assert key("epoch") in without_redis
+    assert without_postgres[key("up", server="postgres")] == silent[key("up", server="postgres")] == 0
+    assert key("epoch") not in without_postgres
+    assert ANSWER_S < 3
+
+
+def test_many_scrapes_are_one_reading(flow: Pipeline, database_url: str, redis_url: str, streamer: Streamer) -> None:
+    streamer.drain()
+    collector = StateCollector(flow, database_url, redis_url)
+
+    for _ in range(20):
+        assert [*collector.collect()]
+    collector.close()
+
+    assert collector.readings == 1
+
+
+def test_every_metric_of_the_table_can_be_exported_and_has_a_proper_name() -> None:
+    for metric in METRICS.values():
+        assert re.fullmatch(r"penstock_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.help.endswith(".")
+        assert not {"tenant", "key", "reason", "namespace", "pid"} & {*metric.labels}
+
+
+def test_the_number_of_series_does_not_grow_with_shards_or_without_bound_with_names(
+    connection: Connection, streamer: Streamer, redis_client: Any
+) -> None:
+    streamer.drain()
+    found = status(connection, redis_client)
+    shards = tuple(ConsumerShard(i, 1, 2, 3.0, 1, 0, 0, 0, "it failed", None, None, unread=False) for i in range(1024))
+    wide = with_consumers(found, [ConsumerStatus("one", "things", None, shards)])
+    many = with_consumers(found, [ConsumerStatus(f"c{i}", "things", None, shards[:2]) for i in range(3000)])
+
+    def count(of: Status) -> int:
+        return sum(len(family.samples) for family in measure(of) if "consumer" in family.name)
+
+    one = with_consumers(found, [ConsumerStatus("one", "things", None, shards[:1])])
+    assert count(wide) == count(one) + MAX_SHARDS - 1
+    assert count(many) < 1002 * count(one) + 2000
+
+
+def with_consumers(found: Status, consumers: list[ConsumerStatus]) -> Status:
+    values = {name: getattr(found, name) for name in Status.__dataclass_fields__}
+    return Status(**values | {"consumers": tuple(consumers)})
+
+
+@pytest.fixture
+def exporter(penstock: CommandLine) -> Iterator[Any]:
+    started = penstock.start("metrics", "--listen", "127.0.0.1:0")
+    yield started
+    started.end()
+
+
+@pytest.mark.usefixtures("scene")
+def test_the_command_prints_or_serves_them(penstock: CommandLine, exporter: Any) -> None:
+    printed = penstock("metrics")
+    port = re.findall(r"port (\d+)", exporter.stderr.readline())[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        served = parse(answer.read().decode())
+
+    assert printed.returncode == 0
+    if PROMTOOL is not None:
+        checked = subprocess.run(
+            [PROMTOOL, "check", "metrics"], input=printed.stdout, capture_output=True, text=True, check=False
+        )
+        assert (checked.returncode, checked.stderr) == (0, "")
+    assert parse(printed.stdout)[key("sequenced_records_total", channel="things")] == 3
+    assert served[key("consumer_applied_records_total", consumer="applies", channel="things")] == 3
+    taken = penstock("metrics", "--listen", port)
+    assert (taken.returncode, "in use" in taken.stderr) == (2, True)
