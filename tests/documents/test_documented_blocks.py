@@ -19,6 +19,7 @@ import pytest
 import redis
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from opentelemetry import trace
 from prometheus_client import generate_latest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
@@ -31,7 +32,7 @@ from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
 from penstock.observer import ShardStopped, Streamed
 from penstock.schema.capture import install_triggers
-from penstock.testing import drained
+from penstock.testing import drained, staged
 from staging.test_connections import make_django
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -115,6 +116,25 @@ def test_icks(redis_client: redis.Redis) -> None:
     stats = DirtyList(redis_client, "ride-index").stats()
     assert stats is not None
     assert stats.total.size == 0
+
+
+def test_follow_a_trace(
+    tables: Engine, rides: Log, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    pipeline, sessions = Pipeline([rides]), sessionmaker(tables)
+    pipeline.stages(Ride, to=rides, key="id", capture="trigger")
+    install_triggers(tables, pipeline)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", sdk.TracerProvider(shutdown_on_exit=False))
+    names = {"pipeline": pipeline, "rides": rides, "SessionLocal": sessions, "text": text}
+    run_page("docs/how-to/follow-a-trace.md", names)
+
+    with trace.get_tracer("shop").start_as_current_span("request") as span, sessions.begin() as session:
+        session.add(Ride(id=1))
+    with sessions() as session:
+        [record] = staged(session)
+        assert (record.headers or {})["traceparent"].split("-")[1] == f"{span.get_span_context().trace_id:032x}"
+    assert drained(pipeline, database_url, redis_url) == {"send_receipt": 2}  # its own UPDATE is captured, too
 
 
 def test_work_stealing(database_url: str, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,10 @@ class Culprit(Exception):
         self.index = index
 
 
+class Repeated(Exception):
+    """A job's record was finished before; a handler that catches it does not change that."""
+
+
 class InvalidPayload(ValueError):
     """A payload does not fit the consumer's model; the text names the fields, and no values."""
 

@@ -26,6 +26,7 @@ from typing_extensions import override
 from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.spans import HandlerSpans
 from penstock.database.connections import make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
@@ -147,6 +148,7 @@ class _SyncCaller:
     def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
         self._consumer = setup.consumer
         self._decode = make_decoder(setup.consumer)
+        self._spans = HandlerSpans(setup.consumer)
         self.engine = make_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.aborts = Aborts(self.engine)
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
@@ -159,27 +161,29 @@ class _SyncCaller:
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
             decode_payloads(self._decode, items)
-        with self._sessions(bind=connection) as session, _guarding_django(connection):
+        with self._spans.around_call(items), self._sessions(bind=connection) as session, _guarding_django(connection):
             if self._consumer.each:
-                _each(self._consumer, session, items)
+                self._each(session, items)
             else:
                 _check_returned(self._consumer, self._consumer.handler(session, items))
             session.flush()
 
+    def _each(self, session: Session, items: Iterable[Any]) -> None:
+        handler, spans = self._consumer.handler, self._spans
+        for index, item in enumerate(items):
+            try:
+                with spans.around_item(item):
+                    if (returned := handler(session, item)) is not None:
+                        _check_returned(self._consumer, returned)
+                    if spans.has_children:
+                        session.flush()  # what it stages belongs to this span
+            except BaseException as error:
+                if is_exit(error):
+                    raise
+                raise Culprit(index) from error
+
     def close(self) -> None:
         self.engine.dispose()
-
-
-def _each(consumer: ConsumerSpec, session: Session, items: Iterable[Any]) -> None:
-    handler = consumer.handler
-    for index, item in enumerate(items):
-        try:
-            if (returned := handler(session, item)) is not None:
-                _check_returned(consumer, returned)
-        except BaseException as error:
-            if is_exit(error):
-                raise
-            raise Culprit(index) from error
 
 
 _LAZY = (map, filter, zip)
@@ -209,6 +213,7 @@ class _AsyncCaller:
     def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
         self._consumer = setup.consumer
         self._decode = make_decoder(setup.consumer)
+        self._spans = HandlerSpans(setup.consumer)
         self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.engine = self._engine.sync_engine
         self.aborts = Aborts(self.engine)
@@ -228,9 +233,10 @@ class _AsyncCaller:
                 join_transaction_mode="rollback_only",
                 close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
             ) as session:
-                with _guarding_django(connection):
-                    await self._run(session, items)
-                await session.flush()
+                with self._spans.around_call(items):
+                    with _guarding_django(connection):
+                        await self._run(session, items)
+                    await session.flush()
                 self._refuse_tasks(session, items)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -245,8 +251,11 @@ class _AsyncCaller:
             return
         for index, item in enumerate(items):
             try:
-                if (returned := await self._limited(handler(session, item))) is not None:
-                    _check_returned(self._consumer, returned)
+                with self._spans.around_item(item):
+                    if (returned := await self._limited(handler(session, item))) is not None:
+                        _check_returned(self._consumer, returned)
+                    if self._spans.has_children:
+                        await session.flush()  # what it stages belongs to this span
             except BaseException as error:
                 if is_exit(error):
                     raise

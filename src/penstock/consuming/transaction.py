@@ -22,7 +22,7 @@ from sqlalchemy import RootTransaction
 
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
-from penstock.consuming.failures import Culprit, NotApplied, find_outcome, is_exit
+from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
 from penstock.consuming.handler import exit_text, make_caller
 from penstock.consuming.setup import WorkerSetup
 from penstock.crashpoints import crashpoint
@@ -192,7 +192,7 @@ class HandlerTransaction:
 
     def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
         if self.observers:
-            is_failure = error is not None and not isinstance(error, HandlerOutcome)
+            is_failure = error is not None and not isinstance(error, HandlerOutcome | Repeated)
             kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
             self.observers(HandlerEnded(*self._names, size, monotonic() - began, kind))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
 
-from penstock.declaring.handlers import Handler, Isolation, check_handler, is_async
+from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler, is_async
 from penstock.declaring.kinds import (
     DEFAULT_HAND,
     LARGEST_MAX_BYTES,
@@ -204,6 +204,8 @@ class ConsumerSpec:
         idle_timeout: Longest time that the handler may go without a statement on its session, computing or
             waiting for a service.  Then Postgres ends the transaction, and other processes take the shards over; a batch
             that fails in this way is bisected like any other.  A suspended process keeps its shards for this long.
+        trace: With OpenTelemetry, how the spans of its handler belong to the spans that staged the records: a span a batch is
+            linked to them (``link``), or each record's span is a child of its own (``child``), which takes ``each``.
     """
 
     name: str
@@ -220,6 +222,7 @@ class ConsumerSpec:
     park_key: bool = False
     isolation: Isolation = "REPEATABLE READ"
     idle_timeout: Seconds = Seconds("60s", MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S)
+    trace: Trace = "link"
 
     def __post_init__(self) -> None:
         checked_consumer(self.name)
@@ -235,6 +238,12 @@ class ConsumerSpec:
         if self.isolation not in get_args(Isolation):
             levels = ", ".join(get_args(Isolation))
             raise DeclarationError(f"consumer {self.name}: isolation={self.isolation!r}; it takes {levels}")
+        if self.trace not in get_args(Trace):
+            raise DeclarationError(f"consumer {self.name}: trace={self.trace!r}; it takes {', '.join(get_args(Trace))}")
+        if self.trace == "child" and not self.each:
+            raise DeclarationError(
+                f'consumer {self.name}: trace="child" takes each=True: the records of a batch are of many traces'
+            )
 
     def _check_shape(self) -> None:
         """Checks that the handler's arguments go with the channel and the other settings."""
@@ -273,8 +282,8 @@ class ConsumerSpec:
 class WorkerSpec(ConsumerSpec):
     """A consumer of a queue: ``handler(session, job)`` does one job, in a transaction that records that it is done.
 
-    Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``, ``halt_after``, ``isolation`` and
-    ``idle_timeout``.
+    Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``, ``halt_after``, ``isolation``,
+    ``idle_timeout`` and ``trace``.
 
     Attributes:
         attempts: Attempts at a job before it is dead-lettered; those that were snoozed, and those that a server was not

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[..., object]
 Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+Trace = Literal["link", "child"]
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -38,6 +39,7 @@ class ConsumerOptions(TypedDict, total=False):
     park_key: bool
     isolation: Isolation
     idle_timeout: Duration
+    trace: Trace
 
 
 class WorkerDeclaration(TypedDict, total=False):
@@ -53,6 +55,7 @@ class WorkerDeclaration(TypedDict, total=False):
     halt_after: int
     isolation: Isolation
     idle_timeout: Duration
+    trace: Trace
 
 
 _Each = TypeVar("_Each")

@@ -36,8 +36,9 @@ from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError
 from penstock.records import MAX_KEY_CHARACTERS
-from penstock.staging.payload import headers_text, json_text
+from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
 from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
+from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_HEADERS
 
 QUOTE = "$penstock$"
 
@@ -281,14 +282,21 @@ def _render_condition(rule: StagingRule) -> str:
 
 
 def _render_headers(rule: StagingRule, columns: dict[str, Column[Any]]) -> str:
-    parts = []
-    if rule.headers is not None:
-        parts.append(f"{quote_literal(headers_text(rule.headers) or 'null')}::jsonb")
+    if isinstance(rule.channel, Ick):
+        return "NULL"
+    own_headers = headers_text(rule.headers)
+    parts: list[str] = []
+    if len((own_headers or "").encode()) + MAX_TRACE_BYTES <= MAX_HEADERS_BYTES:
+        parts.append(TRIGGERS_HEADERS)
+    if own_headers is not None:
+        parts.append(f"{quote_literal(own_headers)}::jsonb")
     if isinstance(rule.channel, Queue) and key_names(rule):
         key = _render_key(rule, [columns[name] for name in key_names(rule)])
         own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
         parts.append(f"jsonb_build_object('{RESERVED}', {own})")
-    return " || ".join(parts) or "NULL"
+    if parts == [TRIGGERS_HEADERS]:
+        return f"nullif({TRIGGERS_HEADERS}, '{{}}')"
+    return " || ".join(parts)
 
 
 def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:

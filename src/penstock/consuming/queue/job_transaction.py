@@ -17,7 +17,7 @@ from sqlalchemy import event
 from typing_extensions import override
 
 from penstock.consuming.delivery import AskedToWait
-from penstock.consuming.failures import NotApplied, find_outcome
+from penstock.consuming.failures import NotApplied, Repeated, find_outcome
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
@@ -36,10 +36,6 @@ class Ending(Enum):
     """The effect had happened before; nothing was done."""
     STALE = auto()
     """The lease has ended, and another worker may have the job; nothing was done."""
-
-
-class _Repeated(Exception):
-    """The record was finished before; a handler that catches it does not change that."""
 
 
 class JobTransaction(HandlerTransaction):
@@ -91,7 +87,7 @@ class JobTransaction(HandlerTransaction):
                 if isinstance(outcome, Snooze) and outcome.after_s is None:
                     raise NotApplied(AskedToWait(), outcome) from outcome
                 return outcome
-            except _Repeated:
+            except Repeated:
                 self._end(keep=True)
                 return Ending.REPEATED
             finally:
@@ -117,7 +113,7 @@ class JobTransaction(HandlerTransaction):
     def _finish(self, executor: Executor, job: Job[Any]) -> None:
         """Finishes the record, unless it was finished before or another Postgres answers."""
         if self._is_repeated:
-            raise _Repeated
+            raise Repeated
         try:
             [(xid, finished, started_us)] = executor.execute(
                 self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
@@ -128,7 +124,7 @@ class JobTransaction(HandlerTransaction):
             raise
         if not finished:
             self._is_repeated = True
-            raise _Repeated
+            raise Repeated
         self._xid, self._called_at = xid, monotonic()
 
     def _check_effect(self) -> None:
@@ -142,7 +138,7 @@ class JobTransaction(HandlerTransaction):
                 self._check_same(executor)
             else:
                 self._finish(executor, self._job)
-        except (_Repeated, ServerReplaced):
+        except (Repeated, ServerReplaced):
             raise
         except Exception as error:
             ended = self._explained(executor, error)
@@ -160,7 +156,7 @@ class JobTransaction(HandlerTransaction):
     def _raise_if_not_ours(self) -> None:
         """Raises the error of the first statement, if the handler has hidden it."""
         if self._is_repeated:
-            raise _Repeated
+            raise Repeated
         if isinstance(self._error, ServerReplaced):
             raise self._error
         if self._error is not None:
@@ -169,6 +165,6 @@ class JobTransaction(HandlerTransaction):
     @override
     def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
         self._raise_if_not_ours()
-        if isinstance(error, HandlerOutcome | _Repeated):
+        if isinstance(error, HandlerOutcome | Repeated):
             raise error
         super()._raise_failure(connection, index, error)

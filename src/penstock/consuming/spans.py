@@ -1,0 +1,148 @@
+"""Spans around a consumer's handler, if the process has imported OpenTelemetry; otherwise nothing happens here.
+
+    trace="link"     a span for each call of the transaction's handler, linked to the spans that staged its records
+    trace="child"    a span for each record or job, a child of the one that staged it
+
+The span is current while the handler runs, so that its statements and what it stages go on in the trace.  Each attempt has a
+span of its own: one that failed has the status ERROR and the class of the error, never its text, which may quote a payload.
+What a handler raises to say something, such as ``Snooze``, is an event.
+
+``sys.modules`` decides, and no setting: a process that wants spans has imported OpenTelemetry to configure it.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.metadata import version
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from penstock.batches import Records
+from penstock.consuming.failures import Culprit, Repeated
+from penstock.database.driver_errors import driver_error
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.declaring.outcomes import DeadLetter, HandlerOutcome, Job
+from penstock.parsing import parse_json
+from penstock.records import Record
+from penstock.staging.trace_headers import OPENTELEMETRY, TRACEPARENT, TRACESTATE
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+MAX_LINKS = 128
+"""Most records whose headers are read for a span; it is also the most links that OpenTelemetry keeps by default."""
+
+SYSTEM, OPERATION, OPERATION_TYPE = "messaging.system", "messaging.operation.name", "messaging.operation.type"
+CHANNEL, CONSUMER, SHARD = (
+    "messaging.destination.name",
+    "messaging.consumer.group.name",
+    "messaging.destination.partition.id",
+)
+COUNT, RECORD, ERROR = "messaging.batch.message_count", "messaging.message.id", "error.type"
+ATTEMPT = "penstock.attempt"
+"""Names of the attributes, by the messaging conventions of OpenTelemetry, which are in development."""
+
+_NOTHING = nullcontext()
+
+
+class HandlerSpans:
+    """Spans of one consumer's handler."""
+
+    def __init__(self, consumer: ConsumerSpec) -> None:
+        self.has_children = consumer.trace == "child"
+        self._name = f"process {consumer.channel.name}"
+        self._common = {
+            SYSTEM: "penstock",
+            OPERATION: "process",
+            OPERATION_TYPE: "process",
+            CHANNEL: consumer.channel.name,
+            CONSUMER: consumer.name,
+        }
+        self._tracer: Tracer | None = None
+
+    def around_call(self, items: Any) -> AbstractContextManager[None]:
+        """The span around a transaction's handler, if there is one for all its items; a DataFrame has no links."""
+        if self.has_children or OPENTELEMETRY not in sys.modules:
+            return _NOTHING
+        return self._open(items if isinstance(items, Sequence) else (), is_child=False)
+
+    def around_item(self, item: Any) -> AbstractContextManager[None]:
+        """The span around one item, if each has its own."""
+        if not self.has_children or OPENTELEMETRY not in sys.modules:
+            return _NOTHING
+        return self._open([item], is_child=True)
+
+    @contextmanager
+    def _open(self, items: Sequence[Any], *, is_child: bool) -> Iterator[None]:
+        from opentelemetry import trace  # noqa: PLC0415  the process has it
+        from opentelemetry.context import Context  # noqa: PLC0415  the same
+
+        if self._tracer is None:
+            self._tracer = trace.get_tracer("penstock", version("penstock"))
+        found = _read_contexts(items)
+        # Never a child of a span that happens to be current: a web process may work on records in the middle of a request.
+        parent = trace.NonRecordingSpan(found[0]) if is_child and found else trace.INVALID_SPAN
+        with self._tracer.start_as_current_span(
+            self._name,
+            trace.set_span_in_context(parent, Context()),
+            trace.SpanKind.CONSUMER,
+            self._describe(items),
+            () if is_child else [trace.Link(each) for each in found],
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield
+            except BaseException as error:
+                _note_error(span, error.__cause__ or error if isinstance(error, Culprit) else error)
+                raise
+
+    def _describe(self, items: Sequence[Any]) -> Mapping[str, str | int]:
+        if len(items) != 1:
+            return {**self._common, COUNT: len(items)} if items else self._common
+        [item] = items
+        if not isinstance(item, Record | Job):  # a member of an Ick
+            return self._common
+        own: dict[str, str | int] = {RECORD: str(item.id), SHARD: str(item.shard)}
+        if isinstance(item, Job):
+            own[ATTEMPT] = item.attempts
+        return {**self._common, **own}
+
+
+def _note_error(span: "Span", error: BaseException) -> None:
+    """Notes what ended a handler: a failure, or an outcome that it asked for."""
+    from opentelemetry.trace import StatusCode  # noqa: PLC0415  the process has it
+
+    kind = type(driver_error(error)).__name__
+    if isinstance(error, HandlerOutcome | Repeated) and not isinstance(error, DeadLetter):
+        span.add_event(kind)
+        return
+    span.set_attribute(ERROR, kind)
+    span.set_status(StatusCode.ERROR)
+
+
+def _read_contexts(items: Sequence[Any]) -> "list[SpanContext]":
+    """The spans that staged the first items whose headers name one, each once."""
+    if isinstance(items, Records):
+        headers = items.headers_json  # without making the records
+    else:
+        headers = [item.headers_json for item in items if isinstance(item, Record | Job)]
+    texts = dict.fromkeys(text for text in headers if TRACEPARENT in text)
+    found: dict[tuple[int, int], SpanContext] = {}
+    for text in islice(texts, MAX_LINKS):
+        with suppress(ValueError):  # the handler will see the same, if it reads them
+            context = _read_context(parse_json(text))
+            if context is not None:
+                found.setdefault((context.trace_id, context.span_id), context)
+    return list(found.values())
+
+
+def _read_context(headers: object) -> "SpanContext | None":
+    """The span that headers name; None if they are not as W3C wants them."""
+    from opentelemetry import trace  # noqa: PLC0415  the process has it
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415  the same
+
+    given = headers if isinstance(headers, dict) else {}
+    carrier = {name: given[name] for name in (TRACEPARENT, TRACESTATE) if isinstance(given.get(name), str)}
+    found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+    return found if found.is_valid else None

@@ -1,0 +1,247 @@
+"""Traces: from the span that stages a record to those of the handlers it goes through, with OpenTelemetry's own exporter."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from opentelemetry import trace
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from penstock import Log, Pipeline, Queue, Snooze, stage, stage_async, stage_many
+from penstock.errors import DeclarationError
+from penstock.records import Record
+from penstock.schema.capture import install_triggers
+from penstock.staging.payload import MAX_HEADERS_BYTES
+from penstock.testing import drained, staged
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="spans are recorded by OpenTelemetry's SDK")
+export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+
+ReadableSpan = Any
+"""One of the SDK."""
+
+ORDERS, BILLS, JOBS = Log("orders", shards=1), Log("bills", shards=2), Queue("receipts", streams=2, hand=1)
+
+Spans = Callable[[], dict[str, list[ReadableSpan]]]
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    """The spans that have ended, by name."""
+    exporter, provider = export.InMemorySpanExporter(), sdk.TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(sdk.export.SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+
+    def ended() -> dict[str, list[ReadableSpan]]:
+        found: dict[str, list[ReadableSpan]] = {}
+        for span in exporter.get_finished_spans():
+            found.setdefault(span.name, []).append(span)
+        return found
+
+    yield ended
+    provider.shutdown()
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return Pipeline([ORDERS, BILLS, JOBS])
+
+
+def in_span(name: str = "request") -> Any:
+    return trace.get_tracer("test").start_as_current_span(name)
+
+
+def stage_order(session: Session, pipeline: Pipeline, key: str = "1", **parts: Any) -> None:
+    stage(session, to=ORDERS, key=key, action="placed", object="order", data={}, pipeline=pipeline, **parts)
+
+
+def trace_ids(spans: Sequence[ReadableSpan]) -> set[int]:
+    return {span.get_span_context().trace_id for span in spans}
+
+
+def test_a_request_and_all_that_its_records_cause_are_one_trace(
+    application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
+) -> None:
+    web = FastAPI()
+
+    @web.post("/orders")
+    def place() -> None:
+        with in_span("POST /orders"), Session(application) as session, session.begin():
+            stage_order(session, pipeline)
+
+    @pipeline.consumer(reads=ORDERS, each=True, trace="child")
+    async def bill(session: AsyncSession, order: Record) -> None:
+        await stage_async(session, to=BILLS, key=order.key, action="sent", object="bill", data={}, pipeline=pipeline)
+
+    @pipeline.consumer(reads=BILLS, each=True, trace="child")
+    def send(session: Session, bill: Record) -> None:
+        with in_span("INSERT"):
+            stage(session, to=JOBS, tenant="t", action="print", object="bill", data={}, pipeline=pipeline)
+
+    @pipeline.worker(reads=JOBS, trace="child")
+    def receipt(_session: Session, _job: Any) -> None: ...
+
+    TestClient(web).post("/orders").raise_for_status()
+    drained(pipeline, database_url, redis_url)
+
+    found, names = spans(), ("POST /orders", "process orders", "process bills", "INSERT", "process receipts")
+    chain = [span for name in names for span in found[name]]
+    assert len(trace_ids(chain)) == 1
+    by_id = {span.get_span_context().span_id: span.name for span in chain}
+    parents = {span.name: by_id.get(span.parent.span_id) if span.parent else None for span in chain}
+    assert parents == {
+        "POST /orders": None,
+        "process orders": "POST /orders",
+        "process bills": "process orders",
+        "INSERT": "process bills",
+        "process receipts": "INSERT",
+    }
+    assert {span.kind for span in chain if span.name.startswith("process")} == {trace.SpanKind.CONSUMER}
+
+
+def test_the_span_of_a_batch_is_linked_to_what_staged_its_records_and_is_no_child_of_what_runs_it(
+    application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
+) -> None:
+    pipeline.consumer(reads=ORDERS, name="reader")(lambda _session, _records: None)
+    for number in range(130):
+        with in_span(f"request {number}"), Session(application) as session, session.begin():
+            stage_many(session, [record(number), record(number)], to=ORDERS, pipeline=pipeline)
+    with Session(application) as session, session.begin():
+        for header in ("garbage", f"00-{'0' * 32}-{'0' * 16}-01", 7, {"traceparent": 1}):
+            stage_order(session, pipeline, headers={"traceparent": header})
+
+    with in_span("unrelated"):
+        drained(pipeline, database_url, redis_url)
+
+    [span] = spans()["process orders"]
+    assert span.parent is None
+    assert len(span.links) == 128
+    assert trace_ids(spans()["request 0"]) == {span.links[0].context.trace_id}
+    assert span.attributes == {
+        "messaging.system": "penstock",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.consumer.group.name": "reader",
+        "messaging.batch.message_count": 264,
+    }
+
+
+def record(number: int) -> Any:
+    return {"key": str(number), "action": "placed", "object": "order", "data": {}, "headers": {"version": 1}}
+
+
+def test_each_attempt_has_its_span_which_quotes_no_payload(
+    application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
+) -> None:
+    @pipeline.worker(reads=JOBS, trace="child", attempts=2, backoff="1ms")
+    def receipt(_session: Session, job: Any) -> None:
+        if job.attempts == 1 and not snoozed:
+            snoozed.append(job.id)
+            raise Snooze(after="1ms")
+        raise ValueError("a payload")
+
+    snoozed: list[int] = []
+    with in_span(), Session(application) as session, session.begin():
+        stage(session, to=JOBS, tenant="t", action="print", object="bill", data={}, pipeline=pipeline)
+    drained(pipeline, database_url, redis_url, allow_dead_letters=True)
+
+    attempts = spans()["process receipts"]
+    assert trace_ids(attempts) == trace_ids(spans()["request"])
+    assert [[event.name for event in span.events] for span in attempts] == [["Snooze"], [], []]
+    assert [span.attributes and span.attributes.get("error.type") for span in attempts] == [None, *["ValueError"] * 2]
+    assert [span.status.is_ok for span in attempts] == [True, False, False]
+    assert "a payload" not in "".join(span.to_json() for span in attempts)
+
+
+def test_tasks_and_threads_of_a_worker_do_not_take_each_others_spans(
+    application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
+) -> None:
+    seen: dict[str, int] = {}
+
+    @pipeline.worker(reads=JOBS, trace="child", concurrency=4)
+    async def receipt(_session: AsyncSession, job: Any) -> None:
+        await asyncio.sleep(0)
+        seen[job.headers["traceparent"]] = trace.get_current_span().get_span_context().trace_id
+
+    for number in range(8):
+        with in_span(), Session(application) as session, session.begin():
+            stage(session, to=JOBS, tenant=f"t{number}", action="a", object="o", data={}, pipeline=pipeline)
+    drained(pipeline, database_url, redis_url)
+
+    assert {int(header.split("-")[1], 16) for header in seen} == set(seen.values()) == trace_ids(spans()["request"])
+    assert len(seen) == 8
+
+
+def test_a_trace_never_changes_what_the_application_has_set_nor_makes_a_record_fail(
+    application: Engine, pipeline: Pipeline, spans: Spans
+) -> None:
+    full = {"a": "b" * (MAX_HEADERS_BYTES - 10)}
+    with Session(application) as session, session.begin():
+        stage_order(session, pipeline, headers={})
+        with in_span() as span:
+            for headers in (None, {}, {"version": 1}, {"traceparent": "mine"}, full):
+                stage_order(session, pipeline, headers=headers)
+        with trace.use_span(trace.NonRecordingSpan(span.get_span_context())):
+            stage_order(session, pipeline)
+        found = [each.headers for each in staged(session)]
+
+    context = span.get_span_context()
+    own = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-01"}
+    assert found == [{}, own, own, {"version": 1, **own}, {"traceparent": "mine"}, full, None]
+
+
+def test_a_request_that_is_not_sampled_writes_no_headers(
+    application: Engine, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        trace, "_TRACER_PROVIDER", sdk.TracerProvider(sampler=sdk.sampling.ALWAYS_OFF, shutdown_on_exit=False)
+    )
+    with in_span(), Session(application) as session, session.begin():
+        stage_order(session, pipeline)
+        assert [each.headers for each in staged(session)] == [None]
+
+
+def test_a_trigger_writes_the_traceparent_that_the_transaction_was_given(
+    application: Engine, pipeline: Pipeline
+) -> None:
+    pipeline.stages(Order, to=ORDERS, key="id", capture="trigger")
+    Base.metadata.create_all(application)
+    install_triggers(application, pipeline)
+    given = f"00-{'1' * 32}-{'2' * 16}-01"
+    with application.begin() as connection:
+        connection.execute(text("SELECT set_config('penstock.traceparent', :given, true)"), {"given": given})
+        connection.execute(text("INSERT INTO orders VALUES (1)"))
+    with application.begin() as connection:
+        connection.execute(text("INSERT INTO orders VALUES (2)"))
+    with Session(application) as session:
+        assert [each.headers for each in staged(session)] == [{"traceparent": given}, None]
+
+
+def test_without_opentelemetry_nothing_is_added(
+    application: Engine, pipeline: Pipeline, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_span(), Session(application) as session, session.begin():
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+        stage_order(session, pipeline)
+        assert [each.headers for each in staged(session)] == [None]
+
+
+def test_a_batch_cannot_be_a_child_of_many(pipeline: Pipeline) -> None:
+    with pytest.raises(DeclarationError, match=r'trace="child" takes each=True'):
+        pipeline.consumer(reads=ORDERS, name="reader", trace="child")(lambda _session, _records: None)
