@@ -41,6 +41,20 @@ def test_a_record_is_found_by_id_key_and_place(penstock: CommandLine, connection
     assert "nothing is known of the key 'nothing'" in missing.stderr
 
 
+def test_the_trace_of_a_record_is_named(penstock: CommandLine, connection: Connection) -> None:
+    given = {"traced": f"00-{'ab' * 16}-{'cd' * 8}-01", "hostile": "\x1b[31m", "number": 7}
+    for key, traceparent in given.items():
+        headers = json.dumps({"traceparent": traceparent})
+        connection.execute(
+            "UPDATE penstock.staged_records SET headers = %s WHERE id = %s", [headers, stage(connection, key)]
+        )
+
+    found = {key: json.loads(penstock("trace", "--key", key, "--json").stdout)[0]["trace_id"] for key in given}
+
+    assert found == {"traced": "ab" * 16, "hostile": None, "number": None}
+    assert f"trace       {'ab' * 16}" in penstock("trace", "--key", "traced").stdout
+
+
 def test_a_place_of_a_source_is_no_key(penstock: CommandLine, connection: Connection) -> None:
     stage(connection)
     penstock("stream", "--drain")

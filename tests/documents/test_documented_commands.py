@@ -73,6 +73,21 @@ def test_find_a_record(shop: Shop) -> None:
     shop.execute("DROP ROLE app")
 
 
+def test_follow_a_trace(shop: Shop) -> None:
+    headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    with shop.sessions.begin() as session:
+        stage(
+            session,
+            to=shop.events.rides,
+            key="ride-17",
+            action="insert",
+            object="rides",
+            data={"id": 17, "fare": 1},
+            headers=headers,
+        )
+    shop.follow("docs/how-to/follow-a-trace.md")
+
+
 def test_watch_with_prometheus(shop: Shop) -> None:
     shop.book(5)
     shop.drain()

@@ -344,6 +344,8 @@ def format_story(story: Story) -> Iterator[str]:
     named = "" if story.key is None else f", key {story.key}, {story.action} {story.object}"
     yield f"record {story.id} of {story.shard_name}{named}"
     yield f"  staged      {_format_staged(story)}"
+    if story.trace_id is not None:
+        yield f"  trace       {story.trace_id}"
     if story.isolated is not None:
         yield f"  isolated    {story.isolated}"
     if story.offset is None:

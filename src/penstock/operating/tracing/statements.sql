@@ -72,6 +72,25 @@ LEFT JOIN {schema}.channels c USING (channel)
 WHERE l.record_id = %(id)s AND l.record_id > 0
 LIMIT 1;
 
+-- :name may_read_headers
+-- Whether this role may read the headers of a record, which stand beside payloads.
+SELECT has_column_privilege(%(staged)s, 'headers', 'SELECT')
+   AND has_column_privilege(%(letters)s, 'headers', 'SELECT');
+
+-- :name trace_id
+-- The trace in the headers of a record, or of a dead letter that is left of it.
+SELECT substring(headers ->> 'traceparent' FROM '^[0-9a-f]{2}-([0-9a-f]{32})-')
+FROM (
+    SELECT headers
+    FROM {schema}.staged_records
+    WHERE id = %(id)s
+    UNION ALL
+    SELECT headers
+    FROM {schema}.dead_letters
+    WHERE record_id = %(id)s
+) AS known
+LIMIT 1;
+
 -- :name shard_state
 -- The kind of a channel, whether it has the shard, why the streamer leaves it out, whether the channel was retired, or
 -- resharded, and the waiting record of a queue.

@@ -90,6 +90,7 @@ class Story:
         object: None if its row is gone.
         staged_at: None if its row is gone, or has a time that no record can have.
         transaction: The id of the transaction that staged it; None if its row is gone.
+        trace_id: The trace in its headers; None if it has none, or this role may not read headers.
         committed_at: Time of its commit; None unless Postgres has ``track_commit_timestamp``.
         isolated: Reason that it can get no offset; None if it can.
         is_seen: True if the last tick saw its transaction.
@@ -116,6 +117,7 @@ class Story:
     object: str | None = None
     staged_at: datetime | None = None
     transaction: str | None = None
+    trace_id: str | None = None
     committed_at: datetime | None = None
     isolated: str | None = None
     is_seen: bool = True
@@ -261,15 +263,22 @@ class StoryReader:
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
             [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
             rows = self._rows("readers", names)
+            trace_id = self._read_trace_id(record)
             pauses = read_pauses(self._connection, self._scope)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
                 for row in (rows if is_resharded else ())
             }
-        story = replace(story, kind=kind, is_known=is_known, stopped=stopped, is_retired=is_retired)
+        found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
+        story = replace(story, **found)
         story = self._ask_redis(story, waiting)
         readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
         return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
+
+    def _read_trace_id(self, record: RecordId) -> str | None:
+        tables = {"staged": self._table, "letters": quote(self._scope.schema, "dead_letters")}
+        [(may_read,)] = self._rows("may_read_headers", tables)
+        return next((found for (found,) in self._rows("trace_id", {"id": record})), None) if may_read else None
 
     def _read_place(self, record: RecordId) -> Story | None:
         story = next((Story(**row) for row in self._named("staged_record", {"id": record})), None)
