@@ -1,7 +1,7 @@
 -- Shared by all scripts of a queue: its own state, and its clock.
 -- keys: meta, messages, parked, streams...
 
-local FORMAT, OLDER = "queue.v2", "queue.v1"
+local FORMAT = "queue.v2"
 local PADDING, MOST_STREAMS, MOST_AHEAD = "%014x", 256, 60000
 
 local function number(text)
@@ -15,7 +15,7 @@ local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]), generation = number(found[8]),
   listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]),
 }
-if format and format ~= FORMAT and format ~= OLDER then
+if format and format ~= FORMAT then
   return {"foreign", meta}
 end
 
@@ -74,10 +74,10 @@ local function count_keys()
 end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
--- sweep asks for a rebuild, which also brings a queue of an older release up.
+-- sweep asks for a rebuild.
 local is_suspect, is_rebuilding = false, found[13]
 local function was_interrupted()
-  return format and (format ~= FORMAT or found[10] ~= "1" or number(found[11]) ~= count_keys())
+  return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
 end
 
 -- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis

@@ -227,8 +227,6 @@ def test_shards_of_several_channels_are_named_with_their_channel() -> None:
     offset = to_offset({name(1, "b"): 6, name(0, "a"): 4})
     assert offset == {"a": {"0": 5}, "b": {"1": 7}}
     assert from_offset(offset) == {name(0, "a"): 4, name(1, "b"): 6}
-    with pytest.raises(InvalidSetting, match="offsets of an older form"):
-        from_offset({"0": 4})  # type: ignore[dict-item]  # what it is to refuse
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@
 """
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+
+from penstock.records import ShardName
 
 
 def quote(*path: str | None) -> str:
@@ -60,3 +63,9 @@ def statements(package: str, schema: str) -> dict[str, bytes]:
         name: body.strip().rstrip(";").replace("{schema}", quoted).encode()
         for name, body in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+def name_shards(shards: Iterable[ShardName]) -> dict[str, list[str] | list[int]]:
+    """The parameters ``channels`` and ``shards`` of a statement about several shards."""
+    names = list(shards)
+    return {"channels": [name.channel for name in names], "shards": [int(name.shard) for name in names]}

@@ -13,7 +13,7 @@ from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.errors import ForeignLog
 from penstock.records import Epoch, LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
 
@@ -80,14 +80,12 @@ def offsets_since(
 
     Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
     """
-    chosen = list(shards)
     is_ago = isinstance(moment, timedelta)
     with postgres_errors("looking for a time in the journal"):
         rows = connection.execute(
             statements("penstock.journal", scope.schema)["offsets_since"],
             {
-                "channels": [shard.channel for shard in chosen],
-                "shards": [shard.shard for shard in chosen],
+                **name_shards(shards),
                 "at": None if is_ago else moment,
                 "ago": moment if is_ago else None,
                 "margin": CLOCK_MARGIN,
@@ -119,9 +117,7 @@ def journal_bounds(
     """
     sql, values = statements("penstock.journal", scope.schema)["every_bounds"], None
     if shards is not None:
-        chosen = list(shards)
-        sql = statements("penstock.journal", scope.schema)["bounds"]
-        values = {"channels": [shard.channel for shard in chosen], "shards": [shard.shard for shard in chosen]}
+        sql, values = statements("penstock.journal", scope.schema)["bounds"], name_shards(shards)
     with postgres_errors("reading the ends of the journal"):
         rows = connection.execute(sql, values).fetchall()
     return {ShardName(channel, Shard(shard)): (Offset(first), Offset(last)) for channel, shard, first, last in rows}
@@ -162,11 +158,7 @@ def records_at(
     with postgres_errors("reading the journal"):
         rows = connection.execute(
             statements("penstock.journal", scope.schema)["records_at"],
-            {
-                "channels": [shard.channel for shard in offsets],
-                "shards": [shard.shard for shard in offsets],
-                "offsets": list(offsets.values()),
-            },
+            {**name_shards(offsets), "offsets": list(offsets.values())},
         ).fetchall()
     return {
         ShardName(channel, Shard(shard)): JournaledRecord(record_id, staged_us)

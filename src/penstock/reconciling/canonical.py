@@ -43,7 +43,7 @@ class CanonicalTables:
 
     def query(self, query: "str | Select[Any]", **options: str) -> Relation:
         """The result of a query, given as text or as SQLAlchemy's ``select``."""
-        return _select(f"({_text(query)}\n) AS q", options)
+        return _select(f"({query_text(query)}\n) AS q", options)
 
     @property
     def spark(self) -> Any:
@@ -72,7 +72,7 @@ def canonical_query(spec: ReconciliationSpec) -> str:
     if isinstance(given, Relation):
         return given.text
     if isinstance(given, str | Select):
-        return _text(given)
+        return query_text(given)
     raise wrong_result(spec, given)
 
 
@@ -86,7 +86,8 @@ def _select(source: str, options: dict[str, str]) -> Relation:
     return Relation(f"SELECT {columns} FROM {source} WHERE {known.get('where', 'true')}")
 
 
-def _text(query: "str | Select[Any]") -> str:
+def query_text(query: "str | Select[Any]") -> str:
+    """A query as SQL, without a semicolon at its end."""
     if isinstance(query, str):
         return query.strip().rstrip(";")
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy

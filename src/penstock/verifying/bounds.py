@@ -7,7 +7,6 @@ it was behind the next one, and the next one has only grown since.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any
 
 import psycopg
 
@@ -19,7 +18,7 @@ from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal import journal_tails
 from penstock.parsing import find_number
@@ -110,10 +109,6 @@ def read_bounds(
     return Bounds(ranges, unpublished, findings, unexpected)
 
 
-def _shard_parameters(shards: Sequence[ShardName]) -> dict[str, Any]:
-    return {"channels": [s.channel for s in shards], "shards": [s.shard for s in shards]}
-
-
 def _read_starts(
     connection: Connection, scope: Scope, shards: Sequence[ShardName], start: Start
 ) -> dict[ShardName, int]:
@@ -127,8 +122,7 @@ def _read_starts(
     try:
         with postgres_errors("reading the journal"):
             rows = connection.execute(
-                statements("penstock.verifying", scope.schema)["first_since"],
-                {**_shard_parameters(shards), "since": start},
+                statements("penstock.verifying", scope.schema)["first_since"], {**name_shards(shards), "since": start}
             ).fetchall()
     except psycopg.DataError as error:
         raise InvalidSetting(
@@ -148,7 +142,7 @@ def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardN
     state = _PostgresState(icks, queues, {}, {}, registered, evicting)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
-            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"], _shard_parameters(shards)
+            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"], name_shards(shards)
         ).fetchall()
     for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))

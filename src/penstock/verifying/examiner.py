@@ -8,7 +8,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.log import NAMES
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.records import Scope
 from penstock.verifying import (
     Examination,
@@ -124,8 +124,7 @@ class _Found:
 
 def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | list[int]]:
     return {
-        "channels": [each.shard.channel for each in ranges],
-        "shards": [int(each.shard.shard) for each in ranges],
+        **name_shards(each.shard for each in ranges),
         "after": [each.after for each in ranges],
         "until": [each.until for each in ranges],
     }

@@ -60,26 +60,6 @@ def test_dead_letters_of_one_millisecond_are_listed_in_the_order_of_writing(prob
     assert probe.drain() == EXPECTED
 
 
-def test_a_queue_of_an_older_release_is_brought_up_by_the_next_sweep(probe: Probe) -> None:
-    """There, the members of the delayed and the dead were ids."""
-    numbered(probe, range(2), due=datetime.now(UTC) + timedelta(seconds=50))
-    probe.write("t", "dead", id="dead")
-    probe.settle(probe.take()[0], "dead")
-    for name in ("delayed", "dead"):
-        for member, score in probe.client.zrange(probe.key(name), 0, -1, withscores=True):
-            probe.client.zrem(probe.key(name), member)
-            probe.client.zadd(probe.key(name), {member[14:]: score})
-    probe.client.hset(probe.key("meta"), "format", "queue.v1")
-
-    assert probe.take() == []
-    probe.sweep()
-
-    assert [each.message.id for each in probe.run(probe.shard.dead(10))] == ["dead"]
-    probe.pass_time(100)
-    assert probe.drain() == ["0", "1"]
-    assert probe.is_whole()
-
-
 Remove = Callable[[Probe, list[str]], None]
 
 

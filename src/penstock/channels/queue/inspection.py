@@ -116,9 +116,7 @@ def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
         case b"lost":
             return InspectedShard(None, "the state of the queue is gone from Redis; the streamer rebuilds it")
         case _:
-            return InspectedShard(
-                None, f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones"
-            )
+            return InspectedShard(None, f"{as_text(reply[1])} holds another format: this release reads queue.v2")
 
 
 def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[FoundMessage]:

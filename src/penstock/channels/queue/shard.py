@@ -144,9 +144,7 @@ class QueueShard:
                 case b"lost":
                     yield from self.rebuild()
                 case b"foreign":
-                    raise ForeignQueue(
-                        f"{as_text(reply[1])} holds another format: this release reads queue.v2 and older ones"
-                    )
+                    raise ForeignQueue(f"{as_text(reply[1])} holds another format: this release reads queue.v2")
                 case _:
                     return list(reply)
 

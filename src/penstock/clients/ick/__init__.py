@@ -2,5 +2,5 @@
 
 dirty_list     ``DirtyList``: the six operations of Redis::Ick, on its keys
 reservations   ``Reservations``: for consumers that must not forget a member that becomes dirty while they work on it
-repair         repairs a damaged Ick
+ick_repair     repairs a damaged Ick
 """

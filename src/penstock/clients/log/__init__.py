@@ -7,5 +7,4 @@ group_options   how a group reads
 group_results   what it is given
 turns           how its readers take turns
 arguments       what all of them take, checked
-steps           what they ask of Redis besides their own scripts
 """

@@ -45,6 +45,11 @@ class Held:
     is_stale: bool = False
     extended_at: float = field(default_factory=monotonic)
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """Its shard and id."""
+        return self.message.shard, self.message.id
+
     def begin(self) -> None:
         """Says that the work begins only now: the tenant is charged from here."""
         self.begun_at = monotonic()
@@ -92,13 +97,13 @@ class LeaseBook:
     def add(self, held: Sequence[Held]) -> None:
         """Leases that were handed over."""
         with self._lock:
-            self._held.update({(each.message.shard, each.message.id): each for each in held})
+            self._held.update({each.place: each for each in held})
 
     def remove(self, held: Sequence[Held]) -> None:
         """Leases that have ended."""
         with self._lock:
             for each in held:
-                self._held.pop((each.message.shard, each.message.id), None)
+                self._held.pop(each.place, None)
 
     def all(self) -> list[Held]:
         """All leases."""

@@ -22,8 +22,8 @@ from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, tr
 from penstock.channels.server import redis_errors
 from penstock.clients.queue.adoption import PlainStream, adopt
 from penstock.clients.queue.leases import Held, LeaseBook, LeaseHeartbeat, stale
-from penstock.clients.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds, Settled
-from penstock.errors import ForeignLog, InvalidMessage, ServerUnavailable, TenantFull
+from penstock.clients.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds
+from penstock.errors import ForeignLog, InvalidMessage, PenstockError, ServerUnavailable, TenantFull
 
 log = structlog.get_logger("penstock.queue")
 
@@ -274,12 +274,19 @@ class _QueueReader(Generic[C, L]):
         return (yield from self._settle(held, [each.settlement("done") for each in held]))
 
     def _settle(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> Steps[list[bool]]:
-        settled = Settled(held)
+        results: dict[tuple[int, str], bool] = {}
+        failure: PenstockError | None = None
         for shard, some in self._rounds.by_shard(held, settlements):
-            with settled.noting_error():
-                settled.add(shard, some, (yield from self._run(shard, shard.settle(some), "settling leases of")))
-        self._book.remove(settled.held)
-        return settled.results
+            try:
+                answers = yield from self._run(shard, shard.settle(some), "settling leases of")
+            except PenstockError as error:  # those of the others are settled
+                failure = failure or error
+                continue
+            results |= {(shard.number, each.id): answer for each, answer in zip(some, answers, strict=True)}
+        self._book.remove([each for each in held if each.place in results])
+        if failure is not None:
+            raise failure
+        return [results[each.place] for each in held]
 
     @both
     def sweep(self) -> Steps[None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,9 +22,6 @@ from penstock.spark.sources.record_columns import SPARK_SCHEMA
 from penstock.spark.sources.record_readers import BatchReader
 from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.source_options import Options
-
-if TYPE_CHECKING:
-    pass
 
 
 class LoadedRows:

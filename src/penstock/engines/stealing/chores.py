@@ -106,7 +106,7 @@ class Chores:
 
     def stream(self) -> Chore:
         """Sequences what was committed, and publishes at most ``records`` of it."""
-        return self._make("stream", 4, lambda tools: tools.stream())
+        return self._make("stream", 4, lambda tools: not tools.refreshed_streamer().stream().idle)
 
     def consume(self, consumer: str) -> Chore:
         """Has the handler of a consumer do at most ``records`` records, members or jobs.
@@ -126,15 +126,20 @@ class Chores:
 
     def retain(self) -> Chore:
         """Removes, for some milliseconds, what every consumer has passed and ``keep`` no longer holds: from Postgres and Redis."""
-        return self._make("retain", 1, lambda tools: tools.retain())
+        return self._make("retain", 1, lambda tools: tools.refreshed_streamer().retain() > 0)
 
     def reclaim(self) -> Chore:
-        """Gives queues in Redis what waits in Postgres or what Redis has lost, and buries what is late, for some milliseconds."""
-        return self._make("reclaim", 1, lambda tools: tools.reclaim())
+        """Gives queues in Redis what waits in Postgres or what Redis has lost, and dead-letters what is late, for some milliseconds."""
+        return self._make("reclaim", 1, lambda tools: tools.refreshed_streamer().maintain() > 0)
 
     def sweep(self) -> Chore:
         """Notes records that can get no offset, and checks one shard for records that have lost theirs."""
-        return self._make("sweep", 0.2, lambda tools: tools.sweep())
+
+        def sweep(tools: "Tools") -> bool:
+            tools.refreshed_streamer().sweep()
+            return True
+
+        return self._make("sweep", 0.2, sweep)
 
     def measure(self) -> Chore:
         """Refreshes ``gauges``, and with it the advice."""
@@ -230,7 +235,7 @@ class Chores:
         """Tools of this thread.  Tools from before a fork belong to the parent process: they are kept and never used."""
         from penstock.engines.stealing.tools import Tools  # noqa: PLC0415  a process that recruits nobody needs no drivers
 
-        # Made now, of the class that is there now: see `recruit`.  Two threads that come first get the same.
+        # Made now, of the class that is there now: see `Recruiter`.  Two threads that come first get the same.
         thread: Any = vars(self).setdefault("_thread", threading.local())
         tools: Tools | None = getattr(thread, "tools", None)
         if tools is not None and tools.process != os.getpid():

@@ -28,7 +28,7 @@ class JobContext:
     when_idle: Callable[[Callable[[], object]], None] = field(repr=False)
 
 
-context: ContextVar[JobContext] = ContextVar("penstock.engines.stealing.terms")
+context: ContextVar[JobContext] = ContextVar("penstock.engines.stealing.context")
 
 
 def time_left_s() -> float:

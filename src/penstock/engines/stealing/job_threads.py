@@ -203,12 +203,12 @@ class ThreadSupervisor:
 
     def hand_over(self, assignment: Assignment) -> bool:
         """Hands a job to the thread in charge; false if that has one, or cannot be started."""
-        recruit = self._in_charge
-        hanging = recruit.hanging()
+        thread = self._in_charge
+        hanging = thread.hanging()
         if hanging is not None and not self._is_stopped:
-            recruit = self._replace(recruit, hanging)
+            thread = self._replace(thread, hanging)
         try:
-            return recruit.offer(assignment)
+            return thread.offer(assignment)
         except RuntimeError as error:  # the system has no thread for us, or the process is about to end
             self._failures.show("start of a thread", error)
             return False
@@ -221,19 +221,19 @@ class ThreadSupervisor:
     def _make_thread(self) -> JobThread:
         return JobThread(self._limits, self._failures, self._report)
 
-    def _replace(self, recruit: JobThread, run: Run) -> JobThread:
+    def _replace(self, thread: JobThread, run: Run) -> JobThread:
         """Puts another thread in the place of one that hangs, unless too many do; returns the thread in charge."""
         if run.settle():
             run.assignment.counters.settle(Outcome.FAILED, run.seconds)
             _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)
-        hung = [*(each for each in self._hung if each.is_alive()), recruit]
+        hung = [*(each for each in self._hung if each.is_alive()), thread]
         if len(hung) > MAX_HUNG:
             self._log_stuck(len(hung))
-            return recruit
+            return thread
         self._is_stuck = False
         self._hung = hung
         self._in_charge = self._make_thread()
-        recruit.abandon()
+        thread.abandon()
         return self._in_charge
 
     def _log_stuck(self, count: int) -> None:

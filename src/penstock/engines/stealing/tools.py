@@ -118,23 +118,6 @@ class Tools:
         self._backoff.reset()
         return Outcome.FINISHED if has_worked else Outcome.NOTHING_TO_DO
 
-    def stream(self) -> bool:
-        """See ``Chores.stream``."""
-        return not self._refreshed_streamer().stream().idle
-
-    def retain(self) -> bool:
-        """See ``Chores.retain``."""
-        return self._refreshed_streamer().retain() > 0
-
-    def reclaim(self) -> bool:
-        """See ``Chores.reclaim``."""
-        return self._refreshed_streamer().maintain() > 0
-
-    def sweep(self) -> bool:
-        """See ``Chores.sweep``."""
-        self._refreshed_streamer().sweep()
-        return True
-
     def consume(self, spec: ConsumerSpec) -> bool:
         """See ``Chores.consume``."""
         worker = self._worker(spec)
@@ -162,7 +145,8 @@ class Tools:
             except Exception as error:  # noqa: BLE001  what it was to end has ended
                 log.debug("closing failed", error=type(error).__name__)
 
-    def _refreshed_streamer(self) -> Streamer:
+    def refreshed_streamer(self) -> Streamer:
+        """The streamer, which knows what other processes have done."""
         if self._streamer is None:
             self._streamer = Streamer(
                 self._pipeline,

@@ -35,7 +35,7 @@ from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
@@ -291,8 +291,7 @@ class _Opening:
         connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
         deleted = {each.shard for each in plan.deleted}
         kept = {
-            "channels": [shard.channel for shard in in_redis.extents],
-            "shards": [shard.shard for shard in in_redis.extents],
+            **name_shards(in_redis.extents),
             "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
         }
         connection.execute(sql["cut_at_damage"], kept)

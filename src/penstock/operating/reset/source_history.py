@@ -17,7 +17,7 @@ from penstock.channels.commands import RedisClient
 from penstock.consuming.several.source_link import read_database
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
@@ -148,11 +148,7 @@ def _read_source(connection: Connection, scope: Scope, known: Sequence[_AppliedP
         [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
         begins = connection.execute(
             sql["newer_epochs_begin"],
-            {
-                "channels": [each.shard.channel for each in known],
-                "shards": [each.shard.shard for each in known],
-                "epochs": [each.epoch for each in known],
-            },
+            {**name_shards(each.shard for each in known), "epochs": [each.epoch for each in known]},
         ).fetchall()
         return _SourceState(
             epoch,

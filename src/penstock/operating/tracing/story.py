@@ -18,7 +18,7 @@ from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.pauses import Pause, read_pauses
-from penstock.database.statements import quote, statements
+from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
@@ -352,12 +352,8 @@ class StoryReader:
         """Facts that hold for all records."""
         with postgres_errors("reading the last tick"):
             bounds = journal_bounds(self._connection, self._scope)
-            values = {
-                "table": self._table,
-                "channels": [shard.channel for shard in bounds],
-                "shards": [shard.shard for shard in bounds],
-                "firsts": [first for first, _ in bounds.values()],
-            }
+            firsts = [first for first, _ in bounds.values()]
+            values = {"table": self._table, **name_shards(bounds), "firsts": firsts}
             rows = self._rows("situation", values)
         if not rows:
             raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")

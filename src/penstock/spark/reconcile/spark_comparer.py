@@ -13,11 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy import Select
-from sqlalchemy.dialects import postgresql
 
 from penstock import errors
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
+from penstock.reconciling.canonical import query_text
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
     SAMPLES,
@@ -74,7 +74,7 @@ class Tables:
 
     def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
         """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""
-        text = _text(query)
+        text = query_text(query)
         self._read_from.append(f"({text}\n) AS q")
         return self._read(query=text, **options)
 
@@ -246,13 +246,6 @@ def _estimate(connection: Any, source: str) -> int:
         return int(rows)
     [(size,)] = connection.execute("SELECT pg_catalog.pg_table_size(%s::regclass)", (source,))
     return int(max(rows, size))
-
-
-def _text(query: "str | Select[Any]") -> str:
-    if isinstance(query, str):
-        return query.strip().rstrip(";")
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 class Partitions:

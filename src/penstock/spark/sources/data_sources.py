@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from penstock.spark.sources import dirty_members, table_reader
@@ -42,28 +36,24 @@ class PenstockSource(DataSource):
         return keep_options(self.format_name, self._columns(), self.options)
 
     @one_line_errors()
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> Any:
         """The batch reader."""
-        reader: DataSourceReader = self._read(schema, with_kept_options(schema, self.options), streaming=False)
-        return reader
+        return self._read(schema, with_kept_options(schema, self.options), streaming=False)
 
     @one_line_errors()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802  Spark's
         """The streaming reader."""
-        reader: DataSourceStreamReader = self._read(schema, with_kept_options(schema, self.options), streaming=True)
-        return reader
+        return self._read(schema, with_kept_options(schema, self.options), streaming=True)
 
     @one_line_errors()
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001  Spark's
+    def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001  Spark's
         """The batch writer."""
-        writer: DataSourceArrowWriter = self._write(schema, overwrite=overwrite, streaming=False)
-        return writer
+        return self._write(schema, overwrite=overwrite, streaming=False)
 
     @one_line_errors()
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802  Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
-        writer: DataSourceStreamArrowWriter = self._write(schema, overwrite=overwrite, streaming=True)
-        return writer
+        return self._write(schema, overwrite=overwrite, streaming=True)
 
     def _columns(self) -> StructType:
         raise NotImplementedError

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from penstock.errors import Gap, InvalidSetting
+from penstock.errors import Gap
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.ranges import (
     Available,
@@ -288,12 +288,7 @@ def find_begin(offset: SparkOffset) -> Positions | None:
 
 
 def from_offset(offset: SparkOffset) -> Positions:
-    """The positions of a Spark offset; an error if something else has written the checkpoint."""
-    if not all(isinstance(shards, dict) for shards in offset.values()):
-        raise InvalidSetting(
-            f"the checkpoint has offsets of an older form, {str(offset)[:200]}: the last that was read of each shard. Begin with a new "
-            "checkpointLocation, and startingOffsets one higher each"
-        )
+    """The positions of a Spark offset."""
     return {
         ShardName(channel, Shard(int(shard))): following - 1
         for channel, shards in offset.items()

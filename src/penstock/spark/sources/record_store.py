@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.ranges import Available, Positions
@@ -80,11 +80,10 @@ class RecordStore(ABC):
         """
         if not self.options.knows_database():
             return {}
-        named = {"channels": [each.channel for each in times], "shards": [int(each.shard) for each in times]}
-        since = {"since_us": [us - CLOCK_MARGIN_US for us in times.values()]}
+        since = {**name_shards(times), "since_us": [us - CLOCK_MARGIN_US for us in times.values()]}
         sql = statements("penstock.spark.sources", self.options.scope.schema)["sequenced_since"]
         with postgres_errors("reading the journal"):
-            rows = postgres(self.options.database()).execute(sql, named | since)
+            rows = postgres(self.options.database()).execute(sql, since)
             return {
                 ShardName(channel, Shard(shard)): None if first is None else Offset(first)
                 for channel, shard, oldest, first in rows

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.database.connections import WorkerConnection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.errors import Fenced
 from penstock.records import Shard, ShardName
 from penstock.spark.sources.ranges import Positions
@@ -72,12 +72,7 @@ class RegisteredPosition:
             )
 
     def _rows(self, positions: Positions) -> dict[str, object]:
-        return {
-            "consumer": self._name,
-            "channels": [shard.channel for shard in positions],
-            "shards": [int(shard.shard) for shard in positions],
-            "positions": list(positions.values()),
-        }
+        return {"consumer": self._name, **name_shards(positions), "positions": list(positions.values())}
 
     @property
     def _connection(self) -> WorkerConnection:
