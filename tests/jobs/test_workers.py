@@ -145,7 +145,8 @@ def test_a_message_does_not_finish_another_record_that_was_given_its_id(
     ids = bench.stage(2, **fields)
     bench.connection.execute("UPDATE penstock.staged_records SET created_at = created_at + interval '1 microsecond'")
     worker.drain()
-    worker._upkeep.dead_letter_expired(worker._shards)
+    assert worker._transaction is not None
+    worker._dead_letter_expired(worker._transaction)
     assert (bench.effects, bench.letters, bench.unfinished) == ([], [], ids)
 
 

@@ -6,9 +6,9 @@ connection checks that the server is new enough: an older one lacks commands of 
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import redis
 import redis.asyncio
@@ -30,6 +30,8 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.redis_urls import RedisUrl, parse_redis_url
 from penstock.database.transactions import Timeouts
 from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
+
+Asked = TypeVar("Asked")
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
@@ -240,6 +242,17 @@ def redis_errors(what: str) -> Iterator[None]:
         yield
     except REDIS_ERRORS as error:
         raise translate_error(error, what) from error
+
+
+def pipelined(
+    client: Any, asked: Iterable[Asked], ask: Callable[[Any, Asked], object], what: str, *, raises: bool = True
+) -> dict[Asked, Any]:
+    """The reply to one command about each, in one round trip; or its error, unless it ``raises``, as ``redis_errors``."""
+    pipeline, each = client.pipeline(transaction=False), list(asked)
+    for one in each:
+        ask(pipeline, one)
+    with redis_errors(what):
+        return dict(zip(each, pipeline.execute(raise_on_error=raises), strict=True))
 
 
 def translate_error(error: RedisFailure, what: str) -> PenstockError:

@@ -137,8 +137,7 @@ class _VolatileHash(Operations[C]):
     def hgetall(self) -> Steps[dict[bytes, bytes]]:
         """All live fields at one moment.  Redis serves no other client meanwhile: about 0.3 s for 200,000 fields.
 
-        Raises:
-            As ``hset``.
+        Raises as ``hset``.
         """
         reply = yield from self._call("all", (), "reading")
         return dict(zip(reply[1::2], reply[2::2], strict=True))
@@ -165,8 +164,7 @@ class _VolatileHash(Operations[C]):
     def httl(self, field: Text) -> Steps[float | None]:
         """The remaining time of a live field in seconds, ``inf`` if it stays for ever; None if there is none.
 
-        Raises:
-            As ``hset``.
+        Raises as ``hset``.
         """
         left_ms = int((yield from self._call("ttl", [checked_text("field", field)], "reading fields of"))[1])
         return {_MISSING: None, _FOR_EVER: inf}.get(left_ms, left_ms / 1000)
@@ -175,8 +173,7 @@ class _VolatileHash(Operations[C]):
     def hlen(self) -> Steps[int]:
         """The number of live fields.  A server that keeps the deadlines itself must go through all of them.
 
-        Raises:
-            As ``hset``.
+        Raises as ``hset``.
         """
         return int((yield from self._call("count", (), "counting fields of"))[1])
 
@@ -190,8 +187,7 @@ class _VolatileHash(Operations[C]):
         Args:
             most: 1 to 1,000.
 
-        Raises:
-            As ``hset``.
+        Raises as ``hset``.
         """
         collected, held = yield from self._collect(self.name, checked_count("most", most, MAX_FIELDS))
         with suppress(PenstockError):  # of a user that may use this hash alone

@@ -55,8 +55,7 @@ class _Grant(Generic[C]):
     def release(self) -> Steps[bool]:
         """Releases the lock, unless it is somebody else's by now.  Returns whether it was still held.
 
-        Raises:
-            As ``FencedLock.try_acquire``.
+        Raises as ``FencedLock.try_acquire``.
         """
         return (yield from self._operations.unlock(self._lock))
 

@@ -167,8 +167,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
         Args:
             most: 1 to 1,000.
 
-        Raises:
-            As ``put``.
+        Raises as ``put``.
         """
         return (yield from self._operations.reap(most))
 

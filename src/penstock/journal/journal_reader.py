@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.routing import log_keys, next_shards
-from penstock.channels.server import redis_errors
+from penstock.channels.server import pipelined
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
@@ -196,14 +197,12 @@ def shards_to_compare(
 
 def log_epochs(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
     """The epoch in which each shard was last written, without shards that never were."""
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.get(log_keys(scope.namespace, shard).epoch)
-    with redis_errors("reading the log's epochs"):
-        replies = pipeline.execute()
-    return {
-        shard: _parse_epoch(shard, reply) for shard, reply in zip(shards, replies, strict=True) if reply is not None
-    }
+
+    replies = pipelined(client, shards, ask, "reading the log's epochs")
+    return {shard: _parse_epoch(shard, reply) for shard, reply in replies.items() if reply is not None}
 
 
 def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:

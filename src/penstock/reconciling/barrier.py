@@ -101,7 +101,10 @@ def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
             with holder.transaction():
                 snapshot = export_snapshot(holder)
-                _check_still_there(read_checkpoints(holder, barrier), barrier, at)
+                if _count_behind(read_checkpoints(holder, barrier), barrier, at):
+                    raise BarrierMissed(
+                        f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
+                    )
                 barrier.lift(watcher)
                 yield Pinned(snapshot, monotonic() - arrived)
         finally:
@@ -169,10 +172,3 @@ def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at:
     return {
         shard: at.get_offset(shard) - offset for shard, offset in checkpoints.items() if offset < at.get_offset(shard)
     }
-
-
-def _check_still_there(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> None:
-    if _count_behind(checkpoints, barrier, at):
-        raise BarrierMissed(
-            f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
-        )

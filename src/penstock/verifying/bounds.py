@@ -7,6 +7,7 @@ it was behind the next one, and the next one has only grown since.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from typing import Any
 
 import psycopg
 
@@ -14,7 +15,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import redis_errors
+from penstock.channels.server import pipelined, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
@@ -172,14 +173,13 @@ def _read_log_ends(
         sleep(_POLL_S)
 
 
-def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> Iterator[ShardName]:
+def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> list[ShardName]:
     """The Icks that do not exist in Redis."""
-    pipeline = client.pipeline(transaction=False)
-    for shard in icks:
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.exists(ick_shard_keys(scope.namespace, shard).ick.version)
-    with redis_errors("looking at Icks"):
-        replies = pipeline.execute()
-    return (shard for shard, exists in zip(icks, replies, strict=True) if not exists)
+
+    return [shard for shard, exists in pipelined(client, icks, ask, "looking at Icks").items() if not exists]
 
 
 def _check_checkpoints(

@@ -9,7 +9,7 @@ from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats, parse_damage
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
-from penstock.channels.server import REDIS_ERRORS, RedisFailure, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, RedisFailure, pipelined, redis_errors, translate_error
 from penstock.errors import DamagedIck
 from penstock.records import ShardName
 
@@ -90,16 +90,13 @@ def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], mos
     """
     if most < 1:
         return []
-    pipeline = client.pipeline(transaction=False)
-    sets: list[tuple[ShardName, MemberState]] = []
-    for shard in shards:
-        for state, key in _sets(namespace, shard):
-            sets.append((shard, state))
-            pipeline.zrange(key, 0, most - 1, withscores=True)
-    with redis_errors("inspecting Icks"):
-        replies = pipeline.execute(raise_on_error=False)
+    sets = [(shard, *each) for shard in shards for each in _sets(namespace, shard)]
+
+    def ask(pipeline: Any, each: tuple[ShardName, MemberState, str]) -> None:
+        pipeline.zrange(each[2], 0, most - 1, withscores=True)
+
     found: list[Waiting] = []
-    for (shard, state), reply in zip(sets, replies, strict=True):
+    for (shard, state, _), reply in pipelined(client, sets, ask, "inspecting Icks", raises=False).items():
         if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
         found += [Waiting(shard, operations.as_bytes(member), float(score), state) for member, score in reply]
@@ -125,14 +122,12 @@ def find_member(client: RedisClient, namespace: str, shard: ShardName, member: b
 
     Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
-    by_state = _sets(namespace, shard)
-    pipeline = client.pipeline(transaction=False)
-    for _, key in by_state:
-        pipeline.zscore(key, member)
-    with redis_errors("inspecting Icks"):
-        replies = pipeline.execute(raise_on_error=False)
+
+    def ask(pipeline: Any, each: tuple[MemberState, str]) -> None:
+        pipeline.zscore(each[1], member)
+
     found: list[Waiting] = []
-    for (state, _), reply in zip(by_state, replies, strict=True):
+    for (state, _), reply in pipelined(client, _sets(namespace, shard), ask, "inspecting Icks", raises=False).items():
         if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
         if reply is not None:

@@ -23,7 +23,7 @@ from penstock.channels.log.stream_entries import (
     parse_offset,
 )
 from penstock.channels.routing import log_keys
-from penstock.channels.server import REDIS_ERRORS, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
 from penstock.records import BEGINNING, LastRecord, Offset, ShardName
 
 FIRST_ENTRIES = 8
@@ -95,12 +95,11 @@ def last_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName
 
 def _streams(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> Iterator[tuple[ShardName, Any]]:
     """``XINFO STREAM`` of each shard; None for a stream that does not exist."""
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.xinfo_stream(log_keys(namespace, shard).stream)
-    with redis_errors("inspecting the log"):
-        replies = pipeline.execute(raise_on_error=False)
-    for shard, reply in zip(shards, replies, strict=True):
+
+    for shard, reply in pipelined(client, shards, ask, "inspecting the log", raises=False).items():
         if isinstance(reply, redis.ResponseError) and "no such key" in str(reply):
             yield shard, None
         elif isinstance(reply, REDIS_ERRORS):
@@ -181,13 +180,12 @@ def last_records(
 
     Raises ``ServerUnavailable`` or ``ForeignLog``.
     """
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.xrevrange(log_keys(namespace, shard).stream, "+", "-", 1)
-    with redis_errors("reading the last records"):
-        replies = pipeline.execute(raise_on_error=False)
+
     found: dict[ShardName, LastRecord] = {}
-    for shard, reply in zip(shards, replies, strict=True):
+    for shard, reply in pipelined(client, shards, ask, "reading the last records", raises=False).items():
         with isolated(shard, on_unusable):
             if isinstance(reply, redis.RedisError):
                 raise translate_error(reply, f"reading {shard}") from reply

@@ -10,7 +10,7 @@ from penstock.channels.driving import Steps, drive
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, parse_stats, sum_stats
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
-from penstock.channels.server import REDIS_ERRORS, redis_errors, translate_error
+from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
 from penstock.records import ShardName
@@ -124,15 +124,13 @@ def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardN
 
     Raises ``ServerUnavailable``, ``ForeignLog`` or ``ForeignQueue``.
     """
-    pipeline = client.pipeline(transaction=False)
-    for shard in shards:
-        key = f"{queue_keys(namespace, shard).root}q-ages"
-        pipeline.zrange(key, 0, max(0, count - 1), withscores=True)
-    with redis_errors("reading queues"):
-        replies = pipeline.execute()
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
+        pipeline.zrange(f"{queue_keys(namespace, shard).root}q-ages", 0, max(0, count - 1), withscores=True)
+
     found = [
         FoundMessage(shard, as_text(id_), _to_time(shard, score / 1000))
-        for shard, reply in zip(shards, replies, strict=True)
+        for shard, reply in pipelined(client, shards, ask, "reading queues").items()
         for id_, score in reply
     ]
     return sorted(found, key=lambda message: (message.since, message.id))[:count]

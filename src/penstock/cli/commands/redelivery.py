@@ -24,6 +24,7 @@ ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
 PLACE = "as the log and the list write it: rides/2 offset 4118."
 PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
+AllOfThem = Annotated[bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")]
 OfLetters = Annotated[str | None, typer.Option("--channel", help="Only of this channel.")]
 OfKey = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only of this key.")]
 OfError = Annotated[
@@ -117,9 +118,7 @@ def retry(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")
-    ] = False,
+    all_: AllOfThem = False,
     channel: OfLetters = None,
     key: OfKey = None,
     error: OfError = None,
@@ -170,9 +169,7 @@ def drop(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")
-    ] = False,
+    all_: AllOfThem = False,
     channel: OfLetters = None,
     key: OfKey = None,
     error: OfError = None,

@@ -190,8 +190,7 @@ class _LogReader(Operations[C], Generic[C, O]):
         Returns:
             The slices that are not empty, by the shard's number.
 
-        Raises:
-            As ``read``.
+        Raises as ``read``.
         """
         until = monotonic() + (block_s if count else 0.0)
         most_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
@@ -223,8 +222,7 @@ class _LogReader(Operations[C], Generic[C, O]):
             An offset that is available; one past the last one if all were staged earlier.  If it is the first one that is
             available, earlier ones may have been evicted.
 
-        Raises:
-            As ``read``.
+        Raises as ``read``.
         """
         name = self._shard(shard)
         if at.tzinfo is None:

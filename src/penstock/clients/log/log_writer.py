@@ -163,8 +163,7 @@ class _LogWriter(Operations[C]):
             keep: Evicts all but so many, at least; 0 evicts everything.
             older_than_s: Evicts what was appended longer ago, in seconds.
 
-        Raises:
-            As ``append``.
+        Raises as ``append``.
         """
         while True:
             evicted = yield from self._run(self._evicting(shard, upto, keep, older_than_s))

@@ -13,24 +13,24 @@ from typing import Any
 import structlog
 from typing_extensions import override
 
-from penstock.channels.isolation import isolated
+from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
 from penstock.clients import Lease, QueueReader
 from penstock.consuming.delivery import Consumed, Counts
-from penstock.consuming.failures import FailureLog
+from penstock.consuming.failures import FailureLog, NotApplied
 from penstock.consuming.queue.acknowledger import Acknowledger
 from penstock.consuming.queue.in_flight import InFlight, RunningJob
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_deliverer import Ended, JobDeliverer, RetryStates, Waiter, released, retried
 from penstock.consuming.queue.job_transaction import JobTransaction
-from penstock.consuming.queue.job_upkeep import JobUpkeep
 from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSlots, make_slots
 from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
 from penstock.declaring.declarations import Queue, WorkerSpec
-from penstock.declaring.outcomes import Job
+from penstock.declaring.outcomes import Job, read_identity
 from penstock.errors import (
     DeclarationError,
     HandlerExited,
@@ -43,6 +43,9 @@ from penstock.parallel import Backoff
 from penstock.records import Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
+
+MAX_EXPIRED = 100
+"""Limit of the messages of a shard that are dead-lettered at once after they died in Redis."""
 
 CANCELLING_S = 1.0
 """Seconds that a task may take to end at its time limit before it counts as hanging."""
@@ -156,8 +159,6 @@ class QueueWorker(Worker[Job[Any]]):
             attempts=NO_LIMIT,
             on_error=self._leave_out_number,
         )
-        assert self._transaction is not None
-        self._upkeep = JobUpkeep(self._transaction, self._client, self._shape, self._letters, self._jobs)
         self._leave_out_shards()
         jobs = self._jobs
         self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail)
@@ -314,17 +315,46 @@ class QueueWorker(Worker[Job[Any]]):
         self._check_at = monotonic() + CHECK_S
         assert self._transaction is not None
         try:
-            self._upkeep.write_counts(self._shards)
+            self._write_counts()
             self._note_halted(set(self._transaction.read(self._checkpoints.all)))
             self._note_usable()
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + EXPIRED_EVERY_S
-                self._upkeep.dead_letter_expired(self._usable())
+                self._dead_letter_expired(self._transaction)
         except ServerReplaced:  # ``run`` opens the worker again, and compares
             raise
         except ServerUnavailable as error:
             self._away = error
             self._warn_waiting(error, CHECK_S)
+
+    def _write_counts(self) -> None:
+        """Writes counts since the last time; those that cannot be written now are written later."""
+        assert self._transaction is not None
+        counts = self._jobs.uncounted()
+        try:
+            for shard in self._shards:
+                plan = self._letters.count(shard, counts[shard, "applied"], counts[shard, "skipped"])
+                with suppress(NotApplied):
+                    if self._transaction.apply([shard], plan):
+                        del counts[shard, "applied"], counts[shard, "skipped"]
+        finally:
+            self._jobs.count_again(counts)
+
+    def _dead_letter_expired(self, transaction: HandlerTransaction) -> None:
+        """Makes messages that died in Redis, at their deadline, dead letters in Postgres."""
+        for name in self._usable():
+            shard, what, written = self._shape.shards[name.shard], f"moving dead letters of queue {name}", []
+            with suppress(*UNUSABLE):  # the reader leaves the shard out, and reports it
+                for dead in run_steps(self._client, shard.dead(MAX_EXPIRED), what):
+                    message = dead.message
+                    if (identity := read_identity(message.id, message.headers)) is None:
+                        continue
+                    plan = self._letters.dead_letter(name, *identity, dead.reason, message.attempts, lambda: True)
+                    with suppress(NotApplied):  # it is tried again
+                        transaction.apply([name], plan)
+                        written.append(message.id)
+                if written:
+                    run_steps(self._client, shard.delete(written), what)
 
     def _note_halted(self, going: set[ShardName]) -> None:
         every = self.consumer.channel.shard_names
@@ -364,7 +394,7 @@ class QueueWorker(Worker[Job[Any]]):
             applied += consumed.applied
             report(consumed)
             if consumed.idle and self._jobs.is_idle and self._is_drained():
-                self._upkeep.write_counts(self._shards)
+                self._write_counts()
                 self._raise_unusable()
                 return applied
 
@@ -391,7 +421,7 @@ class QueueWorker(Worker[Job[Any]]):
             self._slots.close(self._spec.concurrency, GRACE_S)
             self._acknowledger.close()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves
-                self._upkeep.write_counts(self._shards)
+                self._write_counts()
             with suppress(PenstockError):
                 reader.close()
         super().close()

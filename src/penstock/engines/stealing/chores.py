@@ -156,8 +156,7 @@ class Chores:
         Args:
             consumers: Names of the consumers; None takes all.
 
-        Raises:
-            As ``consume``.
+        Raises as ``consume``.
         """
         names = self.pipeline.consumers if consumers is None else consumers
         chores = [self.stream(), *map(self.consume, names), self.retain()]

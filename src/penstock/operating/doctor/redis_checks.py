@@ -12,7 +12,7 @@ from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
-from penstock.channels.server import check_eviction, info_text, redis_errors
+from penstock.channels.server import check_eviction, info_text, pipelined, redis_errors
 from penstock.clients import repair
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
@@ -147,12 +147,8 @@ def keys(context: CheckContext) -> Results:
     names = [
         name for shard in context.shards for name in _all_keys(context.scope, shard, is_queue=shard.channel in queues)
     ]
-    pipeline = context.client.pipeline(transaction=False)
-    for name in names:
-        pipeline.pttl(name)
-    with redis_errors("looking at the keys"):
-        lives = pipeline.execute()
-    for name, life in zip(names, lives, strict=True):
+    lives = pipelined(context.client, names, lambda pipeline, name: pipeline.pttl(name), "looking at the keys")
+    for name, life in lives.items():
         if life >= 0:
             yield error(f"{name} has a time to live and will expire", f"PERSIST {name}")
     for shard in context.shards:

@@ -251,7 +251,7 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_remaining(self, at: IckOffset, sizes: dict[int, int]) -> IckOffset:
         """The next offset, within the number of members that waited when the query began."""
         assert self._remaining is not None
-        end = self._sequence.after_others(at, sizes)
+        end = self._sequence.after_waiting(at, sizes)
         for shard, identity in end.items():
             if identity != at[shard]:
                 reservation = self._sequence.read(shard, identity)

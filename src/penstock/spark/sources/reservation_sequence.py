@@ -10,11 +10,12 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from time import monotonic, sleep
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.server import redis_errors
+from penstock.channels.server import pipelined
 from penstock.clients import Busy, Reservation, Reservations, Superseded
 from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
 from penstock.errors import PenstockError
@@ -107,19 +108,13 @@ class ReservationSequence:
                 self._icks[shard].release(reservation)
         return end
 
-    def after_waiting(self, start: IckOffset, sizes: Mapping[int, int], seconds: float) -> IckOffset:
-        """As ``after``; while there is nothing to reserve, tries again for ``seconds``."""
-        return self._after(start, sizes, seconds, lambda: True)
+    def after_waiting(self, start: IckOffset, sizes: Mapping[int, int], seconds: float | None = None) -> IckOffset:
+        """As ``after``; while there is nothing to reserve, tries again for ``seconds``.
 
-    def after_others(self, start: IckOffset, sizes: Mapping[int, int]) -> IckOffset:
-        """As ``after``; while another consumer holds all members, tries again until it would be taken over."""
-        return self._after(start, sizes, self._takeover_after_s + 1.0, lambda: bool(self.busy))
-
-    def _after(
-        self, start: IckOffset, sizes: Mapping[int, int], seconds: float, is_due: Callable[[], bool]
-    ) -> IckOffset:
-        until = monotonic() + seconds
-        while (end := self.after(start, sizes)) == start and is_due() and monotonic() < until:
+        None: only while another consumer holds all members, until it would be taken over.
+        """
+        until = monotonic() + (self._takeover_after_s + 1.0 if seconds is None else seconds)
+        while (end := self.after(start, sizes)) == start and (self.busy or seconds is not None) and monotonic() < until:
             sleep(POLL_S)
         return end
 
@@ -133,13 +128,10 @@ class ReservationSequence:
 
     def waiting(self) -> dict[int, int]:
         """Number of members that each shard has now: dirty, reserved or held."""
-        pipeline = self._client.pipeline(transaction=False)
-        for ick in self._icks.values():
-            for key in (ick.keys.dirty, ick.keys.reserved, ick.keys.held):
-                pipeline.zcard(key)
-        with redis_errors("inspecting Icks"):
-            found = pipeline.execute()
-        return {shard: sum(found[3 * i : 3 * i + 3]) for i, shard in enumerate(self._icks)}
+        of = {shard: (ick.keys.dirty, ick.keys.reserved, ick.keys.held) for shard, ick in self._icks.items()}
+        every = chain.from_iterable(of.values())
+        sizes = pipelined(self._client, every, lambda pipeline, key: pipeline.zcard(key), "inspecting Icks")
+        return {shard: sum(sizes[key] for key in keys) for shard, keys in of.items()}
 
     def _end(self, shard: int, at: str) -> None:
         """Commits all members of the reservation; does nothing if it is no longer current."""
