@@ -147,9 +147,20 @@ def make_columns_pipeline(form: Form) -> Pipeline:
 
 
 @cache
-def get_pipeline(shards: int, form: Form = "packed") -> Pipeline:
+def get_pipeline(shards: int, form: Form = "packed", *, observed: bool = False) -> Pipeline:
     """The pipeline with this number of shards."""
-    return make_pipeline(shards, form=form)
+    pipeline = make_pipeline(shards, form=form)
+    return observe(pipeline) if observed else pipeline
+
+
+def observe(pipeline: Pipeline) -> Pipeline:
+    """The same, with what ``--listen`` adds to it."""
+    from penstock.observing.probes import Probes  # noqa: PLC0415  not for what has no metrics
+    from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  the same
+
+    pipeline.observe(Probes())
+    ProcessMetrics(pipeline)
+    return pipeline
 
 
 def _make_pipeline_that_keeps_nothing(form: Form) -> Pipeline:

@@ -57,6 +57,7 @@ class Backlog:
         shards: Number of shards of the channel.
         form: How the log keeps them.
         in_words: Whether most of a payload is English words rather than letters that hardly compress.
+        observed: Whether the work has metrics and probes.
     """
 
     records: int
@@ -64,6 +65,7 @@ class Backlog:
     shards: int = 4
     form: Form = "packed"
     in_words: bool = False
+    observed: bool = False
 
     def kept_as(self, form: Form) -> "Backlog":
         """The same rows, for a log of another form."""
@@ -72,7 +74,7 @@ class Backlog:
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline that the rows are staged for."""
-        return get_pipeline(self.shards, self.form)
+        return get_pipeline(self.shards, self.form, observed=self.observed)
 
     @property
     def shard_names(self) -> Sequence[ShardName]:
@@ -94,10 +96,17 @@ class Backlog:
 VARIANTS: dict[str, Form] = {"plain entries": "plain", "zstd": "zstd"}
 """The other forms, by the names of the variants of a case."""
 
+OBSERVED = "metrics"
+
 
 def make_variants(measure: Callable[[Backlog], Figures], backlog: Backlog, *names: str) -> dict[str, Contestant]:
     """Variants of a case that measures a backlog: the same rows in a log of another form; all forms if none is named."""
     return {name: partial(measure, backlog.kept_as(VARIANTS[name])) for name in names or VARIANTS}
+
+
+def make_observed(measure: Callable[[Backlog], Figures], backlog: Backlog) -> dict[str, Contestant]:
+    """The variant with metrics and probes."""
+    return {OBSERVED: partial(measure, replace(backlog, observed=True))}
 
 
 NOTHING = Backlog(0)

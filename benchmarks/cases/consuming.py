@@ -19,7 +19,7 @@ from benchmarks.application import (
     total_each,
     total_in_bulk,
 )
-from benchmarks.backlogs import Backlog, Scale, make_variants
+from benchmarks.backlogs import Backlog, Scale, make_observed, make_variants
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Contestant, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
@@ -80,6 +80,7 @@ def make_bulk_variants(
     """The other forms of the log; and a handler that takes columns, from packed entries and from plain ones."""
     return {
         **make_variants(lambda of_form: measure(of_form, BULK, None), backlog),
+        **make_observed(lambda observed: measure(observed, BULK, None), backlog),
         "columns": lambda: measure(backlog, COLUMNS, make_columns_pipeline("packed")),
         "columns, zstd": lambda: measure(backlog.kept_as("zstd"), COLUMNS, make_columns_pipeline("zstd")),
         "columns, plain entries": lambda: measure(backlog.kept_as("plain"), COLUMNS, make_columns_pipeline("plain")),

@@ -4,7 +4,7 @@ from contextlib import closing
 from functools import partial
 from time import perf_counter
 
-from benchmarks.backlogs import Backlog, Scale, make_variants
+from benchmarks.backlogs import Backlog, Scale, make_observed, make_variants
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
@@ -34,7 +34,8 @@ def _make_case(servers: BenchServers, backlog: Backlog) -> Case:
             "select": lambda: limits.select_rows(servers, backlog),
             "xadd": lambda: limits.append_records(servers, backlog),
         },
-        variants=make_variants(partial(_measure, servers), backlog),
+        variants=make_variants(partial(_measure, servers), backlog)
+        | make_observed(partial(_measure, servers), backlog),
         peers=find_peers("drain", servers, backlog) if backlog.shards == 1 else {},
     )
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from benchmarks import watching
 from benchmarks.application import BULK, Form
-from benchmarks.backlogs import NOTHING, Scale
+from benchmarks.backlogs import NOTHING, OBSERVED, Scale
 from benchmarks.cases import limits
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.peer_scripts import find_peers
@@ -37,7 +37,10 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
                 sentence=f"from a producer's BEGIN to the consumer's COMMIT, inline, {rate:,} records/s (p50, p99)",
                 ours=partial(_measure_to_effect, servers, load, "inline"),
                 limits={"a commit": lambda: limits.time_commits(servers)},
-                variants={"plain entries": partial(_measure_to_effect, servers, load, "inline", "plain")},
+                variants={
+                    "plain entries": partial(_measure_to_effect, servers, load, "inline", "plain"),
+                    OBSERVED: partial(_measure_to_effect, servers, load, "inline", "observed"),
+                },
                 better="less",
             )
         )
@@ -74,7 +77,7 @@ def _make_spark_case(servers: BenchServers, scale: Scale) -> Case:
 
 
 def _measure_to_effect(
-    servers: BenchServers, load: ProducerLoad, engine: watching.EngineName, form: Form = "packed"
+    servers: BenchServers, load: ProducerLoad, engine: watching.EngineName, form: watching.Twin = "packed"
 ) -> Figures:
     database_url = servers.stage(NOTHING)
     app = watching.name_app(watching.NOTING, form)

@@ -8,7 +8,7 @@ arrivals    how arrivals are passed back
 """
 
 from benchmarks.watching.arrivals import LATE_S, Arrivals
-from benchmarks.watching.engines import APP, NOTING, EngineName, name_app, run_engine, watch_effects
+from benchmarks.watching.engines import APP, NOTING, EngineName, Twin, name_app, run_engine, watch_effects
 from benchmarks.watching.entries import watch_entries
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "NOTING",
     "Arrivals",
     "EngineName",
+    "Twin",
     "name_app",
     "run_engine",
     "watch_effects",

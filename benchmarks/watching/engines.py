@@ -30,8 +30,11 @@ NOTING = "benchmarks.watching.noting:four"
 POLL_EVERY_S = 0.2
 
 
-def name_app(app: str, form: Form) -> str:
-    """The twin of a pipeline for a log of this form, as ``--app`` takes it."""
+Twin = Form | Literal["observed"]
+
+
+def name_app(app: str, form: Twin) -> str:
+    """The twin of a pipeline for a log of this form, or with metrics, as ``--app`` takes it."""
     return app if form == "packed" else f"{app}_{form}"
 
 

@@ -6,7 +6,7 @@ Spark's tasks import this module too.  Importing it installs the crash point tha
 from functools import wraps
 from typing import Any
 
-from benchmarks.application import ConsumerFunction, make_pipeline
+from benchmarks.application import ConsumerFunction, make_pipeline, observe
 from benchmarks.watching.arrivals import note
 from penstock.crashpoints import install_crashpoint
 
@@ -32,4 +32,5 @@ def _note_commit(point: str) -> None:
 
 four = make_pipeline(4, _remember_records)
 four_plain = make_pipeline(4, _remember_records, "plain")
+four_observed = observe(make_pipeline(4, _remember_records))
 install_crashpoint(_note_commit)

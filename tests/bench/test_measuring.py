@@ -199,7 +199,7 @@ def test_quick_leaves_out_other_settings_and_peers_unless_cases_are_named() -> N
     [quick] = leave_out(cases, quick=True, peers=True, named=False)
     [named] = leave_out(cases, quick=True, peers=True, named=True)
 
-    assert (set(everything.variants), "pgq" in everything.peers) == ({"plain entries", "zstd"}, True)
+    assert (set(everything.variants), "pgq" in everything.peers) == ({"plain entries", "zstd", "metrics"}, True)
     assert (quick.variants, quick.peers) == ({}, {})
     assert (named.variants, named.peers) == (everything.variants, {})
 
