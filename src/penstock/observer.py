@@ -7,8 +7,10 @@ may be called by several threads at once; what it raises is logged, and nothing 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, get_args
 
 log = logging.getLogger("penstock.observer")
 
@@ -191,6 +193,19 @@ Event = LoopBegan | RoundEnded | ServerAway | Streamed | HandlerBegan | HandlerE
 Observer = Callable[[Event], object]
 """Called with each event."""
 
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def to_wire(event: Event) -> list[Any]:
+    """An event as JSON has it."""
+    return [type(event).__name__, *(getattr(event, name) for name in event.__match_args__)]
+
+
+def from_wire(values: Sequence[Any]) -> Event:
+    """The event of another process."""
+    kind, *fields = values
+    return _KINDS[kind](*fields)
+
 
 class Observers:
     """The observers of a pipeline; false while there are none, so that no event need be made."""
@@ -215,3 +230,12 @@ class Observers:
     def add(self, observer: Observer) -> None:
         """Adds an observer, behind the others."""
         self._observers = (*self._observers, observer)
+
+    @contextmanager
+    def joined_by(self, observer: Observer) -> Iterator[None]:
+        """Has an observer while the block runs."""
+        self.add(observer)
+        try:
+            yield
+        finally:
+            self._observers = tuple(each for each in self._observers if each != observer)

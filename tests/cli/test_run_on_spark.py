@@ -14,7 +14,9 @@ import pytest
 
 from cli.test_commands import effects, stage
 from fixtures.command_line import PENSTOCK, CommandLine
+from fixtures.probing import ask
 from penstock.database.connections import Connection
+from penstock.demo.supervision import free_port
 from penstock.testing import eventually
 
 # Each starts a JVM, because it ends with the test, or before.
@@ -28,14 +30,20 @@ ELSEWHERE = "spark.hadoop.fs.defaultFS=hdfs://nowhere.invalid:8020"
 
 
 @pytest.fixture
-def start(penstock: CommandLine, connection: Connection, temporary: Path) -> Iterator[Start]:
+def port() -> int:
+    """Where it answers probes."""
+    return free_port()
+
+
+@pytest.fixture
+def start(penstock: CommandLine, connection: Connection, temporary: Path, port: int) -> Iterator[Start]:
     """Starts ``penstock run`` on Spark, behind another command if one is given, as the leader of its own process group."""
     stage(connection, 10)
     started: list[subprocess.Popen[str]] = []
 
     def start(*before: str, within: Path = temporary) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*before, PENSTOCK, "run", "--engine", "spark", "--conf", ELSEWHERE],
+            [*before, PENSTOCK, "run", "--engine", "spark", "--conf", ELSEWHERE, "--listen", str(port)],
             cwd=penstock.directory,
             env=penstock.environment_within(within),
             stdout=subprocess.PIPE,
@@ -96,8 +104,15 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("send", [pytest.param(to_the_group, marks=pytest.mark.storm), to_all])
 def test_a_signal_to_all_its_processes_ends_it_cleanly(
-    running: subprocess.Popen[str], temporary: Path, send: Callable[[subprocess.Popen[str]], None]
+    running: subprocess.Popen[str], temporary: Path, port: int, send: Callable[[subprocess.Popen[str]], None]
 ) -> None:
+    """Until then it answers probes, with what all its tasks have done."""
+    applied = (
+        'penstock_delivered_records_total{channel="things",consumer="reader",outcome="applied",schema="penstock"} 10.0'
+    )
+    eventually(lambda: applied in ask(port, path="/metrics")[1], "the driver has counted what its tasks applied")
+    assert ask(port, path="/readyz") == (200, "ok\n")
+
     send(running)
     _, said = running.communicate(timeout=180)
 

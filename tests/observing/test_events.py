@@ -1,5 +1,6 @@
 """Events of rounds and batches, as observers see them."""
 
+import json
 import logging
 from collections import Counter
 from typing import Any
@@ -29,6 +30,8 @@ from penstock.observer import (
     ShardHalted,
     ShardStopped,
     Streamed,
+    from_wire,
+    to_wire,
 )
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -196,3 +199,15 @@ def test_an_observer_that_fails_stops_nothing_and_is_logged_once_without_its_tex
     assert [record.message for record in caplog.records if record.name == "penstock.observer"] == [
         "an observer failed at HandlerBegan: ServerUnavailable"
     ]
+
+
+def test_an_event_of_another_process_is_the_same() -> None:
+    """On Spark the driver has those of its tasks, as JSON."""
+    for event in (
+        ServerAway("reader", "redis", 0.1),
+        Streamed(1, backlog=None),
+        HandlerEnded("reader", "things", 1, 0.1, None),
+        Delivery("reader", "things", {"applied": 2}, [5, 6]),
+        EpochChanged(2),
+    ):
+        assert from_wire(json.loads(json.dumps(to_wire(event)))) == event

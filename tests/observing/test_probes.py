@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from fixtures.command_line import CommandLine, Started
 from fixtures.flow import running
+from fixtures.probing import ask
 from fixtures.reader import Reader
 from penstock import Pipeline
 from penstock.database.connections import Connection
@@ -78,16 +78,6 @@ def test_a_halted_consumer_leaves_its_probes_green_and_those_of_the_streamer(
         eventually(lambda: all(reader.checkpoints("halted")), "both shards are halted")
         eventually(lambda: len(probes._loops) == 2 and not probes.unready(), "both loops are ready")
         assert probes.dead() == []
-
-
-def ask(port: int, method: str = "GET", path: str = "/livez") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, path)
-    response = connection.getresponse()
-    try:
-        return response.status, response.read().decode()
-    finally:
-        connection.close()
 
 
 def test_clients_that_send_nothing_keep_nobody_out() -> None:

@@ -23,7 +23,7 @@ from penstock.testing import eventually
 
 TASKS = (Task((Part(None),)), Task((Part("one", (0, 1)),)))
 SHARES = (Task((Part(None, share="1/2"),)), Task((Part(None, share="2/2"), Part("one", (0, 1)))))
-OPTIONS = {"app": "fixtures.crashing:PIPELINE", "idle": "0.01", "prepare": "true"}
+OPTIONS = {"app": "fixtures.crashing:PIPELINE", "idle": "0.01", "prepare": "true", "observed": "false"}
 
 
 @pytest.fixture(autouse=True)

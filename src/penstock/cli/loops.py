@@ -19,6 +19,7 @@ from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.errors import Halted, Paused
+from penstock.observer import Observer
 from penstock.observing.listener import Answer, Listener
 from penstock.observing.probes import Probes, notified_systemd
 from penstock.operating.status import status
@@ -73,28 +74,30 @@ def _abandon() -> None:
 
 
 @contextmanager
-def observed(settings: Settings, pipeline: Pipeline) -> Iterator[None]:
-    """Answers probes and has metrics with ``--listen``, and tells systemd, while a command runs."""
+def observed(settings: Settings, pipeline: Pipeline) -> Iterator[Observer | None]:
+    """Answers probes and has metrics with ``--listen``, and tells systemd, while a command runs; gives what has the metrics."""
     if settings.listen is None and "NOTIFY_SOCKET" not in os.environ:
-        yield
+        yield None
         return
-    probes = Probes()
+    probes, metrics = Probes(), None
     pipeline.observe(probes)
     with ExitStack() as stack:
         stack.enter_context(notified_systemd(probes))
         if settings.listen is not None:
-            routes = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": _make_metrics(pipeline)}
+            metrics, answer = _make_metrics(pipeline)
+            routes = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": answer}
             listener = stack.enter_context(Listener(settings.listen, routes))
             structlog.get_logger("penstock.cli").info("listening", port=listener.port, paths=list(routes))
-        yield
+        yield metrics
 
 
-def _make_metrics(pipeline: Pipeline) -> Callable[[], Answer]:
+def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[], Answer]]:
     try:
         from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  an extra
     except ModuleNotFoundError:
-        return lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock[prometheus]'\n")
-    return ProcessMetrics(pipeline).answer
+        return None, lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock[prometheus]'\n")
+    metrics = ProcessMetrics(pipeline)
+    return metrics, metrics.answer
 
 
 EVERY_S = 0.2

@@ -35,7 +35,7 @@ def run(
     names = consumer or list(pipeline.consumers)
     specs = [pipeline.get_consumer(name) for name in names]
     with (
-        observed(settings, pipeline),
+        observed(settings, pipeline) as metrics,
         servers(settings, schema=pipeline.scope.schema) as urls,
         ProgressLine("published and applied") as progress,
     ):
@@ -55,7 +55,7 @@ def run(
             with spared_from_garbage_collection():
                 inline.run(pipeline, urls.database_url, urls.redis_url, **work)
         else:
-            _run_on_spark(settings, pipeline, urls, work)
+            _run_on_spark(settings, pipeline, urls, work | {"observer": metrics})
     say("stopped")
 
 

@@ -23,6 +23,7 @@ from penstock.engines.spark.epoch_query import EpochQuery
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
 from penstock.engines.spark.schedule import Schedule
 from penstock.errors import ServerUnavailable
+from penstock.observer import LoopBegan, Observer, Observers, RoundEnded, from_wire
 from penstock.pipeline import Pipeline
 from penstock.spark.jobs import EPOCHS, Slots
 from penstock.spark.session import (
@@ -38,6 +39,9 @@ from penstock.spark.submission import set_urls
 from penstock.streaming.share import IDLE_S
 
 log = structlog.get_logger("penstock.spark")
+
+DRIVER = "driver"
+"""Name of the driver's loop, beside those of its tasks."""
 
 EPOCH_S = 60.0
 SET_BASED_ATTEMPTS = 2
@@ -62,13 +66,15 @@ def run(  # noqa: PLR0913  the options of a run
     prepare: bool = True,
     sources: Mapping[str, str] | None = None,
     checkpoint_directory: str | None = None,
+    observer: Observer | None = None,
 ) -> None:
     """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one of them fails.
 
     The URLs, and those of ``sources``, reach tasks through their environment, not through options, which Spark may show;
     executors find the pipeline at ``app``.  ``master`` None is this machine; ``consumers`` are names, None is all; Spark
     starts all tasks anew after ``epoch_s``.  In ``checkpoint_directory`` a directory for Spark's checkpoints is made, and
-    removed at the end, since nothing depends on it.
+    removed at the end, since nothing depends on it.  ``observer`` is called with the events of all tasks, once a second;
+    observers of the pipeline see those of their own process.
     """
     specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
     for spec in specs:
@@ -92,7 +98,7 @@ def run(  # noqa: PLR0913  the options of a run
         return
     spark.dataSource.register(EpochsSource)
     schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
-    reports = _Reports()
+    reports = _Reports(observer)
     control = _listen(spark, reports.receive, schedule)
     options = {
         "app": app,
@@ -101,6 +107,7 @@ def run(  # noqa: PLR0913  the options of a run
         "seconds": str(epoch_s),
         "idle": str(idle_s),
         "prepare": str(prepare).lower(),
+        "observed": str(observer is not None).lower(),
     }
 
     def stopped() -> bool:
@@ -115,7 +122,9 @@ def run(  # noqa: PLR0913  the options of a run
             schedule.wait_for_slots(stopped)
             _log_running(spark, [*(spec.name for spec in frames), *([EPOCHS] if tasks else [])])
             sets.start(stopped)
-            _supervise(query, schedule, control, stopped, directories.make_check(spark))
+            pipeline.observers(LoopBegan(DRIVER))
+            noting = _noting(pipeline.observers, control, stopped)
+            _supervise(query, schedule, control, noting, directories.make_check(spark))
     finally:
         control.stop_tasks()
         sets.finish()
@@ -185,8 +194,9 @@ class _Reports:
         failures: The errors; the first ends the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observer | None) -> None:
         self.failures: list[BaseException] = []
+        self._observer = observer
         self._totals = dict.fromkeys(COUNTS, 0)
         self._counting = threading.Lock()
 
@@ -196,6 +206,9 @@ class _Reports:
             log.error("task ended", task=line["task"], error=line["error"])
             self.failures.append(errors.from_wire(line["error"], line["message"]))
             return
+        if self._observer is not None:
+            for values in line.get("events", ()):
+                self._observer(from_wire(values))
         counts = {name: count for name, count in line.items() if name in self._totals}
         with self._counting:
             for name, count in counts.items():
@@ -212,6 +225,17 @@ class _Reports:
         if self.failures:
             with jvm_errors("running on Spark"):
                 raise self.failures[0]
+
+
+def _noting(observers: Observers, control: ControlServer, stop: Callable[[], bool]) -> Callable[[], bool]:
+    """``stop``, which the driver's loop calls in each round; probes hear of the round."""
+
+    def stopped() -> bool:
+        if observers and control.was_reached:
+            observers(RoundEnded(DRIVER, 0.0))
+        return stop()
+
+    return stopped
 
 
 def _supervise(

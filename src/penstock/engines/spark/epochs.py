@@ -8,6 +8,7 @@ it, so latency and throughput are those of the loop.
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from penstock.spark.submission import URLS, find_url, name_source
 if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
     from penstock.consuming import Consumed
     from penstock.declaring.declarations import ConsumerSpec
+    from penstock.observer import Event
     from penstock.parallel import Loop, Runner
     from penstock.pipeline import Pipeline
     from penstock.streaming import Streamer
@@ -50,7 +52,7 @@ class EpochPartition(InputPartition):
 
 
 class EpochsSource(DataSource):
-    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``."""
+    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``observed``."""
 
     @classmethod
     def name(cls) -> str:
@@ -121,12 +123,15 @@ class EpochsReader(DataSourceStreamReader):
         from penstock.pipeline import load_pipeline  # noqa: PLC0415  the same
 
         pipeline = load_pipeline(self._options["app"])
-        loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
-        if len(loops) == 1:
-            [loop] = loops.values()
-            loop(stop)
-        else:
-            run_together(loops, stop)
+        with ExitStack() as stack:
+            if self._options["observed"] == "true":
+                stack.enter_context(pipeline.observers.joined_by(counter.note))
+            loops = {str(part): self._loop(pipeline, part, counter) for part in task.parts}
+            if len(loops) == 1:
+                [loop] = loops.values()
+                loop(stop)
+            else:
+                run_together(loops, stop)
 
     def _loop(self, pipeline: "Pipeline", part: Part, counter: "TaskCounts") -> "Loop":
         if part.consumer is None:
@@ -184,6 +189,7 @@ class TaskCounts:
         """Adds to ``counts``, which has a number for each of ``COUNTS``; ``send`` is called with what is new."""
         self._task, self._counts, self._send_line = task, counts, send
         self._sent: dict[str, int] = dict(counts)
+        self._events: list[Any] = []
         self._send_at = 0.0
         self._lock = threading.Lock()
 
@@ -195,6 +201,13 @@ class TaskCounts:
             if monotonic() >= self._send_at:
                 self._send()
 
+    def note(self, event: "Event") -> None:
+        """Keeps an event for the driver's observer."""
+        from penstock.observer import to_wire  # noqa: PLC0415  planners need it as little
+
+        with self._lock:
+            self._events.append(to_wire(event))
+
     def send(self) -> None:
         """Sends what has been done since the last time."""
         with self._lock:
@@ -202,6 +215,8 @@ class TaskCounts:
 
     def _send(self) -> None:
         new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
-        self._send_line({"task": self._task, **{name: count for name, count in new.items() if count}})
+        events, self._events = self._events, []
+        more = {"events": events} if events else {}
+        self._send_line({"task": self._task, **{name: count for name, count in new.items() if count}, **more})
         self._sent = dict(self._counts)
         self._send_at = monotonic() + REPORT_EVERY_S
