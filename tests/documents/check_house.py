@@ -91,6 +91,17 @@ def test_no_file_is_a_scrap() -> None:
     assert {name for name in short if not name.endswith(("__init__.py", "__main__.py"))} == set()
 
 
+def test_the_maps_of_the_packages_name_what_is_there() -> None:
+    """The lines of a docstring that begin with names and a gap: modules, or what the package exports."""
+    lost = []
+    for path in PACKAGE.rglob("__init__.py"):
+        text = path.read_text()
+        there = {p.stem for p in path.parent.iterdir()} | set(re.findall(r'"(\w+)"', text))
+        maps = re.findall(r"^ *([a-z_]+(?:, [a-z_]+)*) {2,}\S", ast.get_docstring(ast.parse(text)) or "", re.MULTILINE)
+        lost += [f"{path.parent.name}: {name}" for names in maps for name in names.split(", ") if name not in there]
+    assert lost == []
+
+
 def test_the_map_shows_every_room() -> None:
     """The docstring of the package, where a newcomer begins."""
     drawn = set(re.findall(r"\w+", ast.get_docstring(ast.parse((PACKAGE / "__init__.py").read_text())) or ""))

@@ -171,11 +171,7 @@ _QUEUE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of one shard of a queue.
-
-    Attributes:
-        root: Their common prefix: ``penstock:{receipts/0}:``.
-    """
+    """The keys of one shard of a queue; their prefix is ``root``: ``penstock:{receipts/0}:``."""
 
     root: str
 

@@ -18,12 +18,7 @@ from penstock.errors import InvalidSetting
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command before its module is imported.
-
-    Attributes:
-        module: Its module in ``penstock.cli.commands``.
-        panel: The heading that ``--help`` shows it under.
-    """
+    """A command before its module in ``penstock.cli.commands`` is imported, and the panel of ``--help`` that shows it."""
 
     name: str
     module: str

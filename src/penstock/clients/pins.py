@@ -81,11 +81,7 @@ def _new_token() -> bytes:
 
 
 class PinOperations:
-    """The operations of one set of pinned keys.
-
-    Attributes:
-        name: Its name.
-    """
+    """The operations of one set of pinned keys."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name

@@ -71,12 +71,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class UnpassedShard:
-    """The first shard of an earlier generation that a consumer has not passed.
-
-    Attributes:
-        shard: Its number.
-        end: The end of its generation: shards from this number on wait for it.
-    """
+    """A shard of an earlier generation that a consumer has not passed: shards from the number ``end`` on wait for it."""
 
     shard: Shard
     end: int

@@ -138,33 +138,23 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A server could not do it now.
-
-    Attributes:
-        others_pass: Other items have been applied since the first failure.
-    """
+    """A server could not do it now.  ``others_pass`` says that other items have been applied since the first failure."""
 
     others_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AskedToWait:
-    """The handler said ``Snooze``.
-
-    Attributes:
-        after_s: Seconds that it named.
-    """
+    """The handler said ``Snooze``, and so many seconds."""
 
     after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The items are at fault, or one of them.
+    """The items are at fault, or one of them: ``culprit`` is its index, if it is known.
 
-    Attributes:
-        culprit: Index of the item at fault, if it is known.
-        for_certain: Another attempt would end the same: the payload does not fit its model.
+    ``for_certain`` says that another attempt would end the same: the payload does not fit its model.
     """
 
     culprit: int | None = None
@@ -173,11 +163,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The handler said ``Cancel`` of the items, or of one of them.
-
-    Attributes:
-        culprit: Index of that item, if it is known.
-    """
+    """The handler said ``Cancel`` of the items, or of one of them: ``culprit`` is its index, if it is known."""
 
     culprit: int | None = None
 
@@ -200,12 +186,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The items in parts, one after the other.
-
-    Attributes:
-        sizes: Number of items of each part.
-        state: Failures so far; see ``state_for_part``.
-    """
+    """The items in parts of these sizes, one after the other, with the failures so far; see ``state_for_part``."""
 
     sizes: tuple[int, ...]
     state: RetryState

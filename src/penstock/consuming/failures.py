@@ -50,11 +50,7 @@ class NotApplied(Exception):
 
 
 class Culprit(Exception):
-    """Says which of several items failed; raised from what it failed with.
-
-    Attributes:
-        index: Of the item.
-    """
+    """Says which of several items failed, by its index; raised from what it failed with."""
 
     def __init__(self, index: int) -> None:
         self.index = index

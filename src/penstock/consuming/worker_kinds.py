@@ -22,12 +22,7 @@ from penstock.pipeline import Pipeline
 
 
 class SeveralRunners(Runner[Consumed]):
-    """The workers of one consumer, which share nothing but the handler.
-
-    Attributes:
-        consumer: The consumer.
-        runners: The workers, by the names of their threads.
-    """
+    """The workers of one consumer, by the names of their threads, which share nothing but the handler."""
 
     def __init__(self, consumer: ConsumerSpec, runners: Mapping[str, Worker]) -> None:
         self.consumer, self.runners = consumer, runners

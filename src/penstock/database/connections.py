@@ -97,8 +97,7 @@ class _SettingCursor(psycopg.Cursor[_Row]):
 class WorkerConnection(BoundedConnection):
     """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip.
 
-    Attributes:
-        timeouts: Those of a caller that cannot wait as long as a worker.
+    ``timeouts`` are those of a caller that cannot wait as long as a worker.
     """
 
     timeouts: Timeouts | None = None

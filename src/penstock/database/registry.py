@@ -21,12 +21,7 @@ from penstock.records import Scope, Shard, ShardName
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The shards that a channel has had at a time.
-
-    Attributes:
-        first: Number of the first of them.
-        shards: Their number.
-    """
+    """The shards that a channel has had at a time: the number of the first, and how many."""
 
     first: int
     shards: int

@@ -107,12 +107,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """The work of the queue.
-
-    Attributes:
-        booked: Bookings: jobs that were committed.
-        flooding: Bookings of the driver who has most of them.
-    """
+    """The work of the queue: bookings that were committed, and those of the driver who has most of them."""
 
     booked: int
     sent: int

@@ -48,11 +48,7 @@ _SEED = (
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The drift in the copy and the total.
-
-    Attributes:
-        found: Rows that the reconciliations found.
-    """
+    """The drift in the copy and the total, and the rows that the reconciliations found."""
 
     seeded: int = 0
     found: int = 0
@@ -76,12 +72,7 @@ def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
 
 
 class ReconcileProcess:
-    """``penstock reconcile --apply`` in a process of its own.
-
-    Attributes:
-        drift: Its result; None while it runs.
-        failure: Cause of its failure; None if it has not failed.
-    """
+    """``penstock reconcile --apply`` in a process of its own: the drift it found, None while it runs, or its failure."""
 
     def __init__(self, seeded: int, environment: Mapping[str, str]) -> None:
         """Starts it; ``seeded`` is the number of rows it should find."""
@@ -122,11 +113,7 @@ def mark_all_dirty(database_url: str) -> None:
 
 
 class Beginning:
-    """Begins with the tables, in a thread: what ``penstock consume --from tables`` does before it consumes.
-
-    Attributes:
-        failure: Cause of its failure; None if it has not failed.
-    """
+    """Begins with the tables, in a thread: what ``penstock consume --from tables`` does before it consumes."""
 
     def __init__(self, database_url: str) -> None:
         """Starts it."""

@@ -33,11 +33,7 @@ class Base(DeclarativeBase):
 
 
 class Ride(Base):
-    """A ride and its price.
-
-    Attributes:
-        delta_cents: The effect of this change on the total; set with every change of the ride.
-    """
+    """A ride and its price; ``delta_cents`` is the effect of the last change on the total."""
 
     __tablename__ = "rides"
 

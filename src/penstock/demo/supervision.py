@@ -31,11 +31,7 @@ LAST_LINES = 5
 
 
 class SupervisedProcess:
-    """A module that is started again when it crashes or is killed, such as a Penstock command.
-
-    Attributes:
-        failure: Reason that it cannot run; None while it can.
-    """
+    """A module that is started again when it crashes or is killed, such as a Penstock command, until it has a ``failure``."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.failure: str | None = None

@@ -26,9 +26,8 @@ CLOCK_MARGIN = timedelta(minutes=10)
 class JournaledRecord:
     """The record that the journal has at an offset.
 
-    Attributes:
-        id: Its id.  Ids of lost commits are given out again.
-        staged_us: When it was staged, which differs between two records of one id; None if its row is gone.
+    Ids of lost commits are given out again: ``staged_us`` differs between two records of one id.  It is None if the row is
+    gone.
     """
 
     id: RecordId

@@ -34,12 +34,7 @@ from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Identifies the history of a Postgres server.
-
-    Attributes:
-        system_identifier: Of the cluster, given at initdb.
-        timeline: Goes up with every promotion and every restore to a point in time.
-    """
+    """The identifier of a cluster, given at initdb, and the timeline, which goes up with every promotion and every restore."""
 
     system_identifier: str
     timeline: int

@@ -79,9 +79,7 @@ class Barrier:
 class Pinned:
     """A consumer's state, exactly as the records up to a cut have made it.
 
-    Attributes:
-        snapshot: Name of the snapshot that shows it; valid while the state is pinned.
-        paused_s: Longest pause of one of its shards, in seconds.
+    The snapshot shows it while it is pinned; ``paused_s`` is the longest pause of one of its shards.
     """
 
     snapshot: str

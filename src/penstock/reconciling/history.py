@@ -62,12 +62,7 @@ def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The keys that an interrupted run left.
-
-    Attributes:
-        run: Its number.
-        keys: The keys, each as JSON.
-    """
+    """The number of an interrupted run, and the keys that it left, each as JSON."""
 
     run: int
     keys: Sequence[str]

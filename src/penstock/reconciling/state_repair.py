@@ -31,11 +31,9 @@ BATCH_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The SQL type of a column.
+    """The SQL type of a column as it is declared, ``numeric(12,2)``, and without its limits, ``numeric``.
 
-    Attributes:
-        declared: As declared: ``numeric(12,2)``.
-        unlimited: Without a length, precision or scale: ``numeric``.  A cast to the declared type may round or truncate.
+    A cast to the declared type may round or truncate.
     """
 
     declared: str

@@ -32,11 +32,7 @@ __all__ = ["TriggerOperation"]
 @Operations.register_operation("drop_penstock_triggers", "drop")
 @dataclass
 class TriggerOperation(MigrateOperation):
-    """Executes the SQL of some triggers.
-
-    Attributes:
-        statements: The SQL, in order.
-    """
+    """Executes the SQL of some triggers, in order."""
 
     statements: list[str]
 

@@ -87,12 +87,7 @@ def _select_version(table: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class UnusableSchema:
-    """The reason why this release does not work with a schema.
-
-    Attributes:
-        reason: The revision, and the one that is needed.
-        fix: The remedy.
-    """
+    """The reason why this release does not work with a schema, and the remedy."""
 
     reason: str
     fix: str

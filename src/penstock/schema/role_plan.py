@@ -30,11 +30,9 @@ _WRITES = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """The statements that make the roles in a database.
+    """The statements that make the roles in a database, none if all is as it should be.
 
-    Attributes:
-        statements: In their order; none if all is as it should be.
-        notes: Steps that this connection cannot take, and who can.
+    ``notes`` are the steps that this connection cannot take, and who can.
     """
 
     statements: tuple[str, ...]

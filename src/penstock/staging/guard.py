@@ -34,11 +34,9 @@ STAGED = "staged"
 
 @dataclass
 class _Watched:
-    """A connection that attached sessions use.
+    """A connection that attached sessions use, each with the test whether its unit of work is writing.
 
-    Attributes:
-        sessions: The sessions in a transaction on it, each with the test whether its unit of work is writing.
-        passed: Statements checked in this transaction, which pass again unchecked: a handler sends one for each record.
+    Statements that have ``passed`` in this transaction pass again unchecked: a handler sends one for each record.
     """
 
     sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(default_factory=WeakKeyDictionary)

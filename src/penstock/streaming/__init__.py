@@ -3,9 +3,9 @@
 Three steps, each a function that runs one round and returns what it did.  Any process may run them at any time, also two
 processes at once:
 
-    tick      gives every newly committed record its offset, durably, in the journal
-    publish   replays the journal into Redis, from wherever Redis' own tail is
-    retain    removes what every consumer has passed and ``keep`` no longer holds
+    sequencer   a tick gives every newly committed record its offset, durably, in the journal
+    publisher   replays the journal into Redis, from wherever Redis' own tail is
+    retention   removes what every consumer has passed and ``keep`` no longer holds
 
 ``Streamer`` runs the three in a loop.
 """

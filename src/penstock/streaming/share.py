@@ -116,11 +116,7 @@ STEP_S = 1.0
 
 
 class ShardTakeover:
-    """Shards of other shares that this streamer publishes.
-
-    Attributes:
-        taken: These shards.
-    """
+    """Shards of other shares that this streamer has ``taken``, and publishes."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -152,11 +148,7 @@ class ShardTakeover:
 
 
 class TickTakeover:
-    """True if this streamer ticks in place of the one that sequences.
-
-    Attributes:
-        is_ticking: Whether it does.
-    """
+    """True if this streamer ticks in place of the one that sequences."""
 
     def __init__(self, share: Share) -> None:
         self._share = share

@@ -55,23 +55,14 @@ Execute = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class TickSlice:
-    """One step of the chain.
-
-    Attributes:
-        target: The snapshot of its tick, as Postgres writes it.
-        records: Number of records of the tick.
-    """
+    """One step of the chain: the snapshot of its tick, as Postgres writes it, and how many records that sequences."""
 
     target: str
     records: int
 
 
 class Slices:
-    """Limit of a tick, and the planned slices.  A streamer keeps it when it reconnects.
-
-    Attributes:
-        most: About how many records; None as long as no tick has failed.
-    """
+    """Limit of a tick, and the planned slices; no limit as long as no tick has failed.  A streamer keeps it when it reconnects."""
 
     def __init__(self) -> None:
         self.most: int | None = None

@@ -30,12 +30,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTaken:
-    """Memory that a log takes.
-
-    Attributes:
-        bytes: As the server counts it, with what is under way.
-        evicted: Entries that were removed.
-    """
+    """Memory that a log takes, as the server counts it, with what is under way; and the number of entries that were removed."""
 
     bytes: int
     evicted: int

@@ -21,12 +21,7 @@ SAMPLE = 20
 
 @dataclass(frozen=True, slots=True)
 class InspectedShard:
-    """The contents of a shard of a queue.
-
-    Attributes:
-        stats: Its numbers; None if they cannot be read.
-        damage: What is wrong with it; None if nothing is.
-    """
+    """The contents of a shard of a queue: None if they cannot be read; and what is wrong with it, None if nothing is."""
 
     stats: QueueStats | None
     damage: str | None

@@ -116,12 +116,7 @@ class Settlement:
 
 
 class QueueShard:
-    """A shard of a queue.
-
-    Attributes:
-        number: Its number.
-        streams: How many streams the queue has at least, as far as is known.
-    """
+    """A shard of a queue.  ``streams`` is how many it has at least, as far as is known."""
 
     def __init__(self, keys: QueueKeys, number: int, streams: int, hand: int) -> None:
         self.keys = keys
@@ -317,12 +312,7 @@ class QueueShard:
 
 
 class QueueShape:
-    """A queue's division into shards and streams.
-
-    Attributes:
-        name: Name of the queue.
-        shards: Its shards.
-    """
+    """A queue's division into shards and streams."""
 
     def __init__(
         self, name: str, *, streams: int = 16, hand: int | None = None, shards: int = 1, namespace: str = "penstock"

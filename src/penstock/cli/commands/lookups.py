@@ -168,12 +168,7 @@ def _to_time(score: float) -> datetime | None:
 
 @dataclass
 class _Printer:
-    """Prints the records of a log.
-
-    Attributes:
-        since_us: Only records that were staged then or later.
-        left: Records that may still be printed; None if there is no limit.
-    """
+    """Prints the records of a log that were staged at ``since_us`` or later, so many as are ``left``; None is without a limit."""
 
     servers: Connections
     key: str | None

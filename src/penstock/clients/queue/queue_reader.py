@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 class _Lease(Generic[C, R]):
-    """The operations of a lease.
-
-    Attributes:
-        message: The message.
-    """
+    """The operations of the lease of a message."""
 
     def __init__(self, reader: R, client: C, held: Held) -> None:
         """Made by a reader."""

@@ -20,12 +20,7 @@ MAX_SCORE_S = 2**40
 
 @dataclass(frozen=True, slots=True)
 class ReservedMember:
-    """A member that is reserved.
-
-    Attributes:
-        member: Its bytes in the Ick.
-        score: Since when it is dirty: seconds since 1970, if the pipeline has marked it.
-    """
+    """A member that is reserved; its score is since when it is dirty, in seconds since 1970, if the pipeline has marked it."""
 
     member: bytes
     score: float

@@ -96,9 +96,7 @@ class JournalFollower(Generic[Placed]):
     """Follows the log, and reads from the journal the records that the log has evicted.
 
     A gap that the journal cannot fill either is returned as it is: the delivery compares it with the checkpoint.
-
-    Attributes:
-        journaled: Number of records of a shard, its first, that came from the journal last.
+    ``journaled`` is the number of records of a shard, its first, that came from the journal last.
     """
 
     def __init__(self, log: Follows[Placed], evicted: EvictedRecords[Placed]) -> None:

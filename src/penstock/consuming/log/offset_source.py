@@ -35,9 +35,7 @@ class Limit:
 class OffsetSource(ABC, Generic[Placed]):
     """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal.
 
-    Attributes:
-        name: Of the crash points.
-        name_together: Of the crash points of a transaction for several shards.
+    Its names are of the crash points of transactions for one shard, and for several.
     """
 
     name: str

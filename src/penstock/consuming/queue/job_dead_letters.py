@@ -27,12 +27,7 @@ class ShardLocked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LetterWritten:
-    """Result of dead-lettering a job.
-
-    Attributes:
-        is_written: Whether the dead letter was written; it is not if the job had been done before, or its shard is halted.
-        halted: Why the shard is halted now; None if it is not.
-    """
+    """Result of dead-lettering a job: not written if it had been done before; and why its shard is halted now, if it is."""
 
     is_written: bool
     halted: str | None = None

@@ -7,10 +7,10 @@
 The checkpoints are the consumer's, one a shard of each source, and move in the transaction of the effects.  The source's
 database is needed for three things, and records that are in Redis go on while it is away:
 
-    report     a copy of the checkpoints, behind the commit, that the source's retention waits for
-    backfill   records that Redis has lost
-    compare    whether the record at a checkpoint is still at its offset there: a source that was restored gives lost offsets
-               to other records, which a checkpoint beyond them would skip
+    to report     a copy of the checkpoints, behind the commit, that the source's retention waits for
+    to backfill   records that Redis has lost
+    to compare    whether the record at a checkpoint is still at its offset there: a source that was restored gives lost
+                  offsets to other records, which a checkpoint beyond them would skip
 
 Records in Redis are applied without asking the source while Redis' epoch of the shard is the one that the consumer has
 accepted: it is read after the records, and rises before anything else changes.

@@ -45,11 +45,7 @@ def read_database(executor: Executor, scope: Scope) -> str:
 
 
 class SourceLink:
-    """A source's database.
-
-    Attributes:
-        source: Its name.
-    """
+    """A source's database."""
 
     def __init__(self, url: str, setup: WorkerSetup) -> None:
         """Sets up; ``register`` connects.  Sources use the schema and namespace of the consumer's pipeline."""

@@ -135,12 +135,7 @@ def run(  # noqa: PLR0913  the options of a run
 
 @dataclass(frozen=True)
 class _Directories:
-    """Directories that Spark writes on this machine.
-
-    Attributes:
-        checkpoints: Of the query; it may vanish at any time.
-        java: Java's temporary files and sockets, without which tasks cannot start.
-    """
+    """Directories that Spark writes on this machine: the query's checkpoints may vanish at any time, Java's sockets may not."""
 
     checkpoints: str
     java: str
@@ -188,11 +183,7 @@ def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
 
 
 class _Reports:
-    """Reports of tasks and set-based consumers: their counts, and the errors that end them.
-
-    Attributes:
-        failures: The errors; the first ends the run.
-    """
+    """Reports of tasks and set-based consumers: their counts, and their errors, of which the first ends the run."""
 
     def __init__(self, observer: Observer | None) -> None:
         self.failures: list[BaseException] = []

@@ -53,12 +53,7 @@ ACCEPT_PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """An epoch.
-
-    Attributes:
-        epoch: A random word that identifies it.
-        tasks: What runs in it.
-    """
+    """An epoch, by a random word, and what runs in it."""
 
     epoch: str
     tasks: tuple[Task, ...]

@@ -17,12 +17,7 @@ from penstock.engines.stealing.counters import Outcome
 
 @dataclass(slots=True)
 class JobContext:
-    """Context of one run of a job.
-
-    Attributes:
-        ends_at: When its budget is spent, by ``time.monotonic``.
-        when_idle: Collects what it wants to be called when the thread is idle.
-    """
+    """Context of one run of a job: its end by ``time.monotonic``, and what collects calls for its thread when that is idle."""
 
     ends_at: float
     when_idle: Callable[[Callable[[], object]], None] = field(repr=False)

@@ -79,11 +79,7 @@ class GaveUp(Exception):
 
 
 class Tools:
-    """The connections of one thread, and what works on them.
-
-    Attributes:
-        process: Id of the process whose they are.
-    """
+    """The connections of one thread of a process, and what works on them."""
 
     def __init__(
         self, pipeline: Pipeline, database: Database, redis_url: str, *, records: int, timeout_s: float, **options: Any

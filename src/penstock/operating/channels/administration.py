@@ -88,9 +88,7 @@ def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
 class BehindInShards:
     """A consumer that has to pass records of the present shards before it applies those of the new ones.
 
-    Attributes:
-        lag: Records that it has not passed.
-        halted: Number of shards in which it is halted: it applies nothing of the new shards before these go on.
+    In the shards in which it is ``halted``, these have to go on before.
     """
 
     consumer: str
@@ -100,12 +98,7 @@ class BehindInShards:
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """A change of the shards of a log.
-
-    Attributes:
-        after: Number of its shards afterwards.
-        first_shard: Number of the first of the new shards.
-    """
+    """A change of the shards of a log: how many it has ``after``, and the number of the first new one."""
 
     channel: str
     before: int
@@ -171,12 +164,7 @@ LOCK_TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class LeftReader:
-    """A consumer of a channel that is to be retired.
-
-    Attributes:
-        unread: Records of the channel that it has not passed.
-        dead_letters: Number of its dead letters there.
-    """
+    """A consumer of a channel that is to be retired, with the records that it has not passed, and its dead letters there."""
 
     consumer: str
     unread: int

@@ -1,7 +1,6 @@
 """Replays a range of a log, or a key, into another channel: copies are staged there as new records.
 
-request    what is to be replayed, and the plan of it
-running    stages the copies, batch by batch, each in one transaction with the progress
+replaying    what is to be replayed, and its plan; stages the copies, batch by batch, each in one transaction with the progress
 """
 
 from penstock.operating.replay.replaying import Replay, ReplayedShard, ReplayRequest, replay

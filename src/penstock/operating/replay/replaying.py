@@ -64,11 +64,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedShard:
-    """The range of a shard that is replayed.
-
-    Attributes:
-        done: Up to which offset it is done; one less than ``first`` before the begin.
-    """
+    """The range of a shard that is replayed; it is ``done`` up to an offset, at first the one before the range."""
 
     shard: int
     first: int

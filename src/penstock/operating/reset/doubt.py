@@ -72,12 +72,7 @@ class OffsetsInDoubt:
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """Records in Redis at offsets in doubt.
-
-    Attributes:
-        first: The first offset of it; None if it has nothing.
-        still_there: Those of them that a Postgres has as well.
-    """
+    """Records in Redis at offsets in doubt, from ``first`` on (None if it has nothing), and those that a Postgres has as well."""
 
     first: Offset | None
     known: int

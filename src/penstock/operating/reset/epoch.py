@@ -73,12 +73,7 @@ class RewoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DeletedStream:
-    """A stream that is deleted and replayed from the journal.
-
-    Attributes:
-        log: Offset at the end of the stream.
-        journal: Offset at the end of the journal.
-    """
+    """A stream that is deleted and replayed from the journal, and the last offset in either."""
 
     shard: str
     log: int

@@ -143,12 +143,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
 
 @dataclass
 class _Redis:
-    """Asks Redis, until it does not answer.
-
-    Attributes:
-        trouble: Error of Redis; None if it answers.
-        damage: Errors of single shards.
-    """
+    """Asks Redis, until it does not answer: that is its ``trouble``; ``damage`` are errors of single shards."""
 
     client: RedisClient
     scope: Scope

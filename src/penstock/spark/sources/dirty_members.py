@@ -295,12 +295,7 @@ def _moment(score: float) -> datetime | None:
 
 @dataclass
 class Marked(WriterCommitMessage):
-    """The result of a task.
-
-    Attributes:
-        new: Members that were not dirty.
-        lowered: Scores that went down.
-    """
+    """The result of a task: members that were not dirty, and scores that went down."""
 
     new: int
     lowered: int

@@ -35,12 +35,7 @@ _MAX_CHARACTERS = {"key": MAX_KEY_CHARACTERS, "action": MAX_LABEL_CHARACTERS, "o
 
 @dataclass
 class AppendedRows(WriterCommitMessage):
-    """The result of a task.
-
-    Attributes:
-        added: Records that were new to the log.
-        known: Records that the log already had.
-    """
+    """The result of a task: records that were new to the log, and those that it had already."""
 
     added: int
     known: int

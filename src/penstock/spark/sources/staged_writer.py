@@ -52,12 +52,7 @@ STAGED = (
 
 @dataclass
 class Encoded(WriterCommitMessage):
-    """The rows of a task.
-
-    Attributes:
-        query: Id of the streaming query; empty in a batch.
-        rows: JSON arrays of rows, compressed.
-    """
+    """The rows of a task, as compressed JSON arrays; and the id of the streaming query, empty in a batch."""
 
     query: str
     rows: list[bytes]

@@ -133,11 +133,7 @@ _TIME = "milliseconds since 1970, or a time with its time zone, such as 2026-01-
 
 @dataclass(frozen=True, slots=True)
 class StagedSince:
-    """The first record that was staged at a time or later.
-
-    Attributes:
-        staged_us: The time, in microseconds since 1970.
-    """
+    """The first record that was staged at a time, in microseconds since 1970, or later."""
 
     staged_us: int
 
