@@ -42,13 +42,7 @@ _COLUMNS_FROM = FIELDS.index(b"codec") + 1
 
 @dataclass(frozen=True)
 class Entry:
-    """Consecutive records of a shard.
-
-    Attributes:
-        shard: The shard.
-        first: Offset of the first record.
-        columns: The records.
-    """
+    """Consecutive records of a shard, from the offset ``first`` on."""
 
     shard: ShardName
     first: Offset

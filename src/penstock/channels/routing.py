@@ -104,13 +104,7 @@ WAKES = 32
 
 @dataclass(frozen=True, slots=True)
 class GroupKeys:
-    """The keys of a group of readers in one shard of a log.
-
-    Attributes:
-        log: The log's own.
-        cursor: The next offset, as text.
-        root: Prefix of the group's other keys.
-    """
+    """The keys of a group of readers in one shard of a log: the log's own, the next offset, and the prefix of all others."""
 
     log: LogKeys
     cursor: str

@@ -42,13 +42,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """One call of a script.
-
-    Attributes:
-        script: Name of the script.
-        call: Keys and arguments.
-        read: Parses the reply.
-    """
+    """One call of a script, and what parses the reply."""
 
     script: str
     call: Call

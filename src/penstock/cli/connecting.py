@@ -117,13 +117,7 @@ def _answer(database_url: str, redis_url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Connections and settings of a command.
-
-    Attributes:
-        connection: To Postgres, in autocommit mode.
-        pipeline: None without ``--app``.
-        scope: The pipeline's, or the default.
-    """
+    """Connections and settings of a command; there is no pipeline without ``--app``, and the scope is then the default."""
 
     connection: Connection
     client: RedisClient

@@ -56,12 +56,9 @@ MAX_WAITS_ALONE = 30
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[Placed]):
-    """The part of a delivery that is to be applied.
+    """The part of a delivery that is to be applied: the records right after the checkpoint, without a hole.
 
-    Attributes:
-        fresh: The records right after the checkpoint, without a hole.
-        skipped: Number of records at or below the checkpoint.
-        gap: The delivery continues beyond what follows the checkpoint, or beyond a barrier.
+    ``skipped`` were at or below it; ``gap`` says that the delivery continues beyond what follows it, or beyond a barrier.
     """
 
     fresh: Sequence[Placed]

@@ -28,13 +28,7 @@ _ENCODED = "in a user or a password, write %2F for /, %3F for ?, %23 for #, %40 
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """A URL in parts, as libpq takes them.
-
-    Attributes:
-        user: User and password with the ``@`` after them, percent-encoded; empty without.
-        hosts: Names and ports.
-        rest: Database and options, from the ``/`` or ``?`` on.
-    """
+    """A URL in parts, as libpq takes them: user and password up to the ``@``, hosts, and the rest from ``/`` or ``?`` on."""
 
     user: str
     hosts: tuple[tuple[str, str], ...]

@@ -25,13 +25,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """The reason why a channel may not be used as it is declared.
-
-    Attributes:
-        error: The error that says so.
-        reason: The kind of a finding.
-        fix: The remedy.
-    """
+    """The reason why a channel may not be used as it is declared, the error that says so, and the remedy."""
 
     error: type[ChannelMismatch | ChannelRetired]
     reason: str

@@ -52,13 +52,7 @@ class _ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A lineage that agrees with Redis.
-
-    Attributes:
-        epoch: The newest epoch in Postgres.
-        recorded: The server that opened it.
-        current: The server that answers.
-    """
+    """A lineage that agrees with Redis: the newest epoch in Postgres, the server that opened it, and the one that answers."""
 
     epoch: Epoch
     recorded: ServerIdentity

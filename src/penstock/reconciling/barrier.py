@@ -35,10 +35,7 @@ _POLL_S = 0.01
 class Barrier:
     """A place where a consumer pauses: pass ``place`` to ``cut``, then wait in ``pinned``.
 
-    Attributes:
-        consumer: The consumer.
-        scope: Of the pipeline.
-        run: Distinguishes it from the barriers of other runs.
+    ``run`` distinguishes it from the barriers of other runs.
     """
 
     consumer: ConsumerSpec

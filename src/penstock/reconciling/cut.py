@@ -39,11 +39,7 @@ _LOST = {
 class Cut:
     """A snapshot that shows the change of every record up to its offsets, and of none beyond.
 
-    Attributes:
-        snapshot: Its name, for ``SET TRANSACTION SNAPSHOT``; valid while the cut is open.
-        tick: Number of the tick that made it.
-        epoch: The epoch of its offsets.
-        offsets: The newest offset of every shard that has a record.
+    The snapshot is valid while the cut is open.  The offsets are the newest of every shard that has a record, in this epoch.
     """
 
     snapshot: str

@@ -70,13 +70,7 @@ class Remaining:
 
 @dataclass(frozen=True)
 class RemainingKeys:
-    """The list of one run.
-
-    Attributes:
-        connect: Opens a connection to the primary.
-        scope: Of the pipeline.
-        run: Number of the run.
-    """
+    """The list of one run, on connections to the primary."""
 
     connect: Connect
     scope: Scope

@@ -159,13 +159,9 @@ _NATIVE = {*_NUMBERS, types["bool"].oid}
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of both sides.
+    """A column of both sides, its name in the join, and its type in the canonical rows and in the state.
 
-    Attributes:
-        name: Its name.
-        alias: Its name in the join.
-        own: Its type in the canonical rows, and in the state.
-        common: The type in which it is compared: the canonical one, unless both are numbers.
+    ``common`` is the type in which it is compared: the canonical one, unless both are numbers.
     """
 
     name: str

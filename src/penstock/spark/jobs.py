@@ -62,13 +62,7 @@ EPOCHS = "epochs"
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """The long tasks, as Spark sees them.
-
-    Attributes:
-        placed: How many have a slot.
-        waiting: How many have none.
-        failures: Attempts that have failed in this epoch.
-    """
+    """The long tasks, as Spark sees them: how many have a slot, how many have none, and failed attempts in this epoch."""
 
     placed: int = 0
     waiting: int = 0

@@ -74,13 +74,9 @@ _CONNECTIONS = "penstock.connections"
 
 
 class _Write(NamedTuple):
-    """A write that a statement makes.
+    """A write that a statement makes: ``INSERT``, ``UPDATE (text)`` for the error, and the kinds of change that it may make.
 
-    Attributes:
-        verb: For the error: ``INSERT``, ``UPDATE (text)``.
-        changes: The kinds of change it may make.
-        schema: Schema of the table; None if the statement does not name one.
-        table: Name of the table.
+    The schema is None if the statement does not name one.
     """
 
     verb: str

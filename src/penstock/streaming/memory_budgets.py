@@ -35,12 +35,9 @@ ENTRY_BYTES, RECORD_BYTES = 256, 64
 
 @dataclass
 class _Known:
-    """A log, as a publisher knows it.
+    """A log, as a publisher knows it: the last offset that is counted, and the most bytes that all up to it may take.
 
-    Attributes:
-        tail: Last offset that is counted.
-        bytes: The most that all up to it may take.
-        underway: Last offset and size of the newest batches.
+    ``underway`` are the last offset and size of the newest batches.
     """
 
     tail: Offset = BEGINNING

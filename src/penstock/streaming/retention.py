@@ -38,13 +38,7 @@ TICKS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Result of one round of retention.
-
-    Attributes:
-        records: Staged records removed from Postgres.
-        evicted: Entries removed from the log.
-        left: Shards for which there was not enough time.
-    """
+    """Result of one round of retention: records removed from Postgres, entries from the log; shards left for want of time."""
 
     records: int = 0
     evicted: int = 0
@@ -53,13 +47,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class _Removed:
-    """Result of one transaction of retention.
-
-    Attributes:
-        journaled: Records that the removed journal rows named.
-        removed: Those of them that were there.
-        last_offset: The last offset removed; None if nothing was.
-    """
+    """Result of one transaction: records that the removed journal rows named, those that were there, the last offset, if any."""
 
     journaled: int
     removed: int

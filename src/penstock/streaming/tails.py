@@ -88,12 +88,9 @@ class UnusableShards:
 
 
 class Tails:
-    """The tails of all shards of registered channels: a producer can write any name.
+    """The tails of all shards of registered channels, in the journal and in the log; a producer can write any name.
 
-    Attributes:
-        journal: Last offset of each shard in the journal: what is to be published.
-        log: Last offset in the log of each shard.
-        unusable: Shards that are left out.
+    ``unusable`` shards are left out.
     """
 
     def __init__(

@@ -118,13 +118,10 @@ def _is_about_size(error: psycopg.Error) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A part of the plan, found from the newest transaction back.
+    """A part of the plan, found from the newest transaction back: from before the transaction id ``end``.
 
-    Attributes:
-        end: The first transaction id beyond it.
-        bound: M: the least last id of the transactions beyond it; None if there are none.
-        records: Number of records of its transactions.
-        waiting: Those of its transactions whose last id is greater than M: id, records, last record id.
+    ``bound`` is M, the least last id of the transactions beyond it, if there are any; ``waiting`` are those of its
+    transactions whose last id is greater than M: id, records, last record id.
     """
 
     end: int

@@ -42,13 +42,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Bounds:
-    """The ranges to verify, and the findings so far.
+    """The range to verify in each shard, and what the ends show: findings, and entries beyond the end of the journal.
 
-    Attributes:
-        ranges: The whole range to verify, for each shard.
-        unpublished: Number of records that the journal has and the log does not have yet.
-        findings: Those that the ends show.
-        unexpected: Entries beyond the end of the journal.
+    ``unpublished`` is the number of records that the log does not have yet.
     """
 
     ranges: Sequence[VerificationRange]

@@ -36,13 +36,9 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A member that has not been processed yet.
+    """A member that has not been processed yet, and the set that it is in.
 
-    Attributes:
-        shard: Its shard.
-        member: The member.
-        score: When it became dirty; for a pipeline's marks, in seconds since 1970.
-        state: The set that it is in.
+    The score is when it became dirty; for a pipeline's marks, in seconds since 1970.
     """
 
     shard: ShardName

@@ -29,12 +29,9 @@ class InspectedShard:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message that waits, is leased, is delayed or is dead.
+    """A message that waits, is leased, is delayed or is dead; the id is the record, or that which its writer chose.
 
-    Attributes:
-        shard: Its shard.
-        id: The record, or the id that its writer chose.
-        since: When it was written, or due if later; by the queue's clock.
+    ``since`` is when it was written, or due if later; by the queue's clock.
     """
 
     shard: ShardName

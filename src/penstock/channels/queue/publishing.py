@@ -100,12 +100,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BatchWritten:
-    """Outcome of a batch.
+    """Outcome of a batch as of one for a log, and of each message that was written or refused.
 
-    Attributes:
-        reply: As of a batch for a log.
-        results: Of each message that was written or refused.
-        is_new: Nothing had been written before: what was, is lost.
+    ``is_new``: nothing had been written before; what was, is lost.
     """
 
     reply: Reply

@@ -81,12 +81,9 @@ def _translate(error: RedisFailure, what: str) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class TakenMessages:
-    """Messages that a round has taken.
+    """Messages that a round has taken, which are now leased; and how many are lost, because their bodies were deleted.
 
-    Attributes:
-        messages: The messages, which are now leased.
-        due_s: Seconds until something is due; None if nothing is.
-        lost: Messages that are lost, because their bodies were deleted.
+    ``due_s`` are the seconds until something is due; None if nothing is.
     """
 
     messages: list[Message]

@@ -10,13 +10,7 @@ from penstock.errors import ForeignQueue
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
-    """Time that messages waited to be handed over, in the last five to ten minutes.
-
-    Attributes:
-        count: Number of messages.
-        median_s: Half of them waited no longer, in seconds, up to a factor of two.
-        p99_s: 99 of 100 waited no longer, likewise.
-    """
+    """How long messages waited to be handed over, in the last five to ten minutes; times up to a factor of two."""
 
     count: int
     median_s: float

@@ -57,12 +57,9 @@ OlderAsync = Callable[[LogSlice], Awaitable[LogSlice]]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Position of a reader in a shard.
+    """Position of a reader in a shard: the highest offset that was read, that record as ``id time``, the epoch of that reply.
 
-    Attributes:
-        offset: The highest offset of a record that was read.
-        identity: That record, as ``id time``; empty if it is not known.
-        epoch: The epoch of that reply; empty if it is not known.
+    The last two are empty if they are not known.
     """
 
     offset: Offset = BEGINNING

@@ -52,13 +52,7 @@ FULL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A reader's place among those that wait.
-
-    Attributes:
-        place: 0 for the first; -1 if it does not wait.
-        others: Number of other readers that wait.
-        wake: The list on which this one is woken.
-    """
+    """A reader's place among those that wait (-1 if it does not), the number of others, the list on which it is woken."""
 
     place: int
     others: int
@@ -67,13 +61,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Result of an attempt to read.
-
-    Attributes:
-        taken: The records.
-        positions: Where to wait for more, in each shard that had none.
-        wait_s: How long to wait there, in seconds.
-    """
+    """Result of an attempt to read: the records; where to wait for more, in each shard that had none, and how long."""
 
     taken: Taken
     positions: Mapping[ShardName, Offset]

@@ -30,13 +30,7 @@ class RunningJob:
 
 
 class InFlight:
-    """The jobs of one worker.
-
-    Attributes:
-        is_stopping: No job is begun any more.
-        error: The error that ends the worker.
-        job_s: Mean time of a job, in seconds; None before the first one.
-    """
+    """The jobs of one worker; the error that ends it; the mean time of a job, in seconds, None before the first one."""
 
     def __init__(self, channel: str) -> None:
         self._channel = channel

@@ -29,13 +29,7 @@ POLL_S = 0.05
 
 
 class WorkerSlot:
-    """Works on one job at a time.
-
-    Attributes:
-        deliverer: Delivers its jobs.
-        is_abandoned: It was replaced, and ends with the job that it has.
-        has_ended: It works no more.
-    """
+    """Works on one job at a time.  One that ``is_abandoned`` was replaced, and ends with the job that it has."""
 
     def __init__(self, deliverer: JobDeliverer) -> None:
         self.deliverer = deliverer

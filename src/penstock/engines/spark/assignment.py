@@ -24,12 +24,9 @@ MAX_BEFORE_ONE_REDIS = 4
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The streamer, or a consumer with some of its pieces.
+    """The streamer (``consumer`` is None), or a consumer with some of its pieces: numbers of shards, or names of sources.
 
-    Attributes:
-        consumer: Name of the consumer; None for the streamer.
-        pieces: Numbers of the shards that it works on; of a log that is read from several sources, names of the sources.
-        share: Of a streamer among several, such as ``1/2``; see ``Share``.
+    The share is of a streamer among several, such as ``1/2``; see ``Share``.
     """
 
     consumer: str | None

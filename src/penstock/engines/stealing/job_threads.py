@@ -41,13 +41,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The times of a recruiter, in seconds.
-
-    Attributes:
-        budget_s: What a job should take at most.
-        hangs_s: A job that takes longer is abandoned.
-        idle_s: Without a job for so long, a thread closes what its jobs kept open.
-    """
+    """What a job should take at most, when it is abandoned, and after how long without one a thread closes what jobs kept open."""
 
     budget_s: float
     hangs_s: float

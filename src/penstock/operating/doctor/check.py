@@ -17,12 +17,9 @@ Grade = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of a check.
+    """Result of a check: ``ok``, ``warning`` or ``error``; and what repairs it, empty if all is well.
 
-    Attributes:
-        grade: ``ok``, ``warning`` or ``error``.
-        fix: Command or setting that repairs it; empty if all is well.
-        unreachable: True if a server did not answer, so that nothing could be checked.
+    ``unreachable``: a server did not answer, so that nothing could be checked.
     """
 
     check: str

@@ -69,12 +69,9 @@ class _AppliedPosition:
 
 @dataclass(frozen=True, slots=True)
 class _SourceState:
-    """State of the source.
+    """State of the source: the ends of its journal, its records at the checkpoints, and where newer epochs begin.
 
-    Attributes:
-        bounds: First and last offset of its journal.
-        records: Its records at the checkpoints.
-        begins: The first offset of each shard that a newer epoch has given out than the consumer has accepted.
+    These are of the shards in which it has given out offsets in a newer epoch than the consumer has accepted.
     """
 
     epoch: Epoch

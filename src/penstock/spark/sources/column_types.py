@@ -73,12 +73,9 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class PostgresColumn:
-    """A column of a table or query.
+    """A column of a table or query; its kind is Postgres' type if Spark has such a type, otherwise ``text``.
 
-    Attributes:
-        name: Its name.
-        kind: Its type in Postgres, if Spark has such a type; otherwise ``text``.
-        decimal: For a numeric with a declared precision, the digits and decimal places that hold all of its values.
+    Of a numeric with a declared precision, ``decimal`` are the digits and decimal places that hold all of its values.
     """
 
     name: str
@@ -136,14 +133,7 @@ def fitting_decimal(before: int, after: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that is read: its expression in Postgres, and its types in Arrow and Spark.
-
-    Attributes:
-        name: Its name.
-        expression: In Postgres, as it is read.
-        type: In Arrow.
-        spark: In Spark.
-    """
+    """A column that is read: its expression in Postgres, and its types in Arrow and Spark."""
 
     name: str
     expression: str

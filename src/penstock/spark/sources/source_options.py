@@ -109,11 +109,7 @@ SERVER_OPTIONS = ("namespace", "schema", "redisUrl", "databaseUrl")
 class ServerOptions:
     """The servers and the scope of a source's pipeline.
 
-    Attributes:
-        source: Name of the data source.
-        scope: ``schema`` and ``namespace``.
-        redis_url: ``redisUrl``; None takes ``PENSTOCK_REDIS_URL`` from the task's environment.
-        database_url: ``databaseUrl``; None takes ``PENSTOCK_DATABASE_URL`` from the task's environment.
+    A URL that is None is that of ``PENSTOCK_REDIS_URL`` or ``PENSTOCK_DATABASE_URL`` in the task's environment.
     """
 
     source: str

@@ -20,12 +20,9 @@ _OF_A_TABLE = (
 
 @dataclass(frozen=True)
 class Subscription:
-    """The shards that a query reads.
+    """The shards that a query reads: of channels, or of all logs whose names match a pattern.
 
-    Attributes:
-        channels: Names of channels; empty with a pattern.
-        pattern: A regular expression that the whole name of a log must match; None without one.
-        numbers: The shards to read of each channel; those of the others are all read.
+    ``numbers`` are the shards to read of each channel; those of the others are all read.
     """
 
     channels: tuple[str, ...]
