@@ -163,6 +163,16 @@ CREATE TABLE {schema}.stopped_shards (
     PRIMARY KEY (channel, shard)
 )
 """,
+    """
+-- What functions of pipeline.on_trouble were called with, until it has ended: `detail` changes if it is another one.
+CREATE TABLE {schema}.troubles (
+    kind    text        NOT NULL,
+    subject text        NOT NULL,
+    detail  text        NOT NULL,
+    reported_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (kind, subject)
+)
+""",
 )
 
 CHANNELS = (
@@ -466,7 +476,7 @@ TABLES = (
         "checkpoints",
     ),
     *("unique_names", "waiting_records", "retired_channels", "channels"),
-    *("stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
+    *("troubles", "stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )
 
 

@@ -28,7 +28,6 @@ Around them:
     clients      Redis without a pipeline or Postgres
     spark        Spark's data sources, and comparison of tables
     operating    what operators ask: status, doctor, resets, dead letters
-    observing    metrics for Prometheus
     console      the web page: the pipeline in a browser
     observing    what the world outside sees of a process: metrics and probes
     cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal

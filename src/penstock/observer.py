@@ -207,6 +207,34 @@ def from_wire(values: Sequence[Any]) -> Event:
     return _KINDS[kind](*fields)
 
 
+@dataclass(frozen=True, slots=True)
+class TroubleReport:
+    """Something that needs a person, in a pipeline, whichever process it happened in: see ``Pipeline.on_trouble``.
+
+    Attributes:
+        kind: ``halted``: a consumer applies nothing more of a shard.  ``dead-lettered``: it has new dead letters.  ``stopped``:
+            the streamer leaves a shard out.  ``epoch``: an operator has opened a new one, or a streamer after a switch-over.
+        text: A sentence, without anything of a record.
+        fix: The command that shows more, or repairs it.
+        consumer: The consumer; None of ``stopped`` and ``epoch``.
+        channel: The channel; None of ``epoch``.
+        shard: The shard; None of ``dead-lettered`` and ``epoch``.
+        count: New dead letters, or the number of the epoch; 1 otherwise.
+    """
+
+    kind: str
+    text: str
+    fix: str
+    consumer: str | None
+    channel: str | None
+    shard: int | None
+    count: int
+
+
+TroubleHandler = Callable[[TroubleReport], object]
+"""Called with each trouble."""
+
+
 class Observers:
     """The observers of a pipeline; false while there are none, so that no event need be made."""
 

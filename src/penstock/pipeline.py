@@ -36,7 +36,7 @@ from penstock.declaring.handlers import (
 )
 from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.errors import DeclarationError
-from penstock.observer import Observer, Observers
+from penstock.observer import Observer, Observers, TroubleHandler
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
@@ -60,6 +60,7 @@ class Pipeline:
     Attributes:
         scope: The schema of its tables in Postgres, and the namespace of its keys in Redis.
         observers: See ``observe``.
+        trouble_handlers: See ``on_trouble``.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Pipeline:
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
         self.observers = Observers()
+        self.trouble_handlers: list[TroubleHandler] = []
         for channel in channels:
             self.add_channel(channel)
 
@@ -405,6 +407,19 @@ class Pipeline:
         """
         self.observers.add(observer)
         return observer
+
+    def on_trouble(self, handler: TroubleHandler) -> TroubleHandler:
+        """Has a function called when something needs a person, wherever it happens: a halt, dead letters, a stopped shard, an epoch.
+
+        Also a decorator.  A streamer calls it, within seconds, in a thread of its own: after what happened is committed, at least
+        once across restarts, and of dead letters once for all that are new.  What it raises is logged by its class, and it is
+        called again later; while it does not return, nothing else is reported, and records move as ever.
+
+        Args:
+            handler: Called with a ``penstock.observer.TroubleReport``.
+        """
+        self.trouble_handlers.append(handler)
+        return handler
 
     def attach(self, target: Any, *, nudge: bool | None = None) -> None:
         """Attaches the pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.

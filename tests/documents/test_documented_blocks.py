@@ -38,6 +38,7 @@ from staging.test_connections import make_django
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 RUN_BY = {
+    "docs/how-to/hear-of-trouble.md": "streaming/test_troubles.py",
     "docs/how-to/open-the-console.md": "console/test_console_access.py",
     "README.md": "documents/test_documented_handlers.py",
     "docs/explanation/queues.md": "channels/queue/test_page.py",

@@ -25,6 +25,7 @@ TABLE_NAMES = (
     "staged_records",
     "stopped_shards",
     "ticks",
+    "troubles",
     "unique_names",
     "waiting_records",
 )

@@ -57,6 +57,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "unique_names": "SELECT, INSERT, UPDATE, DELETE",
         "epochs": "SELECT, INSERT",
         "checkpoints": "SELECT, INSERT",
+        "troubles": "SELECT, INSERT, UPDATE, DELETE",
     },
     "consumer": {
         **_REGISTERING,

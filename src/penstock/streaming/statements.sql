@@ -858,3 +858,55 @@ moved AS (
 SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM entries) AS journaled,
        0::bigint AS removed,
        (SELECT max(last_offset) FROM entries) AS last_offset;
+
+-- :name new_troubles
+-- Halts, new dead letters, stopped shards and the epoch, without those that were reported.  Dead letters are counted by the
+-- checkpoints, in the transaction that writes them: their times are not in the order of their commits.
+WITH found AS (
+    SELECT 'halted' AS kind, consumer, channel, shard, 1::bigint AS total, md5(halted) AS detail
+    FROM {schema}.checkpoints
+    WHERE halted IS NOT NULL
+    UNION ALL
+    SELECT 'dead-lettered', consumer, channel, NULL, sum(dead)::bigint, sum(dead)::text
+    FROM {schema}.checkpoints
+    WHERE reported_by IS NULL
+    GROUP BY consumer, channel
+    HAVING sum(dead) > 0
+    UNION ALL
+    SELECT 'stopped', NULL, channel, shard, 1, md5(reason)
+    FROM {schema}.stopped_shards
+    UNION ALL
+    SELECT 'epoch', NULL, NULL, NULL, max(epoch), max(epoch)::text
+    FROM {schema}.epochs
+)
+SELECT f.kind, s.subject, f.detail, f.consumer, f.channel, f.shard,
+       CASE WHEN f.kind = 'dead-lettered' THEN f.total - coalesce(t.detail::bigint, 0) ELSE f.total END AS count,
+       t.kind IS NULL AS is_first
+FROM found f
+CROSS JOIN LATERAL (SELECT concat_ws(' ', f.consumer, f.channel, f.shard) AS subject) s
+LEFT JOIN {schema}.troubles t ON t.kind = f.kind AND t.subject = s.subject
+WHERE t.detail IS DISTINCT FROM f.detail
+ORDER BY f.kind, s.subject;
+
+-- :name note_trouble
+INSERT INTO {schema}.troubles (kind, subject, detail)
+VALUES (%(kind)s, %(subject)s, %(detail)s)
+ON CONFLICT (kind, subject) DO UPDATE
+SET detail = excluded.detail, reported_at = clock_timestamp();
+
+-- :name forget_troubles
+-- Those that have ended: they are reported again when they come back.
+DELETE FROM {schema}.troubles t
+WHERE t.kind = 'halted'
+      AND NOT EXISTS (
+              SELECT FROM {schema}.checkpoints c
+              WHERE c.halted IS NOT NULL AND concat_ws(' ', c.consumer, c.channel, c.shard) = t.subject
+          )
+   OR t.kind = 'stopped'
+      AND NOT EXISTS (
+              SELECT FROM {schema}.stopped_shards s WHERE concat_ws(' ', s.channel, s.shard) = t.subject
+          )
+   OR t.kind = 'dead-lettered'
+      AND NOT EXISTS (
+              SELECT FROM {schema}.checkpoints c WHERE concat_ws(' ', c.consumer, c.channel) = t.subject
+          );

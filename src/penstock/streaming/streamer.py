@@ -35,6 +35,7 @@ from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
 from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
 from penstock.streaming.tails import UnusableShards
 from penstock.streaming.tick_slices import Slices
+from penstock.streaming.troubles import TroubleWatch
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -105,6 +106,7 @@ class Streamer(Runner[RoundResult]):
         self._upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
+        self._troubles = TroubleWatch(pipeline.trouble_handlers, self._database_url, pipeline.scope)
         self._refresh_at = self._maintain_at = 0.0
         self._newest_tick, self._read_tails_at, self._maintained = -1, 0.0, 0
         self._has_started = False
@@ -151,6 +153,7 @@ class Streamer(Runner[RoundResult]):
         self._upkeep.reopen()
         if self._most is None and self._share.sequences:  # slices do not wait
             self._nudges.open()
+            self._troubles.open()
         share = {} if self._share.is_whole else {"share": str(self._share)}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 
@@ -178,6 +181,7 @@ class Streamer(Runner[RoundResult]):
     def close(self) -> None:
         """Closes the connections.  Work under way is dropped; the next round finds it again."""
         self._nudges.close()
+        self._troubles.close()
         if self._connection is not None:
             self._connection.close()
         if self._client is not None:
@@ -212,6 +216,7 @@ class Streamer(Runner[RoundResult]):
         if monotonic() >= self._refresh_at:
             publisher.refresh()
             self._upkeep.note_faults(connection, publisher, sequences=self._sequences)
+            self._troubles.note_hanging()
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
@@ -281,6 +286,8 @@ class Streamer(Runner[RoundResult]):
         """
         connection, _, publisher = self._opened()
         self._upkeep.sweep(connection, publisher)
+        if self._most is not None:  # slices have no thread
+            self._troubles.look()
 
     def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
         if self._publisher is None:

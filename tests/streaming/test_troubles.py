@@ -1,0 +1,184 @@
+"""What needs a person is reported to the application's functions: at least once, once if nothing fails, and again when it comes back."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fixtures.documents import run_page
+from fixtures.flow import running
+from penstock import Log, Pipeline
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection
+from penstock.observer import TroubleReport
+from penstock.operating.reset import reset_checkpoint
+from penstock.streaming import Streamer
+from penstock.streaming.troubles import TroubleWatch
+from penstock.testing import eventually
+
+STAGE = "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('things', 0, %s, 'a', 'o', '1')"
+
+
+@pytest.fixture
+def reported() -> list[TroubleReport]:
+    return []
+
+
+@pytest.fixture
+def troubled(flow: Pipeline, things: Log, reported: list[TroubleReport]) -> Pipeline:
+    """One consumer dead-letters whatever it gets, one halts."""
+
+    @flow.consumer(reads=things, name="refuses", attempts=1)
+    def _(_session: Any, records: Sequence[Any]) -> None:
+        raise ValueError(f"secret of {records[0].key}")
+
+    @flow.consumer(reads=things, name="halts", attempts=1, on_poison="halt")
+    def _(_session: Any, records: Sequence[Any]) -> None:
+        raise LookupError(f"secret of {records[0].key}")
+
+    flow.on_trouble(reported.append)
+    return flow
+
+
+@pytest.fixture
+def fail(
+    troubled: Pipeline, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
+) -> Callable[[str], None]:
+    """Stages a record, and has both consumers fail with it."""
+
+    def stage_and_fail(key: str) -> None:
+        connection.execute(STAGE, (key,))
+        streamer.drain()
+        for name in troubled.consumers:
+            worker = make_worker(troubled, troubled.get_consumer(name), database_url, redis_url)
+            worker.drain()
+            worker.close()
+
+    return stage_and_fail
+
+
+@pytest.fixture
+def watch(troubled: Pipeline, database_url: str) -> TroubleWatch:
+    return TroubleWatch(troubled.trouble_handlers, database_url, troubled.scope)
+
+
+def kinds(reported: Sequence[TroubleReport]) -> list[tuple[str, str | None, int]]:
+    return sorted((each.kind, each.consumer, each.count) for each in reported)
+
+
+def test_each_trouble_is_told_once_and_dead_letters_together(
+    fail: Callable[[str], None], watch: TroubleWatch, reported: list[TroubleReport]
+) -> None:
+    fail("one")
+    fail("two")
+    watch.look()
+    watch.look()
+
+    assert kinds(reported) == [("dead-lettered", "refuses", 2), ("halted", "halts", 1)]
+    fail("three")
+    watch.look()
+    assert kinds(reported[2:]) == [("dead-lettered", "refuses", 1)]
+    assert not any("secret" in repr(each) for each in reported)
+    assert {each.fix for each in reported} == {"penstock status", "penstock dead-letters list refuses"}
+
+
+def test_a_halt_that_comes_back_is_told_again(
+    fail: Callable[[str], None], watch: TroubleWatch, reported: list[TroubleReport], connection: Connection
+) -> None:
+    fail("one")
+    watch.look()
+    reset_checkpoint(connection, "halts", resume=True, apply=True)
+    watch.look()
+    reported.clear()
+
+    fail("two")
+    watch.look()
+
+    assert ("halted", "halts", 1) in kinds(reported)
+
+
+def test_what_could_not_be_told_is_told_by_the_next_process(
+    fail: Callable[[str], None], troubled: Pipeline, reported: list[TroubleReport], database_url: str
+) -> None:
+    fail("one")
+
+    def refuse(_: TroubleReport) -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        TroubleWatch([refuse], database_url, troubled.scope).look()
+    TroubleWatch(troubled.trouble_handlers, database_url, troubled.scope).look()
+
+    assert kinds(reported) == [("dead-lettered", "refuses", 1), ("halted", "halts", 1)]
+
+
+def test_an_epoch_and_a_stopped_shard_are_told_and_the_first_epoch_is_not(
+    watch: TroubleWatch, streamer: Streamer, reported: list[TroubleReport], connection: Connection
+) -> None:
+    streamer.drain()
+    watch.look()
+    assert reported == []
+
+    connection.execute(
+        "INSERT INTO penstock.epochs SELECT (jsonb_populate_record(e, '{\"epoch\": 2}')).* FROM penstock.epochs e"
+    )
+    connection.execute("INSERT INTO penstock.stopped_shards (channel, shard, reason) VALUES ('things', 1, 'foreign')")
+    watch.look()
+
+    assert kinds(reported) == [("epoch", None, 2), ("stopped", None, 1)]
+
+
+def test_slack_pagerduty_and_sentry_are_told(
+    fail: Callable[[str], None], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/how-to/hear-of-trouble.md shows it; the services are what is not here."""
+    fail("one")
+    sent: list[Any] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda request, **_: sent.append(json.loads(request.data)))
+    sentry = SimpleNamespace(capture_message=lambda text, **options: sent.append((text, options)))
+    monkeypatch.setitem(sys.modules, "sentry_sdk", sentry)
+    monkeypatch.setenv("SLACK_WEBHOOK", "https://hooks.example/x")
+    monkeypatch.setenv("PAGERDUTY_KEY", "k")
+    shown = Pipeline([])
+
+    run_page("docs/how-to/hear-of-trouble.md", {"pipeline": shown})
+    TroubleWatch(shown.trouble_handlers, database_url, shown.scope).look()
+
+    text = "refuses has 1 new dead letters in things"
+    fix = "penstock dead-letters list refuses"
+    assert {"text": f"{text}: `{fix}`"} in sent
+    assert (text, {"level": "warning", "fingerprint": ["dead-lettered", "refuses", "things"]}) in sent
+    [incident] = [each for each in sent if isinstance(each, dict) and each.get("routing_key")]
+    assert incident["payload"]["severity"] == "critical"
+    assert incident["payload"]["summary"] == "halts is halted in things/0"
+    assert incident["dedup_key"] == "halted halts things 0"
+
+
+def test_a_function_that_hangs_or_fails_stops_no_record(
+    troubled: Pipeline,
+    fail: Callable[[str], None],
+    streamer: Streamer,
+    connection: Connection,
+    reported: list[TroubleReport],
+) -> None:
+    fail("one")
+    begun, release = threading.Event(), threading.Event()
+
+    def hang(_: TroubleReport) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    troubled.trouble_handlers[:0] = [hang]
+    streamer.close()
+    with running(streamer.run):
+        assert begun.wait(60)
+        connection.execute(STAGE, ("two",))
+        published = "SELECT last_offset FROM penstock.journal ORDER BY last_offset DESC LIMIT 1"
+        eventually(lambda: connection.execute(published).fetchone() == (2,), "the streamer goes on")
+        assert reported == []
+        release.set()
+        eventually(lambda: len(reported) == 2, "all is reported")
