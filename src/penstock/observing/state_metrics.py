@@ -22,8 +22,9 @@ from prometheus_client.registry import Collector
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
-from penstock.errors import PenstockError, ServerUnavailable
+from penstock.errors import PenstockError
 from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status
 from penstock.operating.status import status as read_status
 from penstock.pipeline import Pipeline
@@ -297,7 +298,7 @@ class StateCollector(Collector):
         self._changed = threading.Condition()
         self._sampled: _Sampled | None = None
         self._sampled_at = -CACHED_S
-        self._is_reading = False
+        self._is_reading = self._has_warned = False
         self._connection: Connection | None = None
         self._client: RedisClient | None = None
         self.readings = 0
@@ -323,13 +324,16 @@ class StateCollector(Collector):
             yield family
 
     def close(self) -> None:
-        """Closes the connections, once what is being read has been."""
+        """Closes the connections, unless a server that does not answer still holds the reading thread."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
-            for opened in (self._connection, self._client):
-                if opened is not None:
-                    opened.close()
-            self._connection = self._client = None
+            if self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S):
+                self._close()
+
+    def _close(self) -> None:
+        for opened in (self._connection, self._client):
+            if opened is not None:
+                opened.close()
+        self._connection = self._client = None
 
     def _sample(self) -> _Sampled | None:
         """The last reading, or a new one; None if it takes too long."""
@@ -342,30 +346,37 @@ class StateCollector(Collector):
             is_done = self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
             return self._sampled if is_done else None
 
-    def _is_redis_up(self) -> bool:
-        """A pipeline without a channel has asked it nothing."""
-        try:
-            with redis_errors("measuring"):
-                return bool(self._client and self._client.ping())
-        except ServerUnavailable:
-            return False
-
     def _read(self) -> None:
         began, found, is_redis_up = monotonic(), None, False
         try:
+            is_redis_up = self._is_redis_up()
             if self._connection is None or self._connection.closed:
                 self._connection = connect_postgres(self._database_url, application="metrics", timeouts=TIMEOUTS)
             self._client = self._client or connect_redis(self._redis_url, timeouts=TIMEOUTS)
             found = read_status(self._connection, self._client, self._pipeline)
-            is_redis_up = found.redis is None and self._is_redis_up()
-        except PenstockError as error:
-            log.warning("no metrics", reason=str(error))
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            self._warn_of_others(found)
+        except Exception as error:  # noqa: BLE001  what a scrape sees is that a server is down; the next one tries again
+            log.warning("no metrics", reason=describe(error))
+            self._close()
         finally:
             with self._changed:
                 self.readings += 1
+                is_redis_up = is_redis_up and (found is None or found.redis is None)
                 self._sampled = _Sampled(found, is_redis_up, monotonic() - began, datetime.now(UTC))
                 self._sampled_at, self._is_reading = monotonic(), False
                 self._changed.notify_all()
+
+    def _is_redis_up(self) -> bool:
+        """Asked apart: Postgres may be away, or the pipeline have no channel yet."""
+        try:
+            with redis_errors("measuring"):
+                self._client = self._client or connect_redis(self._redis_url, timeouts=TIMEOUTS)
+                return bool(self._client.ping())
+        except PenstockError:
+            return False
+
+    def _warn_of_others(self, found: Status) -> None:
+        most = max(len(found.channels), len(found.consumers))
+        if most > MAX_NAMES and not self._has_warned:
+            self._has_warned = True
+            log.warning("names without series of their own", count=most - MAX_NAMES)
