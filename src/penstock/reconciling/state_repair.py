@@ -10,9 +10,9 @@ statements that need them come last in the transaction, after those that need on
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import LiteralString
+from typing import Any, LiteralString
 
-from psycopg import sql
+from psycopg import Cursor, sql
 
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
@@ -174,11 +174,9 @@ class CanonicalRows:
 
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
     """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON."""
+    state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
-        found = connection.execute(
-            statements("penstock.reconciling", scope.schema)["row_bytes"],
-            {"table": _find_table(connection, scope, spec)},
-        ).fetchone()
+        found = state.execute("row_bytes", table=state.find_table()).fetchone()
     size = 0 if found is None else int(found[0] or 0)
     return max(1, min(most, BATCH_BYTES // max(1, size)))
 
@@ -193,24 +191,24 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     run: int,
 ) -> int:
     """Repairs the rows of some keys, of a consumer paused at a cut; returns the number of keys."""
-    sql_ = statements("penstock.reconciling", scope.schema)
+    state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}"), connection.transaction():
         connection.execute(FIX_FORMATS)
-        types = _read_types(connection, scope, spec)
+        types = state.read_types()
         repair = RepairStatements(spec, columns, types)
-        checkpoints = _lock_checkpoints(connection, scope, spec)
+        checkpoints = state.lock_checkpoints()
         if any(offset != at.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
                 f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
             )
-        _refuse_dead_letters(connection, scope, spec, checkpoints, at)
-        connection.execute(sql_["differences"])
+        state.refuse_dead_letters(checkpoints, at)
+        state.execute("differences")
         _copy_differences(connection, differences)
         connection.execute(ROLES_SEARCH_PATH)
-        _refuse_unfit(connection, spec, types, repair.find_unfit)
+        state.refuse_unfit(types, repair.find_unfit)
         for statement in repair.repair:
             connection.execute(statement)
-        connection.execute(sql_["note_repairs"], {"run": run})
+        state.execute("note_repairs", run=run)
         crashpoint("repair.before_commit")
     crashpoint("repair.after_commit")
     return len(differences)
@@ -220,21 +218,18 @@ def replace_state(
     connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> int:
     """Replaces a consumer's whole state by canonical rows, and its checkpoints by their cut; returns the number of rows."""
-    sql_ = statements("penstock.reconciling", scope.schema)
-    spec = tables[0][0]
+    states = [(_State(connection, scope, spec), rows) for spec, rows in tables]
+    state, _ = states[0]
     written = 0
-    with postgres_errors(f"replacing the state of {spec.consumer.name}"), connection.transaction():
+    with postgres_errors(f"replacing the state of {state.spec.consumer.name}"), connection.transaction():
         connection.execute(FIX_FORMATS)
-        copied = [_copy_rows(connection, scope, number, *table) for number, table in enumerate(tables)]
+        copied = [each.copy_rows(number, rows) for number, (each, rows) in enumerate(states)]
         # Retention takes the same lock: it cannot remove what the checkpoints move back to.
-        connection.execute(
-            statements("penstock.database", scope.schema)["lock_channel"], {"channel": spec.consumer.channel.name}
-        )
-        checkpoints = _lock_checkpoints(connection, scope, spec)
-        _check_kept(connection, scope, spec, at)
-        positions = _position_parameters(spec, checkpoints, at)
-        connection.execute(sql_["put_checkpoints"], {**positions, "epoch": at.epoch})
-        connection.execute(sql_["drop_dead_letters"], positions)
+        connection.execute(statements("penstock.database", scope.schema)["lock_channel"], {"channel": state.channel})
+        positions = state.name_positions(state.lock_checkpoints(), at)
+        state.check_kept(at)
+        state.execute("put_checkpoints", **positions, epoch=at.epoch)
+        state.execute("drop_dead_letters", **positions)
         connection.execute(ROLES_SEARCH_PATH)
         for table in copied:
             connection.execute(table.delete_all)
@@ -250,102 +245,87 @@ def _copy_differences(connection: Connection, differences: Sequence[Difference])
             copy.write_row((number, difference.kind, difference.key, difference.expected))
 
 
-def _copy_rows(
-    connection: Connection, scope: Scope, number: int, spec: ReconciliationSpec, rows: CanonicalRows
-) -> RepairStatements:
-    """Copies the rows of one table into a temporary one, before anything is locked; returns the statements over it."""
-    incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")
-    types = _read_types(connection, scope, spec)
-    table = RepairStatements(spec, rows.columns, types, incoming)
-    connection.execute(
-        sql.SQL("CREATE TEMPORARY TABLE {} (expected jsonb NOT NULL) ON COMMIT DROP").format(
-            sql.Identifier(f"penstock_incoming_{number}")
+class _State:
+    """One table of a consumer's state, and the consumer's position, in a transaction of a connection."""
+
+    def __init__(self, connection: Connection, scope: Scope, spec: ReconciliationSpec) -> None:
+        self._connection, self.spec, self.channel = connection, spec, spec.consumer.channel.name
+        self._sql = statements("penstock.reconciling", scope.schema)
+
+    def execute(self, statement: str, **values: Any) -> Cursor[Any]:
+        return self._connection.execute(self._sql[statement], values or None)
+
+    def copy_rows(self, number: int, rows: CanonicalRows) -> RepairStatements:
+        """Copies the table's rows into a temporary one, before anything is locked; returns the statements over it."""
+        incoming = sql.Identifier("pg_temp", f"penstock_incoming_{number}")
+        types = self.read_types()
+        table = RepairStatements(self.spec, rows.columns, types, incoming)
+        self._connection.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} (expected jsonb NOT NULL) ON COMMIT DROP").format(
+                sql.Identifier(f"penstock_incoming_{number}")
+            )
         )
-    )
-    with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(incoming)) as copy:
-        for row in rows.rows:
-            copy.write_row((row,))
-    _refuse_unfit(connection, spec, types, table.find_unfit)
-    return table
+        with self._connection.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(incoming)) as copy:
+            for row in rows.rows:
+                copy.write_row((row,))
+        self.refuse_unfit(types, table.find_unfit)
+        return table
 
-
-def _refuse_unfit(
-    connection: Connection, spec: ReconciliationSpec, types: Mapping[str, ColumnType], find_unfit: sql.Composed
-) -> None:
-    """Refuses canonical values that the state's columns would round or truncate: every run would find them again."""
-    unfit = connection.execute(find_unfit).fetchone()
-    if unfit is not None:
-        raise Refused(
-            f"column {unfit[0]!r} of {spec.state}, {types[unfit[0]].declared}, cannot hold a canonical value without rounding or "
-            f"truncating it. Nothing was changed. Alter the column, or round in the canonical query of reconciliation {spec.name}"
-        )
-
-
-def _lock_checkpoints(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> Mapping[ShardName, Offset]:
-    """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
-    channel = spec.consumer.channel.name
-    rows = connection.execute(
-        statements("penstock.reconciling", scope.schema)["lock_checkpoints"],
-        {"consumer": spec.consumer.name, "channel": channel},
-    ).fetchall()
-    return {ShardName(channel, Shard(shard)): Offset(offset) for shard, offset in rows}
-
-
-def _check_kept(connection: Connection, scope: Scope, spec: ReconciliationSpec, at: Cut) -> None:
-    channel = spec.consumer.channel.name
-    begins = connection.execute(
-        statements("penstock.reconciling", scope.schema)["journal_begins"], {"channel": channel}
-    ).fetchall()
-    for shard, first in begins:
-        name = ShardName(channel, Shard(shard))
-        if first > at.get_offset(name) + 1:
-            raise Gap(
-                f"{name}: the cut is at offset {at.get_offset(name)}, the journal now begins at {first}: the records between were removed "
-                "while the canonical rows were computed. Nothing was changed; try again, and keep records longer (Log.keep)"
+    def refuse_unfit(self, types: Mapping[str, ColumnType], find_unfit: sql.Composed) -> None:
+        """Refuses canonical values that the state's columns would round or truncate: every run would find them again."""
+        unfit = self._connection.execute(find_unfit).fetchone()
+        if unfit is not None:
+            raise Refused(
+                f"column {unfit[0]!r} of {self.spec.state}, {types[unfit[0]].declared}, cannot hold a canonical value without rounding "
+                f"or truncating it. Nothing was changed. Alter the column, or round in the canonical query of reconciliation "
+                f"{self.spec.name}"
             )
 
+    def lock_checkpoints(self) -> Mapping[ShardName, Offset]:
+        """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
+        rows = self.execute("lock_checkpoints", consumer=self.spec.consumer.name, channel=self.channel)
+        return {ShardName(self.channel, Shard(shard)): Offset(offset) for shard, offset in rows}
 
-def _refuse_dead_letters(
-    connection: Connection, scope: Scope, spec: ReconciliationSpec, shards: Collection[ShardName], at: Cut
-) -> None:
-    """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
-    [(count,)] = connection.execute(
-        statements("penstock.reconciling", scope.schema)["dead_letters_before"], _position_parameters(spec, shards, at)
-    ).fetchall()
-    if count:
-        name = spec.consumer.name
-        raise Refused(
-            f"consumer {name} has dead-lettered {count:,} records that the canonical rows include. First retry them, and drop "
-            f"those that are left, which the repair makes up for: penstock dead-letters retry {name} --all, and penstock dead-letters "
-            f"drop {name} --all --apply; or replace the whole state, which drops them: --whole"
-        )
+    def check_kept(self, at: Cut) -> None:
+        """Checks that the records after the cut are still there."""
+        for shard, first in self.execute("journal_begins", channel=self.channel):
+            name = ShardName(self.channel, Shard(shard))
+            if first > at.get_offset(name) + 1:
+                raise Gap(
+                    f"{name}: the cut is at offset {at.get_offset(name)}, the journal now begins at {first}: the records between were "
+                    "removed while the canonical rows were computed. Nothing was changed; try again, and keep records longer (Log.keep)"
+                )
 
+    def refuse_dead_letters(self, shards: Collection[ShardName], at: Cut) -> None:
+        """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
+        [(count,)] = self.execute("dead_letters_before", **self.name_positions(shards, at))
+        if count:
+            name = self.spec.consumer.name
+            raise Refused(
+                f"consumer {name} has dead-lettered {count:,} records that the canonical rows include. First retry them, and drop "
+                f"those that are left, which the repair makes up for: penstock dead-letters retry {name} --all, and penstock "
+                f"dead-letters drop {name} --all --apply; or replace the whole state, which drops them: --whole"
+            )
 
-def _position_parameters(
-    spec: ReconciliationSpec, shards: Collection[ShardName], at: Cut
-) -> dict[str, str | list[int]]:
-    return {
-        "consumer": spec.consumer.name,
-        "channel": spec.consumer.channel.name,
-        "shards": [int(shard.shard) for shard in shards],
-        "offsets": [int(at.get_offset(shard)) for shard in shards],
-    }
+    def name_positions(self, shards: Collection[ShardName], at: Cut) -> dict[str, str | list[int]]:
+        """The parameters of a statement about the positions of the cut."""
+        return {
+            "consumer": self.spec.consumer.name,
+            "channel": self.channel,
+            "shards": [int(shard.shard) for shard in shards],
+            "offsets": [int(at.get_offset(shard)) for shard in shards],
+        }
 
+    def read_types(self) -> Mapping[str, ColumnType]:
+        """The columns of the state table, and their SQL types."""
+        rows = self.execute("column_types", table=self.find_table()).fetchall()
+        if not rows:
+            raise Unknown(f"reconciliation {self.spec.name}: there is no table {self.spec.state}")
+        return {name: ColumnType(declared, unlimited) for name, declared, unlimited in rows}
 
-def _read_types(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> Mapping[str, ColumnType]:
-    """The columns of the state table, and their SQL types."""
-    oid = _find_table(connection, scope, spec)
-    sql_ = statements("penstock.reconciling", scope.schema)
-    rows = connection.execute(sql_["column_types"], {"table": oid}).fetchall()
-    if not rows:
-        raise Unknown(f"reconciliation {spec.name}: there is no table {spec.state}")
-    return {name: ColumnType(declared, unlimited) for name, declared, unlimited in rows}
-
-
-def _find_table(connection: Connection, scope: Scope, spec: ReconciliationSpec) -> int | None:
-    """The state's table, by the role's search_path; None if there is none.  In a transaction, whose search_path is ours again."""
-    sql_ = statements("penstock.reconciling", scope.schema)
-    connection.execute(ROLES_SEARCH_PATH)
-    [(oid,)] = connection.execute(sql_["find_table"], {"table": quote(spec.schema, spec.table)}).fetchall()
-    connection.execute(OUR_SEARCH_PATH)
-    return None if oid is None else int(oid)
+    def find_table(self) -> int | None:
+        """The state's table, by the role's search_path, which is ours again afterwards; None if there is none."""
+        self._connection.execute(ROLES_SEARCH_PATH)
+        [(oid,)] = self.execute("find_table", table=quote(self.spec.schema, self.spec.table)).fetchall()
+        self._connection.execute(OUR_SEARCH_PATH)
+        return None if oid is None else int(oid)
