@@ -1,6 +1,7 @@
 """Traces: from the span that stages a record to those of the handlers it goes through, with OpenTelemetry's own exporter."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,12 +14,15 @@ from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from fixtures.engines import Start, effects
 from penstock import Log, Pipeline, Queue, Snooze, stage, stage_async, stage_many
+from penstock.database.connections import Connection
 from penstock.errors import DeclarationError
+from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
 from penstock.schema.capture import install_triggers
 from penstock.staging.payload import MAX_HEADERS_BYTES
-from penstock.testing import drained, staged
+from penstock.testing import drained, eventually, staged
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="spans are recorded by OpenTelemetry's SDK")
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
@@ -27,6 +31,23 @@ ReadableSpan = Any
 """One of the SDK."""
 
 ORDERS, BILLS, JOBS = Log("orders", shards=1), Log("bills", shards=2), Queue("receipts", streams=2, hand=1)
+
+APPLICATION = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from sqlalchemy import text
+from penstock import Log, Pipeline
+
+trace.set_tracer_provider(TracerProvider())
+things = Log("things", shards=2)
+pipeline = Pipeline([things])
+
+@pipeline.consumer(reads=things, each=True, trace="child")
+def one(session, record):
+    found = trace.get_current_span().get_span_context()
+    values = {"trace": f"{found.trace_id:032x}", "id": record.id}
+    session.execute(text("INSERT INTO public.effects VALUES (:trace, :id)"), values)
+"""
 
 Spans = Callable[[], dict[str, list[ReadableSpan]]]
 
@@ -62,6 +83,11 @@ def pipeline() -> Pipeline:
     return Pipeline([ORDERS, BILLS, JOBS])
 
 
+@pytest.fixture
+def application_source() -> str:
+    return APPLICATION
+
+
 def in_span(name: str = "request") -> Any:
     return trace.get_tracer("test").start_as_current_span(name)
 
@@ -77,6 +103,9 @@ def trace_ids(spans: Sequence[ReadableSpan]) -> set[int]:
 def test_a_request_and_all_that_its_records_cause_are_one_trace(
     application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
 ) -> None:
+    """The last step by a rule: its flush belongs to the span of the record."""
+    Base.metadata.create_all(application)
+    pipeline.stages(Order, to=JOBS, key="id", tenant="id")
     web = FastAPI()
 
     @web.post("/orders")
@@ -90,8 +119,7 @@ def test_a_request_and_all_that_its_records_cause_are_one_trace(
 
     @pipeline.consumer(reads=BILLS, each=True, trace="child")
     def send(session: Session, bill: Record) -> None:
-        with in_span("INSERT"):
-            stage(session, to=JOBS, tenant="t", action="print", object="bill", data={}, pipeline=pipeline)
+        session.add(Order(id=int(bill.key)))
 
     @pipeline.worker(reads=JOBS, trace="child")
     def receipt(_session: Session, _job: Any) -> None: ...
@@ -99,7 +127,7 @@ def test_a_request_and_all_that_its_records_cause_are_one_trace(
     TestClient(web).post("/orders").raise_for_status()
     drained(pipeline, database_url, redis_url)
 
-    found, names = spans(), ("POST /orders", "process orders", "process bills", "INSERT", "process receipts")
+    found, names = spans(), ("POST /orders", "process orders", "process bills", "process receipts")
     chain = [span for name in names for span in found[name]]
     assert len(trace_ids(chain)) == 1
     by_id = {span.get_span_context().span_id: span.name for span in chain}
@@ -108,8 +136,7 @@ def test_a_request_and_all_that_its_records_cause_are_one_trace(
         "POST /orders": None,
         "process orders": "POST /orders",
         "process bills": "process orders",
-        "INSERT": "process bills",
-        "process receipts": "INSERT",
+        "process receipts": "process bills",
     }
     assert {span.kind for span in chain if span.name.startswith("process")} == {trace.SpanKind.CONSUMER}
 
@@ -167,6 +194,35 @@ def test_each_attempt_has_its_span_which_quotes_no_payload(
     assert [span.attributes and span.attributes.get("error.type") for span in attempts] == [None, *["ValueError"] * 2]
     assert [span.status.is_ok for span in attempts] == [True, False, False]
     assert "a payload" not in "".join(span.to_json() for span in attempts)
+
+
+def test_a_dead_letter_is_retried_in_the_trace_of_its_record(
+    application: Engine, connection: Connection, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
+) -> None:
+    """Of a log it is handled at once, of a queue it is staged again."""
+    failing = [True]
+
+    @pipeline.consumer(reads=ORDERS, each=True, trace="child", attempts=1)
+    def bill(_session: Session, _order: Record) -> None:
+        assert not failing
+
+    @pipeline.worker(reads=JOBS, trace="child", attempts=1)
+    def receipt(_session: Session, _job: Any) -> None:
+        assert not failing
+
+    with in_span(), Session(application) as session, session.begin():
+        stage_order(session, pipeline)
+        stage(session, to=JOBS, tenant="t", action="print", object="bill", data={}, pipeline=pipeline)
+    drained(pipeline, database_url, redis_url, allow_dead_letters=True)
+    failing.clear()
+    for name in ("bill", "receipt"):
+        retry(pipeline, of_consumer(connection, name), database_url)
+    drained(pipeline, database_url, redis_url)
+
+    found = spans()
+    for name in ("process orders", "process receipts"):
+        assert [span.status.is_ok for span in found[name]] == [False, True]
+        assert trace_ids(found[name]) == trace_ids(found["request"])
 
 
 def test_tasks_and_threads_of_a_worker_do_not_take_each_others_spans(
@@ -240,6 +296,22 @@ def test_without_opentelemetry_nothing_is_added(
         monkeypatch.delitem(sys.modules, "opentelemetry.trace")
         stage_order(session, pipeline)
         assert [each.headers for each in staged(session)] == [None]
+
+
+@pytest.mark.parametrize("start", [pytest.param("spark", marks=pytest.mark.spark)], indirect=True)
+def test_handlers_on_spark_go_on_in_the_trace_by_what_their_module_configures(
+    start: Start, connection: Connection
+) -> None:
+    """On Spark, since only its processes show whether OpenTelemetry is configured where the handlers are called."""
+    headers = json.dumps({"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"})
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+        "VALUES ('things', 0, 'k', 'insert', 'thing', '{}', %s)",
+        [headers],
+    )
+    start()
+
+    eventually(lambda: len(effects(connection, "ab" * 16)) == 1, "the record has its effect", timeout_s=120)
 
 
 def test_a_batch_cannot_be_a_child_of_many(pipeline: Pipeline) -> None:
