@@ -49,10 +49,8 @@ class EmbeddedPostgres(EmbeddedServer):
 
     It listens on a Unix socket in a directory that only its owner can enter, and on loopback with a password.
 
-    Args:
-        directory: Holds data, log and password.  Created if missing.
-        settings: Server settings, which override the defaults and whatever ``ALTER SYSTEM`` has stored.
-        binaries: Directory of ``postgres`` and ``initdb``; None is the wheel's.
+    The settings override the defaults and whatever ``ALTER SYSTEM`` has stored.  ``postgres`` and ``initdb`` are the wheel's
+    unless there is a directory ``binaries``.
     """
 
     product = "Postgres"

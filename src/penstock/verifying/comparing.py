@@ -294,7 +294,7 @@ def _compare_entries(
         belongs = expected.get(offset)
         if belongs is None and sequence == 0:
             continue  # retention removed it from Postgres first, or the hole is reported already
-        values = _parse_values(fields)
+        values = tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
         if sequence or belongs is None or values is None or find_number(values[0]) != belongs.record:
             record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
             wanted = belongs.record if belongs is not None and sequence == 0 else None
@@ -334,11 +334,6 @@ def _differing(values: Sequence[bytes], expected: Sequence[bytes]) -> Iterator[s
 def _parse_id(entry_id: bytes) -> tuple[int, int]:
     milliseconds, sequence = entry_id.split(b"-")
     return int(milliseconds), int(sequence)
-
-
-def _parse_values(fields: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """The values of an entry; None if its field names are not Penstock's."""
-    return tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

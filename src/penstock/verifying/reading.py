@@ -35,13 +35,9 @@ def connect_unparsed(url: str) -> RedisClient:
     client: Any = connect_redis(url)
     # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
-    client.set_response_callback("XRANGE", _flatten if on_a_cluster else _unchanged)
+    client.set_response_callback("XRANGE", _flatten if on_a_cluster else lambda reply, **_options: reply)
     made: RedisClient = client
     return made
-
-
-def _unchanged(reply: Any, **_options: Any) -> Any:
-    return reply
 
 
 def _flatten(reply: Any, **_options: Any) -> Any:

@@ -37,9 +37,7 @@ class EpochFailedError(Exception):
 class EpochQuery:
     """Starts the query, runs its epochs, and restarts it with growing pauses.
 
-    Attributes:
-        failure: The failure of the last epoch, in one line; None if none has failed since the start.
-        query: The query while it runs.
+    ``failure`` is that of the last epoch, in one line; None if none has failed since the start.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def _summarize(rows: DataFrame) -> Examination:
             if row.kind == _UNEXPECTED:
                 unexpected.append(UnexpectedEntry(**json.loads(row.details)))
             else:
-                found.append(_parse_finding(json.loads(row.details)))
+                found.append(Finding(**{**json.loads(row.details), "kind": FindingKind(row.kind)}))
     counts = Counter({FindingKind(name): count for name, count in numbers.items() if name != _UNEXPECTED})
     # Unexpected entries beyond those kept count as surplus: their positions are not looked up.
     counts[FindingKind.SURPLUS] += numbers.get(_UNEXPECTED, 0) - len(unexpected)
@@ -101,10 +101,6 @@ def _summarize(rows: DataFrame) -> Examination:
     again, twice = _count_repeats(places)
     counts[FindingKind.DOUBLED] += again
     return Examination(records, _count_overtaken(places), +counts, found, unexpected, twice)
-
-
-def _parse_finding(details: dict[str, Any]) -> Finding:
-    return Finding(**{**details, "kind": FindingKind(details["kind"])})
 
 
 def _count_repeats(places: DataFrame) -> tuple[int, list[int]]:

@@ -17,7 +17,7 @@ stay text, unless the query's schema gives them a type.
     stream_position               a stream's position in Postgres, for which retention waits, and its lag
     log_appender, staged_writer   write into a log: compare and append; stage new records
     table_reader, column_types    rows of Postgres, in slices, all of one state of the database
-    dirty_members                   members of an Ick; reservation_sequence: its reservations
+    dirty_members                 members of an Ick; reservation_sequence: its reservations
     exactly_once                  effects of micro-batches that happen once
     task_process                  connections, errors and the end of a Python process of Spark's
 """

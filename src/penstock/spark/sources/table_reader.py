@@ -3,9 +3,6 @@
 All tasks must see one state.  Without a ``snapshot`` there is one task, whose statement has a snapshot of its own.  With one,
 such as a cut's, tasks read in parallel: a table is divided by the position of its rows on disk, which needs no key and no
 statistics; a query is divided by the values of a column, if one is given.
-
-    values      the types, and the check that each value fits its column's
-    snapshots   exports a snapshot; begins a transaction in it
 """
 
 from collections.abc import Iterator, Mapping, Sequence
