@@ -4,6 +4,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,11 +104,15 @@ def _served_console(pipeline: Pipeline, urls: Servers) -> Iterator[str]:
     """The console while the demo runs; gives its link."""
     from penstock.console.access import Entrance  # noqa: PLC0415  an optional extra
     from penstock.console.serving import served  # noqa: PLC0415  the same
+    from penstock.demo.rides import late_pipeline  # noqa: PLC0415  the same
+
+    shown = copy(pipeline)
+    shown._consumers = {**pipeline.consumers, **late_pipeline.consumers}  # noqa: SLF001  of another process, later
     from penstock.console.web_application import make_console  # noqa: PLC0415  the same
 
     entrance = Entrance(token=secrets.token_urlsafe(24))
     made = make_console(
-        pipeline,
+        shown,
         urls.database_url,
         urls.redis_url,
         access=entrance,
