@@ -1,6 +1,6 @@
 """Probes: whether a process lives, and whether it is ready, by the events of its loops.  No server is asked.
 
-alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler
+alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler or waits for a server's reply
 ready    each loop has connected, and its last round reached both servers
 
 A shard that is halted or stopped makes neither false: another process would stop at the same record.
@@ -8,6 +8,7 @@ A shard that is halted or stopped makes neither false: another process would sto
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, Roun
 from penstock.observing.listener import Answer
 
 SILENT_S = 60.0
-"""Seconds without an event after which a loop outside a handler counts as hanging."""
+"""Seconds without an event after which a loop counts as hanging.  One that waits for a reply does not: the first tick after a
+long outage is a statement of minutes, which ends at limits of its own."""
 
 READY_EVERY_S = 0.2
 
@@ -78,7 +80,7 @@ class Probes:
         for thread, loop in list(self._loops.items()):
             if not thread.is_alive():
                 found.append(f"{loop.worker}: its thread has ended")
-            elif not loop.is_handling and now - loop.heard_at > SILENT_S:
+            elif now - loop.heard_at > SILENT_S and not (loop.is_handling or _waits_for_reply(thread)):
                 found.append(f"{loop.worker}: no round for {now - loop.heard_at:.0f} s")
         return found
 
@@ -88,6 +90,16 @@ class Probes:
         return [f"{loop.worker}: {loop.waits_for}" for loop in loops if loop.waits_for] or (
             [] if loops else ["starting"]
         )
+
+
+def _waits_for_reply(thread: threading.Thread) -> bool:
+    """True if the thread is in a call of a server's driver."""
+    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  documented
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in {"psycopg", "redis"}:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _answer(lines: list[str]) -> Answer:
