@@ -150,6 +150,9 @@ def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops
             received = systemd.recv(100)
         assert received == b"STOPPING=1"
 
+    with notified_systemd(probes, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
+        pass
+
 
 def test_a_probe_needs_no_library_but_that_of_the_command_line() -> None:
     """It is asked every few seconds, beside the work."""

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -117,7 +117,8 @@ def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ
     stopping = threading.Event()
 
     def send(state: str) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        # Without systemd, as in a container that has inherited the variable, the work goes on.
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
     def watch() -> None:
