@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from fixtures.clients import connect_redis
@@ -147,6 +148,8 @@ def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift
     if engine != "stealing" and report["staged"] > 500:  # slices begin at the checkpoints
         assert report["skipped"] > 0
     assert {c["total_cents"] for c in report["consumers"].values()} == {report["canonical_cents"]}
+    if (engine, drift) == ("inline", "--no-reconcile"):
+        check_metrics(bare, report)
     index = report["index"]
     assert (index["different"], index["total_cents"]) == (0, report["canonical_cents"])
     if drift == "--no-reconcile":
@@ -157,6 +160,21 @@ def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift
         late_consumer = report["late_consumer"]
         assert (late_consumer["different"], late_consumer["total_cents"]) == (0, report["canonical_cents"])
         assert late_consumer["applied"] < report["staged"]
+
+
+def check_metrics(bare: CommandLine, report: dict[str, Any]) -> None:
+    """What is exported after kills, and after a restart of both servers, is the demo's own account, to the record."""
+    demo = ("--app", "penstock.demo.rides:pipeline", "--data-directory", ".penstock")
+    printed = bare("metrics", *demo).stdout
+    samples = [s for family in text_string_to_metric_families(printed) for s in family.samples]
+
+    def total(name: str, **labels: str) -> float:
+        return sum(s.value for s in samples if s.name == f"penstock_{name}" and s.labels.items() >= labels.items())
+
+    assert total("sequenced_records_total", channel="rides") == report["staged"]
+    for name, consumer in report["consumers"].items():
+        assert total("consumer_applied_records_total", consumer=name) == consumer["applied"]
+        assert total("consumer_lag_records", consumer=name) == 0
 
 
 def check_recruits(report: dict[str, Any]) -> None:

@@ -95,6 +95,9 @@ def test_the_commands_plan_by_the_same_filters(penstock: CommandLine, connection
         "dead-letters", "drop", "rare", "--all", "--error", "KeyError", "--until", "2026-11-20T00:05", "--apply"
     )
 
+    retried = penstock("dead-letters", "retry", "reader", "--all", "--plan")
+
+    assert (retried.returncode, retried.stdout.split()[:2]) == (0, ["place", "key"])
     assert [line.split()[:4] for line in counted.stdout.splitlines()[1:3]] == [
         ["ride_totals", "rides", "ValueError", "6,600"],
         ["ride_totals", "rides", "KeyError", "3,300"],

@@ -135,6 +135,7 @@ def retry(  # noqa: PLR0917  options
             help="Also those of whose key a later record was applied: their effects come after that one's. Alone: all of these.",
         ),
     ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only show which would be retried.")] = False,
     json: Json = False,
 ) -> None:
     """Retry dead letters, in the order of the log; exits with 1 if one is left. Those of a queue are staged again."""
@@ -143,6 +144,9 @@ def retry(  # noqa: PLR0917  options
     with open_connections(settings, "dead letters") as servers:
         of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
         chosen = _choose(servers, of, place or [], all_=all_, parked=parked, superseded=superseded)
+        if plan:
+            show_found(chosen, "place, key, action, object, #attempts, parked, superseded by, reason", json=json)
+            return
         with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
             done = retry_letters(
                 pipeline,
