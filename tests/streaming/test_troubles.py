@@ -116,6 +116,54 @@ def test_what_could_not_be_told_is_told_by_the_next_process(
     assert kinds(reported) == [("dead-lettered", "refuses", 1), ("halted", "halts", 1)]
 
 
+def test_a_report_that_fails_keeps_no_other_back(
+    fail: Callable[[str], None], troubled: Pipeline, reported: list[TroubleReport], database_url: str
+) -> None:
+    fail("one")
+
+    def refuse_one(report: TroubleReport) -> None:
+        if report.kind == "dead-lettered":
+            raise ConnectionError
+
+    watch = TroubleWatch([refuse_one, reported.append], database_url, troubled.scope)
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            watch.look()
+
+    assert kinds(reported) == [("halted", "halts", 1)]
+
+
+def test_letters_that_are_retried_are_not_new_and_the_next_one_is(
+    fail: Callable[[str], None], watch: TroubleWatch, reported: list[TroubleReport], connection: Connection
+) -> None:
+    fail("one")
+    watch.look()
+    # As a retry that succeeds writes it.
+    connection.execute("UPDATE penstock.checkpoints SET dead = dead - 1, applied = applied + 1 WHERE dead > 0")
+    watch.look()
+    reported.clear()
+
+    fail("two")
+    watch.look()
+
+    assert [each for each in kinds(reported) if each[0] == "dead-lettered"] == [("dead-lettered", "refuses", 1)]
+
+
+def test_one_process_reports_at_a_time_and_one_without_functions_nothing(
+    fail: Callable[[str], None], troubled: Pipeline, reported: list[TroubleReport], database_url: str
+) -> None:
+    fail("one")
+    other = TroubleWatch(troubled.trouble_handlers, database_url, troubled.scope)
+
+    def meanwhile(_: TroubleReport) -> None:
+        assert other.look() == 0
+
+    assert TroubleWatch([], database_url, troubled.scope).look() == 0
+    assert TroubleWatch([meanwhile, reported.append], database_url, troubled.scope).look() > 0
+
+    assert kinds(reported) == [("dead-lettered", "refuses", 1), ("halted", "halts", 1)]
+
+
 def test_an_epoch_and_a_stopped_shard_are_told_and_the_first_epoch_is_not(
     watch: TroubleWatch, streamer: Streamer, reported: list[TroubleReport], connection: Connection
 ) -> None:
@@ -174,6 +222,9 @@ def test_a_function_that_hangs_or_fails_stops_no_record(
 
     troubled.trouble_handlers[:0] = [hang]
     streamer.close()
+    for _ in range(3):  # a streamer that reconnects begins no second thread beside the one that hangs
+        streamer.open()
+    assert sum(thread.name == "penstock troubles" for thread in threading.enumerate()) == 1
     with running(streamer.run):
         assert begun.wait(60)
         connection.execute(STAGE, ("two",))

@@ -871,7 +871,6 @@ WITH found AS (
     FROM {schema}.checkpoints
     WHERE reported_by IS NULL
     GROUP BY consumer, channel
-    HAVING sum(dead) > 0
     UNION ALL
     SELECT 'stopped', NULL, channel, shard, 1, md5(reason)
     FROM {schema}.stopped_shards
@@ -886,7 +885,12 @@ FROM found f
 CROSS JOIN LATERAL (SELECT concat_ws(' ', f.consumer, f.channel, f.shard) AS subject) s
 LEFT JOIN {schema}.troubles t ON t.kind = f.kind AND t.subject = s.subject
 WHERE t.detail IS DISTINCT FROM f.detail
+  AND NOT (f.kind = 'dead-lettered' AND f.total = 0 AND t.kind IS NULL)
 ORDER BY f.kind, s.subject;
+
+-- :name lock_troubles
+-- One process reports at a time: the others look again later.
+SELECT pg_try_advisory_xact_lock(hashtextextended('penstock troubles {schema}', 0));
 
 -- :name note_trouble
 INSERT INTO {schema}.troubles (kind, subject, detail)

@@ -287,7 +287,7 @@ class Streamer(Runner[RoundResult]):
         connection, _, publisher = self._opened()
         self._upkeep.sweep(connection, publisher)
         if self._most is not None:  # slices have no thread
-            self._troubles.look()
+            self._troubles.open(once=True)
 
     def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
         if self._publisher is None:

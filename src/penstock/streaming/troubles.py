@@ -1,8 +1,8 @@
 """Calls an application's functions when something needs a person: ``pipeline.on_trouble``.
 
-A streamer looks every two seconds at what Postgres has of halts, dead letters, stopped shards and the epoch; so it does not matter
+A streamer looks every five seconds at what Postgres has of halts, dead letters, stopped shards and the epoch; so it does not matter
 which process a trouble happened in, or on which engine.  What was reported is noted after the functions have returned: each trouble is
-reported at least once, across restarts, and once if nothing fails in between.  One that has ended is forgotten, and reported again when it
+reported at least once, across restarts and whichever streamer looks.  One that has ended is forgotten, and reported again when it
 comes back.
 
 It all runs in a thread of its own, on a connection of its own: a function that hangs, or a Slack that is down, stops no record.
@@ -25,7 +25,7 @@ from penstock.records import Scope
 
 log = structlog.get_logger("penstock.streamer")
 
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S = 5.0
 """Interval, in seconds, at which troubles are looked for."""
 
 HANG_S = 10.0
@@ -39,7 +39,7 @@ CLOSE_S = 1.0
 
 
 class TroubleWatch:
-    """Looks for troubles, and tells them, while a streamer runs."""
+    """Looks for troubles, and reports them, while a streamer runs."""
 
     def __init__(self, handlers: Sequence[TroubleHandler], database_url: str, scope: Scope) -> None:
         """Does not begin yet; see ``open``."""
@@ -49,20 +49,21 @@ class TroubleWatch:
         self._thread: threading.Thread | None = None
         self._began_at: float | None = None
 
-    def open(self) -> None:
-        """Begins, if there is a function to call and it has not begun."""
-        if self._handlers and self._thread is None:
-            self._stopping = threading.Event()
-            run = threading.Thread(target=self._run, args=(self._stopping,), name="penstock troubles", daemon=True)
-            self._thread = run
-            run.start()
+    def open(self, *, once: bool = False) -> None:
+        """Begins, if there is a function to call; a thread that a function still holds goes on instead of another one."""
+        if not self._handlers:
+            return
+        self._stopping.clear()
+        if self._thread is None or not self._thread.is_alive():
+            target = self._look if once else self._run
+            self._thread = threading.Thread(target=target, name="penstock troubles", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
-        """Ends; a function that does not return is left behind."""
-        thread, self._thread = self._thread, None
+        """Ends, once the function that is being called has returned."""
         self._stopping.set()
-        if thread is not None:
-            thread.join(CLOSE_S)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
     def note_hanging(self) -> None:
         """Logs, once, that a function does not return."""
@@ -70,35 +71,57 @@ class TroubleWatch:
             self._began_at = None
             log.warning("trouble handler hangs")
 
-    def _run(self, stopping: threading.Event) -> None:
+    def _run(self) -> None:
         backoff, pause_s = Backoff(LOOK_EVERY_S, MAX_BACKOFF_S), 0.0
-        while not stopping.wait(pause_s):
-            try:
-                self.look()
+        while not self._stopping.wait(pause_s):
+            if self._look():
                 backoff.reset()
                 pause_s = LOOK_EVERY_S
-            except PenstockError as error:
+            else:
                 pause_s = backoff.next_s()
-                log.debug("troubles not read", reason=describe(error), retry_s=pause_s)
-            except Exception as error:  # noqa: BLE001  the application's; its text may quote a record
-                pause_s = backoff.next_s()
-                log.warning("trouble handler failed", error=type(error).__name__, retry_s=pause_s)
+
+    def _look(self) -> bool:
+        """As ``look``; false if it failed: a function may do whatever it likes."""
+        try:
+            self.look()
+        except PenstockError as error:
+            log.debug("troubles not read", reason=describe(error))
+        except BaseException as error:  # noqa: BLE001  the application's; its text may quote a record
+            log.warning("trouble handler failed", error=type(error).__name__)
+        else:
+            return True
+        return False
 
     def look(self) -> int:
-        """Tells what is new; returns how much.  Raises what a function raises: it is reported again."""
+        """Reports what is new, unless another process does; returns how much.
+
+        Raises what a function has raised, after the rest was reported: that one is reported again.
+        """
+        failed: BaseException | None = None
         with (
             connect_postgres(self._database_url, application="troubles") as connection,
             postgres_errors("looking for troubles"),
+            connection.transaction(),
         ):
+            [(is_ours,)] = connection.execute(self._sql["lock_troubles"]).fetchall()
+            if not (is_ours and self._handlers):
+                return 0
             connection.execute(self._sql["forget_troubles"])
             rows = connection.execute(self._sql["new_troubles"]).fetchall()
             for kind, subject, detail, *named, is_first in rows:
-                if (report := make_report(kind, *named, is_first=is_first)) is not None:
-                    self._tell(report)
+                try:
+                    self._report(make_report(kind, *named, is_first=is_first))
+                except BaseException as error:  # noqa: BLE001  raised below
+                    failed = failed or error
+                    continue
                 connection.execute(self._sql["note_trouble"], {"kind": kind, "subject": subject, "detail": detail})
+        if failed is not None:
+            raise failed
         return len(rows)
 
-    def _tell(self, report: TroubleReport) -> None:
+    def _report(self, report: TroubleReport | None) -> None:
+        if report is None:
+            return
         self._began_at = monotonic()
         try:
             for handler in self._handlers:
@@ -110,12 +133,14 @@ class TroubleWatch:
 def make_report(
     kind: str, consumer: str | None, channel: str | None, shard: int | None, count: int, *, is_first: bool
 ) -> TroubleReport | None:
-    """What is reported of a row; None of the epoch in which the first streamer begins."""
+    """The report of a row; None if it is to be noted alone: the first epoch, and dead letters that have become fewer."""
     make: Callable[..., TroubleReport] = TroubleReport
     where: dict[str, Any] = {"consumer": consumer, "channel": channel, "shard": shard, "count": count}
     match kind:
         case "halted":
             return make(kind, f"{consumer} is halted in {channel}/{shard}", "penstock status", **where)
+        case "dead-lettered" if count <= 0:
+            return None
         case "dead-lettered":
             text = f"{consumer} has {count:,} new dead letters in {channel}"
             return make(kind, text, f"penstock dead-letters list {consumer}", **where)
