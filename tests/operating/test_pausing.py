@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -194,8 +195,10 @@ def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_
     checks = [each for each in diagnose(connection, redis_client, flow) if each.check == "paused"]
 
     assert found.pauses == (paused,)
-    assert found.find_pause("totals", "things") == paused
-    assert found.find_pause("other", "things") is None
+    held = {each.consumer: found.find_pause(each) for each in found.consumers}
+    assert held == {"totals": paused, "other": None, "search": None, "jobs": None}
+    elsewhere = next(replace(each, kind="reported") for each in found.consumers if each.consumer == "totals")
+    assert found.find_pause(elsewhere) is None  # it is paused in its own database
     assert found.sound
     assert diagnosis.cause == "paused"
     assert f"ann@desk: {paused.reason}" in diagnosis.text

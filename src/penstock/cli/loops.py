@@ -167,7 +167,7 @@ def raise_if_stopped(settings: Settings, pipeline: Pipeline, name: str) -> None:
     with open_connections(settings, f"consumer {name}") as servers:
         found = status(servers.connection, servers.client, pipeline)
     for each in found.consumers:
-        if each.consumer == name and (pause := found.find_pause(name, each.channel)) is not None:
+        if each.consumer == name and (pause := found.find_pause(each)) is not None:
             raise Paused(f"{pause}. Nothing was applied since; go on: {pause.how_to_resume}")
     halted = {shard: reason for consumer, shard, reason in found.halted if consumer == name}
     if halted:

@@ -169,7 +169,7 @@ def make_lane(sample: Sample, found: Status, consumer: ConsumerStatus) -> Lane:
 
 def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
     """The state of a consumer, in a word."""
-    if found.find_pause(consumer.consumer, consumer.channel) is not None:
+    if found.find_pause(consumer) is not None:
         return "paused"
     if any(shard.halted is not None for shard in consumer.shards):
         return "halted"

@@ -39,6 +39,9 @@ CACHED_S = 2.0
 ANSWER_S = 2.8
 """Longest wait of a scrape for the servers, in seconds."""
 
+STALE_S = 60.0
+"""Age, in seconds, up to which a reading is served while a new one takes longer than a scrape may."""
+
 TIMEOUTS = Timeouts(connect_s=2, reply_s=2.0, statement_s=5.0, lock_s=1.0)
 
 MAX_NAMES = 1000
@@ -89,7 +92,6 @@ shard_stopped                           gauge   max channel,shard       1 for ea
 shard_damaged                           gauge   max channel,shard       1 for each shard whose keys in Redis hold something that Penstock did not write; 0 likewise.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
-consumer_dead_lettered_records_total    counter sum consumer,channel    Records that were dead-lettered.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
 consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed.
 consumer_lag_seconds                    gauge   max consumer,channel    Age of the first of these, in the worst shard.
@@ -256,13 +258,12 @@ def _add_consumer(series: _Series, found: Status, consumer: ConsumerStatus, labe
         each = (*labels, str(shard.shard)) if is_split else labels
         series.add("consumer_applied_records_total", shard.applied, *each)
         series.add("consumer_skipped_records_total", shard.skipped, *each)
-        series.add("consumer_dead_lettered_records_total", shard.dead_lettered, *each)
         series.add("consumer_checkpoint_offset", shard.checkpoint, *each)
         series.add("consumer_lag_records", shard.lag, *each)
         series.add("consumer_lag_seconds", shard.lag_s if shard.lag else 0.0, *each)
         series.add("consumer_evicted_records", shard.evicted, *each)
         series.add("consumer_dead_letters", shard.dead_letters, *each)
-    pause = found.find_pause(consumer.consumer, consumer.channel)
+    pause = found.find_pause(consumer)
     series.add("consumer_paused", 0 if pause is None else 1, *labels)
     _flag(series, "consumer_halted", labels, {shard.shard for shard in consumer.shards if shard.halted is not None})
     _flag(series, "consumer_waiting", labels, {shard.shard for shard in consumer.shards if shard.waiting is not None})
@@ -344,7 +345,8 @@ class StateCollector(Collector):
                 self._is_reading = True
                 threading.Thread(target=self._read, name="penstock metrics", daemon=True).start()
             is_done = self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
-            return self._sampled if is_done else None
+            is_recent = monotonic() - self._sampled_at < STALE_S
+            return self._sampled if is_done or is_recent else None
 
     def _read(self) -> None:
         began, found, is_redis_up = monotonic(), None, False

@@ -145,7 +145,7 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     channels = {channel.channel: channel for channel in current.channels}
     for each in current.consumers:
         yield from _check_consumer(each)
-        if current.find_pause(each.consumer, each.channel) is None:
+        if current.find_pause(each) is None:
             yield from _check_lag(each, channels.get(each.channel))
 
 

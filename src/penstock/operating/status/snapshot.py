@@ -233,9 +233,10 @@ class Status:
     oldest_transaction: OpenTransaction | None
     pauses: tuple[Pause, ...] = ()
 
-    def find_pause(self, consumer: str, channel: str) -> Pause | None:
-        """The pause that holds a consumer of a channel."""
-        return next((pause for pause in self.pauses if pause.holds(consumer, channel)), None)
+    def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
+        """The pause that holds a consumer; one that another database reports is paused there."""
+        holding = (pause for pause in self.pauses if pause.holds(consumer.consumer, consumer.channel))
+        return next(holding, None) if consumer.kind != "reported" else None
 
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:

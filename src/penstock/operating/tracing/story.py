@@ -391,7 +391,7 @@ def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedS
 def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> ReaderProgress:
     """The reader as one that is paused, if it would go on otherwise."""
     found = next((pause for pause in pauses if pause.holds(reader.consumer, story.channel)), None)
-    if found is None or reader.state not in {"behind", "waiting", "barrier"}:
+    if found is None or reader.kind == "reported" or reader.state not in {"behind", "waiting", "barrier"}:
         return reader
     return replace(reader, state="paused", reason=str(found), resume=found.how_to_resume)
 
