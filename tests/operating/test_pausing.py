@@ -177,6 +177,27 @@ def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_
     assert applied() == dict.fromkeys((*names, "other"), 5)
 
 
+def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
+    workers: dict[str, Worker[Any]], streamer: Streamer, connection: Connection, stage: Stage
+) -> None:
+    stage(5)
+    streamer.drain()
+    worker = workers["totals"]
+    worker.drain()
+    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+    worker.close()
+    worker.drain()
+    resume(connection, "consumer", "totals")
+    stage(1)
+    streamer.drain()
+
+    seen = worker.round(block_ms=0)
+    while not seen.done:
+        seen = worker.round(block_ms=0)
+
+    assert (seen.applied, seen.skipped) == (1, 0)
+
+
 def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_on(
     workers: dict[str, Worker[Any]],
     streamer: Streamer,

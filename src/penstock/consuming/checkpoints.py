@@ -104,15 +104,19 @@ class Checkpoints:
         """Parameters that name a shard's row."""
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
-    def all(self, connection: Executor) -> dict[ShardName, Offset]:
-        """The offset of each shard that is not halted or paused; raises the reason if there is no checkpoint at all."""
+    def all(self, connection: Executor, *, with_stopped: bool = False) -> dict[ShardName, Offset]:
+        """The offset of each shard, by default of those not halted or paused; raises the reason if there is no checkpoint at all."""
         channel = self._consumer.channel.name
         rows = connection.execute(
             self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}
         ).fetchall()
         if not rows:
             raise self._why_none(connection)
-        return {ShardName(channel, Shard(shard)): offset for shard, offset, is_stopped in rows if not is_stopped}
+        return {
+            ShardName(channel, Shard(shard)): offset
+            for shard, offset, is_stopped in rows
+            if with_stopped or not is_stopped
+        }
 
     def are_paused(self, executor: Executor) -> bool:
         """True while an operator has paused the consumer, or its channel."""

@@ -93,10 +93,10 @@ class Probes:
 
 
 def _waits_for_reply(thread: threading.Thread) -> bool:
-    """True if the thread is in a call of a server's driver."""
+    """True if the thread is in a call of a driver: of a server, or of Spark."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  documented
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in {"psycopg", "redis"}:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in {"psycopg", "redis", "py4j"}:
             return True
         frame = frame.f_back
     return False

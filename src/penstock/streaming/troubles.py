@@ -55,7 +55,7 @@ class TroubleWatch:
             return
         self._stopping.clear()
         if self._thread is None or not self._thread.is_alive():
-            target = self._look if once else self._run
+            target = self._attempt if once else self._run
             self._thread = threading.Thread(target=target, name="penstock troubles", daemon=True)
             self._thread.start()
 
@@ -74,13 +74,13 @@ class TroubleWatch:
     def _run(self) -> None:
         backoff, pause_s = Backoff(LOOK_EVERY_S, MAX_BACKOFF_S), 0.0
         while not self._stopping.wait(pause_s):
-            if self._look():
+            if self._attempt():
                 backoff.reset()
                 pause_s = LOOK_EVERY_S
             else:
                 pause_s = backoff.next_s()
 
-    def _look(self) -> bool:
+    def _attempt(self) -> bool:
         """As ``look``; false if it failed: a function may do whatever it likes."""
         try:
             self.look()

@@ -85,7 +85,7 @@ class LogWorker(Worker[Placed]):
     def _registered(self, connection: Connection) -> None:
         """Reads where the consumer stands."""
         crashpoint("consumer.after_register")
-        standing = self._checkpoints.all(connection)
+        standing = self._checkpoints.all(connection, with_stopped=True)
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
 
     @override
