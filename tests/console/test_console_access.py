@@ -73,7 +73,7 @@ def test_a_forged_cookie_and_one_that_has_left_are_nobodys(console: Console) -> 
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "evil.example:8787", "[::1]"]
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "evil.example:8787", "[::1]", "["]
 )
 def test_under_another_name_nothing_is_answered(console: Console, host: str) -> None:
     answer = client(console).get("/enter?token=once", headers={"Host": host})
@@ -126,7 +126,7 @@ def test_every_answer_forbids_what_is_not_ours(console: Console) -> None:
         assert "unsafe" not in policy
         assert answer.headers["x-frame-options"] == "DENY"
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
         assert "server" not in answer.headers
 
 
@@ -145,6 +145,14 @@ def test_no_path_leads_to_another_file(console: Console, path: str) -> None:
     visitor.get("/enter?token=once")
 
     assert visitor.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/find?q=%00", "/dead-letters?consumer=a%00", "/channels/%00"])
+def test_a_character_that_postgres_does_not_have_is_refused(console: Console, path: str) -> None:
+    visitor = client(console)
+    visitor.get("/enter?token=once")
+
+    assert visitor.get(path).status_code == 400
 
 
 def write_users(path: Path, mode: int = 0o600) -> Path:

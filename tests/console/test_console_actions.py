@@ -90,6 +90,19 @@ def test_a_plan_that_has_changed_is_shown_again_and_not_done(see_as: As, connect
     assert list_actions(connection) == []
 
 
+def test_a_halt_that_names_another_way_does_not_simply_go_on(see_as: As, connection: Connection) -> None:
+    """The effects are in the database, and would be doubled."""
+    connection.execute(
+        "UPDATE penstock.checkpoints SET halted = 'it committed, then: penstock reset checkpoint halts --to 1 --resume' "
+        "WHERE consumer = 'halts' AND halted IS NOT NULL"
+    )
+
+    answer = see_as(*RIGHTS).get("/act/go-on", params={"name": "halts"})
+
+    assert answer.status_code == 400
+    assert "names another way" in answer.text
+
+
 def test_what_destroys_asks_for_its_name(see_as: As, connection: Connection) -> None:
     client = see_as(*RIGHTS)
     fields = plan(client, "drop", LETTER)
@@ -117,6 +130,7 @@ def test_a_reason_that_is_refused_is_told_and_nothing_is_noted(see_as: As, conne
     [
         ("pause", {}, 400),
         ("pause", {"kind": "shard", "name": "x"}, 400),
+        ("pause", {"kind": "consumer", "name": "x; curl evil"}, 404),
         ("resume", {"kind": "consumer", "name": "applies"}, 404),
         ("go-on", {"name": "applies"}, 404),
         ("go-on", {"name": "nobody"}, 404),

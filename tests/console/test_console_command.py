@@ -37,12 +37,16 @@ def test_it_prints_a_link_answers_and_ends_with_a_signal(penstock: CommandLine) 
         (("--proxy", "X-User@10.0.0.1"), "--users FILE"),
         (("--proxy", "X-User", "--users", "users.toml"), "HEADER@ADDRESS is wanted"),
         (("--users", "missing.toml"), "cannot be read"),
+        (("--users", "empty.toml", "--listen", "0.0.0.0:0"), "has no user"),
     ],
 )
 def test_what_would_let_anybody_in_is_refused(penstock: CommandLine, given: tuple[str, ...], says: str) -> None:
     users = Path(penstock.directory, "users.toml")
     users.write_text('[ann]\nrights = ["see"]\n')
-    users.chmod(0o600)
+    empty = Path(penstock.directory, "empty.toml")
+    empty.touch()
+    for path in (users, empty):
+        path.chmod(0o600)
 
     done = penstock("console", *given)
 

@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,10 +14,11 @@ from fixtures.roles import UrlFor
 from penstock import Pipeline
 from penstock.console import make_console
 from penstock.console.access import RIGHTS, Visitor
-from penstock.console.pages import HIDDEN, LETTERS, PAGES
+from penstock.console.pages import HIDDEN, LETTERS, PAGES, is_about
 from penstock.console.status_sampler import StatusSampler
 from penstock.database.connections import Connection
 from penstock.operating.pausing import pause
+from penstock.operating.status import status
 from penstock.testing import eventually
 
 LETTER = "/dead-letters/refuses/things/0/1"
@@ -88,8 +90,11 @@ def test_every_page_shows_a_hostile_key_harmlessly(see_as: As, connection: Conne
 
 
 @pytest.mark.usefixtures("scene")
-def test_a_visitor_without_the_right_sees_no_key_no_reason_and_no_payload_anywhere(see_as: As) -> None:
+def test_a_visitor_without_the_right_sees_no_key_no_reason_and_no_payload_anywhere(
+    see_as: As, connection: Connection
+) -> None:
     client = see_as("see")
+    pause(connection, "consumer", "search", reason="said of nobody", by="ann")
 
     for path in PATHS:
         if "nobody" in path:
@@ -190,6 +195,43 @@ def test_a_server_that_is_away_is_named_and_the_page_goes_on_asking(
     assert missing.status_code == 503
     assert "data-live" in missing.text
     assert "Postgres" in missing.text
+
+
+def test_a_consumers_page_gives_the_advice_of_the_overview(see_as: As, connection: Connection, scene: int) -> None:
+    client = see_as(*RIGHTS)
+    connection.execute(
+        'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
+        "reason, attempts) VALUES ('halts', 'things', 1, 1, %s, 'k', 'a', 'o', '1', now(), 'ValueError', 1)",
+        (scene,),
+    )
+    connection.execute(
+        "INSERT INTO penstock.checkpoints (consumer, channel, shard, \"offset\", epoch) VALUES ('halts', 'things', 1, 1, 1) "
+        "ON CONFLICT DO NOTHING"
+    )
+    advice = "penstock dead-letters retry halts --all, and penstock reset checkpoint halts --resume --apply"
+
+    assert advice in client.get("/").text
+    assert advice in client.get("/consumers/halts").text
+    assert is_about("a", "consumer a is paused")
+    assert not is_about("a", "consumer b-a, a_b and aa are paused")
+
+
+def test_the_reader_survives_any_error(
+    flow: Pipeline, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([RuntimeError("once")])
+
+    def fail_once(*arguments: Any) -> Any:
+        for error in failures:
+            raise error
+        return status(*arguments)
+
+    monkeypatch.setattr("penstock.console.status_sampler.read_status", fail_once)
+    sampler = StatusSampler(flow, database_url, redis_url)
+
+    assert sampler.look().status is None
+    eventually(lambda: sampler.look().status is not None, "the next sample")
+    sampler.close()
 
 
 def test_viewers_share_one_reader(flow: Pipeline, database_url: str, redis_url: str) -> None:

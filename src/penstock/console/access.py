@@ -36,6 +36,9 @@ SESSION_S = 12 * 3600.0
 MAX_FAILURES = 5
 """Failed logins of a name in a minute, after which it has to wait for the rest of it."""
 
+MAX_TRIED = 1000
+"""Names, each with its address, whose failures are remembered."""
+
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
 
 
@@ -189,8 +192,8 @@ class Entrance:
             recent = [at for at in self._failures.get(tried, ()) if at > now - 60]
             if len(recent) >= MAX_FAILURES:
                 return None
-            if len(self._failures) > 1000:  # noqa: PLR2004  names that somebody tries
-                self._failures = {}
+            if len(self._failures) > MAX_TRIED:
+                del self._failures[next(iter(self._failures))]
             self._failures[tried] = [*recent, now]
         user = self.users.get(name)
         hashed = (user.password if user else None) or _NOBODY

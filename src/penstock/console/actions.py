@@ -19,7 +19,8 @@ from penstock.database.pauses import PauseKind, read_pauses
 from penstock.display import to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
-from penstock.operating.pausing import note_action, pause, resume
+from penstock.operating.consumers import find_halts
+from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset import reset_checkpoint
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
@@ -144,8 +145,9 @@ def _page(kind: str, name: str) -> str:
     return f"/{kind}s/{quote(name, safe='')}"
 
 
-def _plan_pause(_connection: Connection, _scope: Scope, given: Given) -> Plan:
+def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
     kind, name = _kind(given), _field(given, "name")
+    check_pausable(connection, kind, name, scope=scope)
     return Plan(
         f"Pause {kind} {name}",
         (
@@ -181,11 +183,21 @@ def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
     moves = [each for each in reset_checkpoint(connection, name, resume=True, scope=scope) if each.resumes]
     if not moves:
         raise Unknown(f"no shard of {name} is halted")
+    plain = f"penstock reset checkpoint {name} --resume --apply"
+    for shard, reason in find_halts(connection, name, scope=scope):
+        # Some effects are in the database already, or records are missing: the reason says how to go on.
+        if "penstock " in reason:
+            raise Refused(
+                f"{name} is halted in {shard} for a reason that names another way, and must not simply go on: penstock status says what to type"
+            )
     changes = [f"{each.channel}/{each.shard} goes on behind offset {each.after}" for each in moves]
+    if letters.newest(connection, letters.LetterFilter(name), limit=1, scope=scope):
+        retry = f"penstock dead-letters retry {name} --all"
+        changes.append(f"It has dead letters: to keep the order of their keys, retry them before: {retry}")
     return Plan(
         f"Let the halted shards of {name} go on",
         ("The cause should be gone: otherwise they halt again.", *changes),
-        f"penstock reset checkpoint {name} --resume --apply",
+        plain,
         {"name": name},
         _page("consumer", name),
     )

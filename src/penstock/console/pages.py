@@ -3,6 +3,7 @@
 What a visitor may not see is left out here, of both: keys, and reasons, which may quote what a handler has said of a record.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -231,11 +232,14 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
             (each.channel, shard) for each in mine for shard in sorted(each.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
         "pauses": [each for each in found.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
-        "troubles": [
-            each for each in find_troubles(replace(found, consumers=tuple(mine), channels=())) if name in each.message
-        ],
+        "troubles": [each for each in find_troubles(found) if is_about(name, each.message)],
     }
     return Shown(values, mine)
+
+
+def is_about(name: str, message: str) -> bool:
+    """True if a message names a consumer, and not only one whose name begins likewise."""
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message) is not None
 
 
 def _find(found: tuple[Any, ...], kind: str, name: str) -> Any:
@@ -302,10 +306,9 @@ def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Sho
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.connections() as (connection, client):
         results = diagnose(connection, client, reading.pipeline, scope=reading.scope)
-    if not visitor.may("keys"):
-        results = [
-            each if each.grade == "ok" else replace(each, message=_first_words(each.message)) for each in results
-        ]
+    if not visitor.may("keys"):  # what a check has found may quote a record; which check it was does not
+        hidden = [replace(each, message=HIDDEN, fix="penstock doctor") for each in results]
+        results = [each if each.grade == "ok" else bare for each, bare in zip(results, hidden, strict=True)]
     results.sort(key=lambda each: ("error", "warning", "ok").index(each.grade))
     return Shown({"results": results}, results)
 
@@ -354,7 +357,8 @@ def _conceal(found: Status) -> Status:
 
     consumers = tuple(replace(each, shards=tuple(map(conceal_shard, each.shards))) for each in found.consumers)
     isolated = replace(found.faults.isolated, first=())
-    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated))
+    pauses = tuple(replace(each, reason=HIDDEN) for each in found.pauses)
+    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
 
 
 def _conceal_letter(letter: letters.DeadLetterRow, visitor: Visitor) -> letters.DeadLetterRow:

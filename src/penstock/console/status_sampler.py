@@ -16,6 +16,7 @@ import structlog
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError
 from penstock.operating.status import ConsumerStatus, Status
@@ -118,7 +119,7 @@ class StatusSampler:
     def look(self) -> Sample:
         """The last sample; waits a while for one if it is old, or the first."""
         with self._changed:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._stopping = False
                 self._thread = threading.Thread(target=self._run, name="penstock console", daemon=True)
                 self._thread.start()
@@ -153,8 +154,8 @@ class StatusSampler:
                     connection = connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS)
                 client = client or connect_redis(self.redis_url, timeouts=TIMEOUTS)
                 found = read_status(connection, client, self.pipeline)
-            except PenstockError as failed:
-                error = str(failed)
+            except Exception as failed:  # noqa: BLE001  a reader that ends would leave all pages as they are
+                error = str(failed) if isinstance(failed, PenstockError) else describe(failed)
                 log.debug("no sample", reason=error)
                 if connection is not None:
                     connection.close()

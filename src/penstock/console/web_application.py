@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import structlog
 from starlette.applications import Starlette
@@ -36,7 +36,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none at all, browsers send a form as if it came from elsewhere
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -82,13 +82,23 @@ class Console:
 
     def _refuse(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if self._hosts is not None and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+        if self._hosts is not None and _parse_host(host) not in self._hosts:
             return Response("421: this console does not answer under that name\n", 421, media_type="text/plain")
+        if "\x00" in unquote(f"{request.url.path}?{request.url.query}"):
+            return Response("400: no name, key or place has a character NUL\n", 400, media_type="text/plain")
         if request.method in {"GET", "HEAD"}:
             return None
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
         is_ours = site == "same-origin" if site is not None else origin is not None and urlsplit(origin).netloc == host
         return None if is_ours else Response("403: this comes from another site\n", 403, media_type="text/plain")
+
+
+def _parse_host(host: str) -> str:
+    """The name in ``Host``; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def make_console(

@@ -186,6 +186,13 @@ def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unk
     return Unknown(f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}")
 
 
+def find_halts(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[tuple[str, str]]:
+    """The halted shards of a consumer, each with the reason."""
+    with postgres_errors("reading the checkpoints"):
+        rows = connection.execute(statements("penstock.operating", scope.schema)["halts"], {"consumer": consumer})
+        return [(f"{channel}/{shard}", reason) for channel, shard, reason in rows]
+
+
 def lock_consumer(connection: Connection, consumer: str, scope: Scope) -> None:
     """Locks a consumer's channels, as retention and its registration do, then its checkpoints: its handlers have ended."""
     lock = statements("penstock.database", scope.schema)["lock_channel"]

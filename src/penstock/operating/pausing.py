@@ -37,7 +37,7 @@ def pause(
             f"a pause needs a reason of 1 to {MAX_REASON} characters, which penstock status shows; this one has {len(reason)}"
         )
     with postgres_errors(f"pausing {kind} {name}"), connection.transaction():
-        _check(connection, kind, name, scope)
+        check_pausable(connection, kind, name, scope=scope)
         sql = statements("penstock.operating", scope.schema)["put_pause"]
         values = {"kind": kind, "name": name, "reason": reason, "by": by}
         row = connection.execute(sql, values).fetchone()
@@ -53,7 +53,7 @@ def resume(connection: Connection, kind: PauseKind, name: str, *, scope: Scope =
         sql = statements("penstock.operating", scope.schema)["remove_pause"]
         row = connection.execute(sql, {"kind": kind, "name": name}).fetchone()
         if row is None:
-            _check(connection, kind, name, scope)
+            check_pausable(connection, kind, name, scope=scope)
             return None
     log.warning("resumed", kind=kind, name=name)
     return Pause(*row)
@@ -96,8 +96,8 @@ def find_pauses(connection: Connection, kind: PauseKind, name: str, scope: Scope
         return [found for found in read_pauses(connection, scope) if (found.kind, found.name) in own]
 
 
-def _check(connection: Connection, kind: PauseKind, name: str, scope: Scope) -> None:
-    """Checks that a pause of that name would stop something here."""
+def check_pausable(connection: Connection, kind: PauseKind, name: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
+    """Checks that a pause of that name would stop something here; raises as ``pause``."""
     sql = statements("penstock.operating", scope.schema)
     if kind == "consumer":
         if not list_consumers(connection, name, scope=scope):

@@ -96,6 +96,12 @@ UNION
 SELECT channel FROM {schema}.checkpoints
 ORDER BY channel;
 
+-- :name halts
+SELECT channel, shard, halted
+FROM {schema}.checkpoints
+WHERE consumer = %(consumer)s AND halted IS NOT NULL
+ORDER BY channel, shard;
+
 -- :name note_action
 INSERT INTO {schema}.actions (done_by, title, command)
 VALUES (%(by)s, %(title)s, %(command)s);

@@ -68,7 +68,9 @@ def console(  # noqa: PLR0917  options
     if proxy is not None and not (header and address):
         raise InvalidSetting(f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7")
     known = {} if users is None else access.read_users(users)
-    token = None if known else secrets.token_urlsafe(24)
+    if users is not None and not known:
+        raise InvalidSetting(f"{users} has no user: nobody could come in")
+    token = secrets.token_urlsafe(24) if users is None else None
     pipeline = find_pipeline(settings)
     entrance = access.Entrance(known, token, header or None, address)
     with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:

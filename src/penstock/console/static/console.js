@@ -22,7 +22,7 @@ function show(text) {
 
 function replace(main, html) {
   const next = new DOMParser().parseFromString(html, "text/html").getElementById("main");
-  if (!next) return location.reload();
+  if (!next) return;  // not a page of ours, but a proxy's
   const held = document.activeElement;
   const href = main.contains(held) ? held.getAttribute("href") : null;
   main.replaceWith(next);
@@ -35,11 +35,12 @@ let shown = "";  // the tag of what is shown
 async function follow() {
   const main = document.querySelector("main[data-live]");
   if (!main) return;
-  if (document.visibilityState === "visible" && getSelection().isCollapsed) {
+  const isTyping = document.activeElement.matches("main input");
+  if (document.visibilityState === "visible" && getSelection().isCollapsed && !isTyping) {
     try {
       const answer = await fetch(location.href, {cache: "no-store", headers: {"If-None-Match": shown}});
       if (answer.redirected || answer.status === 401) return location.reload();
-      if (answer.status !== 304) {
+      if (answer.ok || answer.status === 503) {
         replace(main, await answer.text());
         shown = answer.headers.get("ETag") || "";
       }
