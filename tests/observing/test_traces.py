@@ -157,7 +157,7 @@ def test_the_span_of_a_batch_is_linked_to_what_staged_its_records_and_is_no_chil
 
     [span] = spans()["process orders"]
     assert span.parent is None
-    assert len(span.links) == 32
+    assert len(span.links) == 8
     assert trace_ids(spans()["request 0"]) == {span.links[0].context.trace_id}
     assert span.attributes == {
         "messaging.system": "penstock",

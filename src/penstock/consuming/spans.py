@@ -29,7 +29,7 @@ from penstock.staging.trace_headers import OPENTELEMETRY, TRACEPARENT, TRACESTAT
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-MAX_LINKS = 32
+MAX_LINKS = 8
 """Most records whose headers are read for a span: each link costs as much as the delivery of two records."""
 
 SYSTEM, OPERATION, OPERATION_TYPE = "messaging.system", "messaging.operation.name", "messaging.operation.type"
