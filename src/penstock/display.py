@@ -10,6 +10,7 @@ import dataclasses
 import json
 import re
 from datetime import datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 MASK = "**********"
@@ -99,3 +100,11 @@ def format_memory(value: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.3g} {unit}"
+
+
+def find_release() -> str:
+    """The version of Penstock; ``unknown`` where its code is not installed, but only on the path."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "unknown"

@@ -141,6 +141,29 @@ def test_a_request_and_all_that_its_records_cause_are_one_trace(
     assert {span.kind for span in chain if span.name.startswith("process")} == {trace.SpanKind.CONSUMER}
 
 
+def test_a_provider_that_fails_fails_no_handler(
+    application: Engine,
+    database_url: str,
+    redis_url: str,
+    pipeline: Pipeline,
+    spans: Spans,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    pipeline.consumer(reads=ORDERS, name="reader")(lambda _session, records: seen.extend(r.key for r in records))
+    with Session(application) as session, session.begin():
+        stage_order(session, pipeline)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(trace, "get_tracer", refuse)
+    drained(pipeline, database_url, redis_url)
+
+    assert len(seen) == 1
+    assert "process orders" not in spans()
+
+
 def test_the_span_of_a_batch_is_linked_to_what_staged_its_records_and_is_no_child_of_what_runs_it(
     application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
 ) -> None:

@@ -7,21 +7,24 @@ The span is current while the handler runs, so that its statements and what it s
 span of its own: one that failed has the status ERROR and the class of the error, never its text, which may quote a payload.
 What a handler raises to say something, such as ``Snooze``, is an event.
 
-``sys.modules`` decides, and no setting: a process that wants spans has imported OpenTelemetry to configure it.
+No setting decides, but whether the process has given OpenTelemetry a provider: it may be imported by a library alone.  A
+span that cannot be made is logged, once, and left out: no handler fails for it.
 """
 
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from importlib.metadata import version
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from penstock.batches import Records
 from penstock.consuming.failures import Culprit, Repeated
 from penstock.database.driver_errors import driver_error
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.declaring.outcomes import DeadLetter, HandlerOutcome, Job
+from penstock.display import find_release
 from penstock.parsing import parse_json
 from penstock.records import Record
 from penstock.staging.trace_headers import OPENTELEMETRY, TRACEPARENT, TRACESTATE
@@ -41,6 +44,8 @@ CHANNEL, CONSUMER, SHARD = (
 COUNT, RECORD, ERROR = "messaging.batch.message_count", "messaging.message.id", "error.type"
 ATTEMPT = "penstock.attempt"
 """Names of the attributes, by the messaging conventions of OpenTelemetry, which are in development."""
+
+log = structlog.get_logger("penstock.consumer")
 
 _NOTHING = nullcontext()
 
@@ -62,30 +67,47 @@ class HandlerSpans:
             CONSUMER: consumer.name,
         }
         self._tracer: Tracer | None = None
+        self._has_failed = False
 
     def around_call(self, items: Any) -> AbstractContextManager[None]:
         """The span around a transaction's handler, if there is one for all its items; a DataFrame has no links."""
-        if self.has_children or OPENTELEMETRY not in sys.modules:
+        if self.has_children or not _is_traced():
             return _NOTHING
         return self._open(items if isinstance(items, Sequence) else (), is_child=False)
 
     def around_item(self, item: Any) -> AbstractContextManager[None]:
         """The span around one item, if each has its own."""
-        if not self.has_children or OPENTELEMETRY not in sys.modules:
+        if not self.has_children or not _is_traced():
             return _NOTHING
         return self._open([item], is_child=True)
 
     @contextmanager
     def _open(self, items: Sequence[Any], *, is_child: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            span = None
+            try:
+                span = stack.enter_context(self._begin(items, is_child=is_child))
+            except Exception as error:  # noqa: BLE001  the application's provider must not fail its handlers
+                if not self._has_failed:
+                    self._has_failed = True
+                    log.warning("no span", consumer=self._common[CONSUMER], error=type(error).__name__)
+            try:
+                yield
+            except BaseException as error:
+                if span is not None:
+                    _note_error(span, error.__cause__ or error if isinstance(error, Culprit) else error)
+                raise
+
+    def _begin(self, items: Sequence[Any], *, is_child: bool) -> "AbstractContextManager[Span]":
         from opentelemetry import trace  # noqa: PLC0415  the process has it
         from opentelemetry.context import Context  # noqa: PLC0415  the same
 
         if self._tracer is None:
-            self._tracer = trace.get_tracer("penstock", version("penstock"))
+            self._tracer = trace.get_tracer("penstock", find_release())
         found = _read_contexts(items)
         # Never a child of a span that happens to be current: a web process may work on records in the middle of a request.
         parent = trace.NonRecordingSpan(found[0]) if is_child and found else trace.INVALID_SPAN
-        with self._tracer.start_as_current_span(
+        return self._tracer.start_as_current_span(
             self._name,
             trace.set_span_in_context(parent, Context()),
             trace.SpanKind.CONSUMER,
@@ -93,12 +115,7 @@ class HandlerSpans:
             () if is_child else [trace.Link(each) for each in found],
             record_exception=False,
             set_status_on_exception=False,
-        ) as span:
-            try:
-                yield
-            except BaseException as error:
-                _note_error(span, error.__cause__ or error if isinstance(error, Culprit) else error)
-                raise
+        )
 
     def _describe(self, items: Sequence[Any]) -> Mapping[str, str | int]:
         if len(items) != 1:
@@ -110,6 +127,13 @@ class HandlerSpans:
         if isinstance(item, Job):
             own[ATTEMPT] = item.attempts
         return {**self._common, **own}
+
+
+def _is_traced() -> bool:
+    """True if the process has given OpenTelemetry a provider of spans."""
+    trace = sys.modules.get(OPENTELEMETRY)
+    find_provider = getattr(trace, "get_tracer_provider", None)  # missing while another thread imports the module
+    return find_provider is not None and not isinstance(find_provider(), trace.ProxyTracerProvider)  # type: ignore[union-attr]
 
 
 def _note_error(span: "Span", error: BaseException) -> None:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from time import monotonic
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
+from penstock.display import find_release
 from penstock.errors import PenstockError
 from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status
 from penstock.operating.status import status as read_status
@@ -313,7 +313,7 @@ class StateCollector(Collector):
         yield up
         info = METRICS["penstock_build_info"]
         build = GaugeMetricFamily(info.name, info.help, labels=["schema", *info.labels])
-        build.add_metric([self._schema, version("penstock"), newest_shipped()], 1)
+        build.add_metric([self._schema, find_release(), newest_shipped()], 1)
         yield build
         if sampled is None or sampled.status is None:
             return
