@@ -442,6 +442,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
+def get_scope(pipeline: Pipeline | None) -> Scope:
+    """The scope of a pipeline; the default where none is given."""
+    return DEFAULT_SCOPE if pipeline is None else pipeline.scope
+
+
 def load_pipeline(app: str) -> Pipeline:
     """Imports the module, also from the working directory, and returns its pipeline.
 

@@ -226,7 +226,7 @@ def test_the_reader_survives_any_error(
             raise error
         return status(*arguments)
 
-    monkeypatch.setattr("penstock.console.status_sampler.read_status", fail_once)
+    monkeypatch.setattr("penstock.operating.status.gathering.status", fail_once)
     sampler = StatusSampler(flow, database_url, redis_url)
 
     assert sampler.look().status is None

@@ -19,8 +19,8 @@ from penstock.cli.render import say
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded.directories import check_own, read_own, url_file
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Scope
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
@@ -128,11 +128,6 @@ class Connections:
     def connect(self) -> Connection:
         """Opens another connection, for a reconciliation."""
         return connect_postgres(self.urls.database_url, application="reconcile", prepare=False)
-
-
-def get_scope(pipeline: Pipeline | None) -> Scope:
-    """The scope of a command: the pipeline's, or the default."""
-    return DEFAULT_SCOPE if pipeline is None else pipeline.scope
 
 
 @contextmanager

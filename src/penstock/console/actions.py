@@ -22,8 +22,8 @@ from penstock.operating import letters
 from penstock.operating.consumers import find_halts
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset import reset_checkpoint
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Offset, Place, Scope, Shard, ShardName
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.console")
 
@@ -117,7 +117,7 @@ class Acting:
 
     @property
     def _scope(self) -> Scope:
-        return DEFAULT_SCOPE if self.pipeline is None else self.pipeline.scope
+        return get_scope(self.pipeline)
 
     def _connection(self) -> Connection:
         if self.database_url is None:

@@ -5,7 +5,7 @@ What a visitor may not see is left out here, of both: keys, and reasons, which m
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -24,8 +24,8 @@ from penstock.operating.pausing import list_actions
 from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
 from penstock.operating.tracing import explain, trace
 from penstock.parsing import find_number
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Offset, Place, RecordId, Scope, Shard, ShardName, is_place, parse_place
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName, is_place, parse_place
 
 HIDDEN = "(not for this visitor)"
 
@@ -54,7 +54,7 @@ class Reading:
     @property
     def scope(self) -> Scope:
         """The pipeline's scope."""
-        return DEFAULT_SCOPE if self.pipeline is None else self.pipeline.scope
+        return get_scope(self.pipeline)
 
     @contextmanager
     def connections(self) -> Iterator[tuple[Connection, RedisClient]]:
@@ -179,9 +179,9 @@ def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
     return "behind" if lag else "up to date"
 
 
-def _read_channels(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    sample, found = reading.status(visitor)
-    return Shown({"sample": sample, "channels": found.channels[:MAX_ROWS]}, found.channels)
+def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Shown:
+    _, found = reading.status(visitor)
+    return Shown({"channels": found.channels[:MAX_ROWS]}, found.channels)
 
 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -199,7 +199,6 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
         for shard in channel.shards[:MAX_SHARDS]
     }
     values = {
-        "sample": sample,
         "channel": channel,
         "shards": channel.shards[:MAX_SHARDS],
         "readers": readers,
@@ -315,7 +314,7 @@ def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
 
 def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     text = request.query_params.get("q", "").strip()
-    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "missing": None}
+    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None}
     if text:
         wanted = _parse_wanted(text, is_key="key" in request.query_params)
         if isinstance(wanted, str) and not visitor.may("keys"):
@@ -323,10 +322,8 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
                 "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
             )
         with reading.connections() as (connection, client):
-            try:
+            with suppress(Unknown):  # the diagnosis says why
                 values["stories"] = trace(connection, client, wanted, scope=reading.scope)
-            except Unknown as unknown:
-                values["missing"] = str(unknown)
             values["diagnosis"] = explain(connection, client, wanted, scope=reading.scope)
         values["stories"] = [_conceal_story(each, visitor) for each in values["stories"]]
         if not visitor.may("keys"):

@@ -13,14 +13,10 @@ from typing import Any
 
 import structlog
 
-from penstock.channels.commands import RedisClient
-from penstock.channels.server import connect_redis
-from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError
-from penstock.operating.status import ConsumerStatus, Status
-from penstock.operating.status import status as read_status
+from penstock.operating.status import ConsumerStatus, Status, StatusReader
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.console")
@@ -59,7 +55,6 @@ class Point:
         published: Published records, by channel.
         passed: Records that a consumer has passed, by consumer and channel.
         lag: Records that it has not passed.
-        staged: Records without an offset, over all channels.
     """
 
     at: float
@@ -67,7 +62,6 @@ class Point:
     published: Mapping[str, int]
     passed: Mapping[tuple[str, str], int]
     lag: Mapping[tuple[str, str], int]
-    staged: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +139,18 @@ class StatusSampler:
             thread.join()
 
     def _run(self) -> None:
-        connection: Connection | None = None
-        client: RedisClient | None = None
+        reader = StatusReader(
+            self.pipeline, self.database_url, self.redis_url, application="console", timeouts=TIMEOUTS
+        )
         while not self._stopping:
             began, error, found = monotonic(), None, None
             try:
-                if connection is None or connection.closed:
-                    connection = connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS)
-                client = client or connect_redis(self.redis_url, timeouts=TIMEOUTS)
-                found = read_status(connection, client, self.pipeline)
+                found = reader.read()
             except Exception as failed:  # noqa: BLE001  a reader that ends would leave all pages as they are
                 error = str(failed) if isinstance(failed, PenstockError) else describe(failed)
                 log.debug("no sample", reason=error)
-                if connection is not None:
-                    connection.close()
-                connection = None
             self._publish(found, error, monotonic() - began)
-        for opened in (connection, client):
-            if opened is not None:
-                opened.close()
+        reader.close()
 
     def _publish(self, found: Status | None, error: str | None, took_s: float) -> None:
         """Stores a sample, and waits until the next one is due."""
@@ -198,12 +185,6 @@ def _make_point(found: Status) -> Point:
             for each in found.consumers[:MAX_NAMES]
         }
 
-    staged = sum(shard.staged for each in found.channels for shard in each.shards)
     return Point(
-        monotonic(),
-        by_channel("sequenced"),
-        by_channel("published"),
-        by_consumer("checkpoint"),
-        by_consumer("lag"),
-        staged,
+        monotonic(), by_channel("sequenced"), by_channel("published"), by_consumer("checkpoint"), by_consumer("lag")
     )

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.console.access import COOKIE, SESSION_S, Access, Entrance, Visitor
+from penstock.console.access import COOKIE, SESSION_S, Access, Entrance, Right, Visitor
 from penstock.console.actions import ACTIONS, Acting, ChangedPlan
 from penstock.console.pages import PAGES, Page, Reading
 from penstock.console.rendering import render, respond, respond_json
@@ -149,7 +149,7 @@ class _Desk:
         def answer(request: Request) -> Response:
             visitor = self._admit(request, page)
             if visitor is None:
-                return RedirectResponse(f"{request.scope.get('root_path', '')}/enter", 303)
+                return RedirectResponse(f"{_root(request)}/enter", 303)
             shown = page.read(self.reading, visitor, request)
             values = {**shown.values, "page": page, "live": page.is_live}
             return respond(request, render(page.template, self._around(request, visitor) | values), "text/html")
@@ -179,8 +179,7 @@ class _Desk:
         visitor = self.access(request)
         if visitor is None:
             raise HTTPException(401, "log in first")
-        if not visitor.may(action.right):
-            raise HTTPException(403, f"this needs the right {action.right!r}, which {visitor.name} has not")
+        _check_right(visitor, action.right)
         error = None
         if request.method == "POST":
             try:
@@ -189,9 +188,9 @@ class _Desk:
                 error = str(changed)
             else:
                 self.reading.sampler.forget()
-                return RedirectResponse(f"{request.scope.get('root_path', '')}{where}", 303)
+                return RedirectResponse(f"{_root(request)}{where}", 303)
         plan = self.acting.plan(action, given)
-        values = {"plan": plan, "given": given, "error": error, "live": False, "can_act": self.acting.is_possible}
+        values = {"plan": plan, "given": given, "error": error, "live": False}
         body = render("plan.html", self._around(request, visitor) | values)
         return respond(request, body, "text/html", 200 if error is None else 409)
 
@@ -201,22 +200,30 @@ class _Desk:
             if isinstance(self.access, Entrance) and self.access.proxy_header is None:
                 return None
             raise HTTPException(401, "nobody who may see this")
-        if not visitor.may(page.right):
-            raise HTTPException(403, f"this needs the right {page.right!r}, which {visitor.name} has not")
+        _check_right(visitor, page.right)
         return visitor
 
     def _around(self, request: Request, visitor: Visitor) -> dict[str, Any]:
         """What the layout of every page needs."""
         return {
-            "root": request.scope.get("root_path", ""),
-            "path": request.url.path.removeprefix(request.scope.get("root_path", "")),
-            "query": request.url.query,
+            "root": _root(request),
+            "path": request.url.path.removeprefix(_root(request)),
             "visitor": visitor,
             "menu": [page for page in PAGES.values() if page.menu and visitor.may(page.right)],
             "can_act": self.acting.is_possible,
             "can_leave": isinstance(self.access, Entrance) and self.access.proxy_header is None,
             "schema": self.reading.scope.schema,
         }
+
+
+def _check_right(visitor: Visitor, right: Right) -> None:
+    if not visitor.may(right):
+        raise HTTPException(403, f"this needs the right {right!r}, which {visitor.name} has not")
+
+
+def _root(request: Request) -> str:
+    """The path at which the console is mounted."""
+    return str(request.scope.get("root_path", ""))
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Response]:
@@ -228,7 +235,7 @@ def _enter(entrance: Entrance) -> Callable[[Request], Any]:
     """Comes in by the link, or by name and password."""
 
     async def answer(request: Request) -> Response:
-        root = request.scope.get("root_path", "")
+        root = _root(request)
         cookie, refused = None, ""
         if request.method == "POST":
             form = await _read_form(request)
@@ -259,7 +266,7 @@ def _enter(entrance: Entrance) -> Callable[[Request], Any]:
 def _leave(entrance: Entrance) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         entrance.sessions.end(request)
-        return RedirectResponse(f"{request.scope.get('root_path', '')}/enter", 303)
+        return RedirectResponse(f"{_root(request)}/enter", 303)
 
     return answer
 
@@ -296,5 +303,5 @@ def _show_unexpected(request: Request, error: Exception) -> Response:
 def _respond_error(request: Request, status: int, text: str, page: str) -> Response:
     if request.url.path.endswith(".json"):
         return respond_json(request, {"error": text, "page": page}, status)
-    root = request.scope.get("root_path", "")
+    root = _root(request)
     return respond(request, render("error.html", {"root": root, "status": status, "text": text}), "text/html", status)

@@ -1,4 +1,4 @@
-"""Spans around a consumer's handler, if the process has imported OpenTelemetry; otherwise nothing happens here.
+"""Spans around a consumer's handler, if the process has given OpenTelemetry a provider; otherwise nothing happens here.
 
     trace="link"     a span for each call of the transaction's handler, linked to the spans that staged its records
     trace="child"    a span for each record or job, a child of the one that staged it
@@ -7,8 +7,8 @@ The span is current while the handler runs, so that its statements and what it s
 span of its own: one that failed has the status ERROR and the class of the error, never its text, which may quote a payload.
 What a handler raises to say something, such as ``Snooze``, is an event.
 
-No setting decides, but whether the process has given OpenTelemetry a provider: it may be imported by a library alone.  A
-span that cannot be made is logged, once, and left out: no handler fails for it.
+That OpenTelemetry is imported says nothing: redis-py does it where the package is installed.  A span that cannot be made is
+logged, once, and left out: no handler fails for it.
 """
 
 import re

@@ -18,17 +18,11 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.channels.commands import RedisClient
-from penstock.channels.server import connect_redis, redis_errors
-from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.display import find_release
-from penstock.errors import PenstockError
-from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status
-from penstock.operating.status import status as read_status
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE
+from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status, StatusReader
+from penstock.pipeline import Pipeline, get_scope
 from penstock.schema.revisions import newest_shipped
 
 log = structlog.get_logger("penstock.metrics")
@@ -293,15 +287,13 @@ class StateCollector(Collector):
 
     def __init__(self, pipeline: Pipeline | None, database_url: str, redis_url: str, *, by_shard: bool = False) -> None:
         """Sets up; the first scrape connects."""
-        self._pipeline, self._database_url, self._redis_url = pipeline, database_url, redis_url
-        self._schema = (DEFAULT_SCOPE if pipeline is None else pipeline.scope).schema
+        self._reader = StatusReader(pipeline, database_url, redis_url, application="metrics", timeouts=TIMEOUTS)
+        self._schema = get_scope(pipeline).schema
         self._by_shard = by_shard
         self._changed = threading.Condition()
         self._sampled: _Sampled | None = None
         self._sampled_at = -CACHED_S
         self._is_reading = self._has_warned = False
-        self._connection: Connection | None = None
-        self._client: RedisClient | None = None
         self.readings = 0
 
     def collect(self) -> Iterable[Any]:
@@ -328,13 +320,7 @@ class StateCollector(Collector):
         """Closes the connections, unless a server that does not answer still holds the reading thread."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S):
-                self._close()
-
-    def _close(self) -> None:
-        for opened in (self._connection, self._client):
-            if opened is not None:
-                opened.close()
-        self._connection = self._client = None
+                self._reader.close()
 
     def _sample(self) -> _Sampled | None:
         """The last reading, or a new one; None if it takes too long."""
@@ -351,15 +337,11 @@ class StateCollector(Collector):
     def _read(self) -> None:
         began, found, is_redis_up = monotonic(), None, False
         try:
-            is_redis_up = self._is_redis_up()
-            if self._connection is None or self._connection.closed:
-                self._connection = connect_postgres(self._database_url, application="metrics", timeouts=TIMEOUTS)
-            self._client = self._client or connect_redis(self._redis_url, timeouts=TIMEOUTS)
-            found = read_status(self._connection, self._client, self._pipeline)
+            is_redis_up = self._reader.is_redis_up()
+            found = self._reader.read()
             self._warn_of_others(found)
         except Exception as error:  # noqa: BLE001  what a scrape sees is that a server is down; the next one tries again
             log.warning("no metrics", reason=describe(error))
-            self._close()
         finally:
             with self._changed:
                 self.readings += 1
@@ -367,15 +349,6 @@ class StateCollector(Collector):
                 self._sampled = _Sampled(found, is_redis_up, monotonic() - began, datetime.now(UTC))
                 self._sampled_at, self._is_reading = monotonic(), False
                 self._changed.notify_all()
-
-    def _is_redis_up(self) -> bool:
-        """Asked apart: Postgres may be away, or the pipeline have no channel yet."""
-        try:
-            with redis_errors("measuring"):
-                self._client = self._client or connect_redis(self._redis_url, timeouts=TIMEOUTS)
-                return bool(self._client.ping())
-        except PenstockError:
-            return False
 
     def _warn_of_others(self, found: Status) -> None:
         most = max(len(found.channels), len(found.consumers))

@@ -9,9 +9,8 @@ It all runs in a thread of its own, on a connection of its own: a function that 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any
 
 import structlog
 
@@ -134,19 +133,16 @@ def make_report(
     kind: str, consumer: str | None, channel: str | None, shard: int | None, count: int, *, is_first: bool
 ) -> TroubleReport | None:
     """The report of a row; None if it is to be noted alone: the first epoch, and dead letters that have become fewer."""
-    make: Callable[..., TroubleReport] = TroubleReport
-    where: dict[str, Any] = {"consumer": consumer, "channel": channel, "shard": shard, "count": count}
     match kind:
         case "halted":
-            return make(kind, f"{consumer} is halted in {channel}/{shard}", "penstock status", **where)
-        case "dead-lettered" if count <= 0:
-            return None
-        case "dead-lettered":
+            text, fix = f"{consumer} is halted in {channel}/{shard}", "penstock status"
+        case "dead-lettered" if count > 0:
             text = f"{consumer} has {count:,} new dead letters in {channel}"
-            return make(kind, text, f"penstock dead-letters list {consumer}", **where)
+            fix = f"penstock dead-letters list {consumer}"
         case "stopped":
-            return make(kind, f"the streamer leaves {channel}/{shard} out", "penstock status", **where)
-        case _ if is_first:
-            return None
+            text, fix = f"the streamer leaves {channel}/{shard} out", "penstock status"
+        case "epoch" if not is_first:
+            text, fix = f"epoch {count} has begun", "penstock doctor"
         case _:
-            return make("epoch", f"epoch {count} has begun", "penstock doctor", **where)
+            return None
+    return TroubleReport(kind, text, fix, consumer, channel, shard, count)

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import command, find_pipeline, require_extra
-from penstock.cli.connecting import get_scope, servers
+from penstock.cli.connecting import servers
 from penstock.cli.render import show
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
+from penstock.pipeline import get_scope
 from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
 
@@ -64,15 +65,15 @@ def console(  # noqa: PLR0917  options
         raise InvalidSetting(f"--listen {address!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
     if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
         raise InvalidSetting("the link alone would open it to other machines: say who may come in, with --users FILE")
-    header, _, address = (proxy or "").partition("@")
-    if proxy is not None and not (header and address):
+    header, _, proxy_address = (proxy or "").partition("@")
+    if proxy is not None and not (header and proxy_address):
         raise InvalidSetting(f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7")
     known = {} if users is None else access.read_users(users)
     if users is not None and not known:
         raise InvalidSetting(f"{users} has no user: nobody could come in")
     token = secrets.token_urlsafe(24) if users is None else None
     pipeline = find_pipeline(settings)
-    entrance = access.Entrance(known, token, header or None, address)
+    entrance = access.Entrance(known, token, header or None, proxy_address)
     with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:
         with connect_postgres(urls.database_url, application="console", prepare=settings.prepare) as connection:
             check_revision(connection, get_scope(pipeline))

@@ -9,7 +9,7 @@ import typer
 
 from penstock.channels.server import connect_redis
 from penstock.cli.command import Json, command, find_pipeline, require_extra
-from penstock.cli.connecting import Connections, get_scope, open_connections, servers
+from penstock.cli.connecting import Connections, open_connections, servers
 from penstock.cli.loops import Stop
 from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table, show_text
 from penstock.database.connections import connect_postgres
@@ -19,6 +19,7 @@ from penstock.observing.listener import Answer, Listener
 from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.status import Status
 from penstock.operating.status import status as read_status
+from penstock.pipeline import get_scope
 from penstock.reconciling.history import LastRun
 from penstock.settings import Settings, duration
 from penstock.streaming.faults import Faults

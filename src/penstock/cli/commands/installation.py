@@ -9,11 +9,11 @@ import typer
 from penstock.channels.acl import SAVE, acl_lines, save_users
 from penstock.channels.server import connect_redis
 from penstock.cli.command import NOTHING_CHANGED, Apply, command, find_pipeline
-from penstock.cli.connecting import get_scope, servers
+from penstock.cli.connecting import servers
 from penstock.cli.render import say, show_text
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, get_scope
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.schema.capture import install_triggers, make_triggers
 from penstock.schema.initialise import initialise, migration_sql, reporting_waits

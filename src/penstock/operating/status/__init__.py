@@ -4,7 +4,7 @@ Postgres is read in one transaction, so that its numbers are consistent.  Redis 
 running pipeline never appears ahead of its journal.
 """
 
-from penstock.operating.status.gathering import status
+from penstock.operating.status.gathering import StatusReader, status
 from penstock.operating.status.snapshot import (
     ChannelStatus,
     ConsumerShard,
@@ -24,6 +24,7 @@ __all__ = [
     "OpenTransaction",
     "ShardStatus",
     "Status",
+    "StatusReader",
     "count_dead_letters",
     "status",
 ]

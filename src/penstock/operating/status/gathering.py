@@ -13,14 +13,16 @@ from penstock.channels.ick import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log import Extent, extents, memory_used
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.pauses import Pause, read_pauses
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
+from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import Channel
-from penstock.errors import AppendRefused, SchemaMissing, ServerUnavailable
+from penstock.errors import AppendRefused, PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds, known_shards
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.status.snapshot import (
@@ -88,6 +90,50 @@ def status(
         else OpenTransaction(*(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))),
         pauses=tables.pauses,
     )
+
+
+class StatusReader:
+    """Reads the status again and again, on connections that it keeps as long as they work."""
+
+    def __init__(
+        self, pipeline: Pipeline | None, database_url: str, redis_url: str, *, application: str, timeouts: Timeouts
+    ) -> None:
+        """Sets up; the first reading connects."""
+        self._pipeline, self._database_url, self._redis_url = pipeline, database_url, redis_url
+        self._application, self._timeouts = application, timeouts
+        self._connection: Connection | None = None
+        self._client: RedisClient | None = None
+
+    def read(self) -> Status:
+        """As ``status``."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect_postgres(
+                    self._database_url, application=self._application, timeouts=self._timeouts
+                )
+            return status(self._connection, self._connected_client(), self._pipeline)
+        except Exception:
+            self.close()
+            raise
+
+    def is_redis_up(self) -> bool:
+        """True if Redis answers: Postgres may be away, or have no channel yet whose shards a status would ask for."""
+        try:
+            with redis_errors("measuring"):
+                return bool(self._connected_client().ping())
+        except PenstockError:
+            return False
+
+    def close(self) -> None:
+        """Closes the connections; another reading opens them again."""
+        for opened in (self._connection, self._client):
+            if opened is not None:
+                opened.close()
+        self._connection = self._client = None
+
+    def _connected_client(self) -> RedisClient:
+        self._client = self._client or connect_redis(self._redis_url, timeouts=self._timeouts)
+        return self._client
 
 
 @dataclass(frozen=True, slots=True)
