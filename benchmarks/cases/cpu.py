@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 
 from benchmarks.application import BULK
-from benchmarks.backlogs import Backlog, Scale, make_variants
+from benchmarks.backlogs import Backlog, Scale, make_observed, make_variants
 from benchmarks.cases import limits
 from benchmarks.cases.consuming import make_bulk_variants, prepare_consumer
 from benchmarks.cases.costs import insert, make_source
@@ -30,7 +30,8 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence="processor time per record from staged to published: the sum, the worker, Postgres, Redis; and of staging it",
             ours=lambda: {**_measure_publishing(servers, backlog), **_measure_staging(servers, backlog)},
             limits={"xadd": lambda: _measure_append(servers, backlog)},
-            variants=make_variants(partial(_measure_publishing, servers), backlog),
+            variants=make_variants(partial(_measure_publishing, servers), backlog)
+            | make_observed(partial(_measure_publishing, servers), backlog),
             peers=find_peers("drain", servers, Backlog(scale.records, shards=1), costs=True),
             better="less",
             rounds=scale.few_rounds,

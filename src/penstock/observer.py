@@ -74,6 +74,19 @@ class Streamed:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """An application has written records into its transaction, which may yet be rolled back; triggers write without it.
+
+    Attributes:
+        channel: Name of the channel.
+        records: How many.
+    """
+
+    channel: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerBegan:
     """A handler is called.
 
@@ -188,7 +201,7 @@ class EpochChanged:
 Trouble = ShardHalted | DeadLettered | ShardStopped | EpochChanged
 """Events that somebody may want to be woken by."""
 
-Event = LoopBegan | RoundEnded | ServerAway | Streamed | HandlerBegan | HandlerEnded | Delivery | Trouble
+Event = Staged | LoopBegan | RoundEnded | ServerAway | Streamed | HandlerBegan | HandlerEnded | Delivery | Trouble
 
 Observer = Callable[[Event], object]
 """Called with each event."""

@@ -6,7 +6,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from penstock import Log, Pipeline
-from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Streamed
+from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
 from penstock.observing.otel_metrics import SAMPLES, OpenTelemetryMetrics, choose
 
 
@@ -27,6 +27,7 @@ def test_events_become_points_by_the_names_of_the_conventions() -> None:
     pipeline = Pipeline([Log("things")])
     OpenTelemetryMetrics(pipeline, MeterProvider([reader], shutdown_on_exit=False).get_meter("penstock"))
     for event in (
+        Staged("things", 4),
         Delivery("reader", "things", {"applied": 3, "dead": 1}, [2_000, 300_000, 4_000]),
         HandlerEnded("reader", "things", 3, 0.002, None),
         HandlerEnded("reader", "things", 3, 0.002, "ValueError"),
@@ -37,6 +38,7 @@ def test_events_become_points_by_the_names_of_the_conventions() -> None:
         pipeline.observers(event)
 
     found = points(reader)
+    assert found["messaging.client.sent.messages", "things"].value == 4
     assert found["messaging.client.consumed.messages", "reader", "things", "applied"].value == 3
     assert found["messaging.process.duration", "ValueError", "reader", "things", "process"].count == 1
     assert found["messaging.process.duration", "reader", "things", "process"].sum == 0.002
@@ -45,7 +47,7 @@ def test_events_become_points_by_the_names_of_the_conventions() -> None:
     assert found["penstock.round.duration", "reader"].count == 1
     assert found["penstock.server_wait.time", "redis", "reader"].value == 1.5
     assert found["penstock.streamer.records", "added"].value == 2
-    assert len(found) == 10
+    assert len(found) == 11
 
 
 def test_of_a_large_batch_a_few_latencies_are_recorded_from_all_of_it() -> None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import Log, Pipeline
 from penstock.engines.stealing import Recruiter
-from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Streamed
+from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
 from penstock.observing.process_metrics import MAX_ERRORS, METRICS, SECONDS, ProcessMetrics
 
 HOSTILE = 'a"b\\c\n{}'
@@ -36,6 +36,7 @@ def test_every_metric_is_exported_with_any_label(pipeline: Pipeline) -> None:
     recruiter.install(lambda: None, HOSTILE, 0.5)
     metrics = ProcessMetrics(pipeline, recruiter)
     for event in (
+        Staged(HOSTILE, 4),
         Delivery(HOSTILE, "things", {"applied": 3, "dead": 1}, [2_000, 300_000, 700_000_000]),
         Delivery(HOSTILE, "things", {"applied": 2}, []),
         HandlerEnded(HOSTILE, "things", 3, 0.002, None),
@@ -51,6 +52,7 @@ def test_every_metric_is_exported_with_any_label(pipeline: Pipeline) -> None:
     names = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, *_ in found}
     assert names == set(METRICS)
     assert found["penstock_delivered_records_total", "things", HOSTILE, "applied"] == 5
+    assert found["penstock_staged_records_total", HOSTILE] == 4
     assert found["penstock_stage_to_handler_seconds_sum", "things", HOSTILE] == pytest.approx(700.302)
     assert found["penstock_handler_duration_seconds_count", "things", HOSTILE, "ValueError"] == 1
     assert found["penstock_server_wait_seconds_total", "redis", HOSTILE] == 1.5

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from fixtures.application import Ride, Staged, StagedRecords
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, stage
+from penstock import observer as events_of
 from penstock.errors import InvalidRecord, NotAttached, StagingError
 from penstock.staging import Staging, stage_many
 from penstock.staging import rows as staging_rows
@@ -37,6 +38,21 @@ def test_a_record_is_a_row_of_the_transaction(sessions: Sessions, rides: Log, st
     assert staged() == [
         Staged("rides", rides.shard_for("7"), "7", "imported", "ride", {"on": "2026-11-20"}, {"trace": "ü"})
     ]
+
+
+def test_what_staging_writes_is_an_event_a_statement(
+    application: Engine, sessions: Sessions, rides: Log, pipeline: Pipeline
+) -> None:
+    events: list[object] = []
+    pipeline.observe(events.append)
+    pipeline.stages(Ride, to=rides, key="id", data=["id"])
+    with sessions.begin() as session:
+        session.add_all(Ride(id=number) for number in range(3))
+        stage_one(session, rides)
+    with application.begin() as connection:
+        stage_one(connection, rides, pipeline=pipeline)
+
+    assert events == [events_of.Staged("rides", 3), events_of.Staged("rides", 1), events_of.Staged("rides", 1)]
 
 
 def test_many_records_are_divided_among_statements(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from opentelemetry.metrics import Histogram, Meter, get_meter
 
 from penstock.consuming.spans import CHANNEL, CONSUMER, ERROR, OPERATION, SYSTEM
-from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Streamed
+from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
 from penstock.pipeline import Pipeline
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -50,6 +50,9 @@ class OpenTelemetryMetrics:
         self._batch = histogram(
             "penstock.handler.batch.records", "Records that a handler is called with.", "{message}", RECORDS
         )
+        self._sent = made.create_counter(
+            "messaging.client.sent.messages", "{message}", "Records staged, also those rolled back."
+        )
         self._consumed = made.create_counter("messaging.client.consumed.messages", "{message}", "Records delivered.")
         self._streamed = made.create_counter(
             "penstock.streamer.records", "{message}", "Records of the streamer, by step."
@@ -57,9 +60,11 @@ class OpenTelemetryMetrics:
         self._wait = made.create_counter("penstock.server_wait.time", "s", "Pauses before a server was asked again.")
         pipeline.observe(self)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:  # noqa: C901  a case an event
         """Records an event."""
         match event:
+            case Staged(channel, records):
+                self._sent.add(records, self._common | {CHANNEL: channel})
             case Delivery(consumer, channel, counts, latencies_us):
                 names = self._common | {CONSUMER: consumer, CHANNEL: channel}
                 for outcome, count in counts.items():

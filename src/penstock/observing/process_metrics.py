@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from penstock.engines.stealing.recruiter import Recruiter
-from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Streamed
+from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
 from penstock.observing.listener import Answer
 from penstock.pipeline import Pipeline
 
@@ -49,6 +49,11 @@ class ProcessMetric:
 
 
 METRICS = {
+    "penstock_staged_records_total": ProcessMetric(
+        "counter",
+        ("channel",),
+        "Records that this application has written into its transactions, also those rolled back.",
+    ),
     "penstock_delivered_records_total": ProcessMetric(
         "counter",
         ("consumer", "channel", "outcome"),
@@ -138,10 +143,12 @@ class ProcessMetrics(Collector):
         self._errors: set[str] = set()
         pipeline.observe(self)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:  # noqa: C901  a case an event
         """Adds an event."""
         with self._lock:
             match event:
+                case Staged(channel, records):
+                    self._count("penstock_staged_records_total", (channel,), records)
                 case Delivery(consumer, channel, counts, latencies_us):
                     for outcome, count in counts.items():
                         self._count("penstock_delivered_records_total", (consumer, channel, outcome), count)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 from penstock.database.tables import staged_records
 from penstock.declaring.declarations import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
+from penstock.observer import Staged
 from penstock.records import Payload
 from penstock.staging import nudge
 from penstock.staging.driver_connections import (
@@ -261,8 +262,9 @@ def _insert(target: Any, channel: Channel, rows: list[Row], pipeline: Declaratio
     if isinstance(target, Session):
         _insert_in_session(target, channel, rows, pipeline)
     else:
-        schema = _require_pipeline(channel, pipeline, caller).scope.schema
-        insert_directly(target, schema, rows, [channel], caller)
+        own = _require_pipeline(channel, pipeline, caller)
+        insert_directly(target, own.scope.schema, rows, [channel], caller)
+        own.observers(Staged(channel.name, len(rows)))
     return len(rows)
 
 
@@ -271,8 +273,9 @@ async def _insert_async(
 ) -> int:
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
-        schema = _require_pipeline(channel, pipeline, caller).scope.schema
-        await insert_by_async_psycopg(own, schema, rows, [channel])
+        given = _require_pipeline(channel, pipeline, caller)
+        await insert_by_async_psycopg(own, given.scope.schema, rows, [channel])
+        given.observers(Staged(channel.name, len(rows)))
     elif hasattr(own, "run_sync"):
         await own.run_sync(_insert, channel, rows, pipeline, caller)
     else:
@@ -297,6 +300,7 @@ def _insert_in_session(session: Session, channel: Channel, rows: list[Row], pipe
         return
     connection = session.connection(bind_arguments={"clause": staged_records(schema)})
     insert_rows(connection, schema, rows, [channel])
+    attachment.pipeline.observers(Staged(channel.name, len(rows)))
     nudge.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 

@@ -10,6 +10,7 @@ The mapper events tell what the unit of work writes and on which connection, and
 sessions.  They fire for every session; one without a list, because no rules apply to it, costs a dict look-up.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
 from penstock.declaring.declarations import Change, Channel, StagingRule
+from penstock.observer import Staged
 from penstock.staging import guard, rule_checks
 from penstock.staging import nudge as nudging
 from penstock.staging.rows import Row, insert_rows
@@ -268,8 +270,10 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     for attachment in flush.attachments:
         schema = attachment.pipeline.scope.schema
         for connection, made in _make_rows(flush, attachment, written).items():
-            channels = dict.fromkeys(channel for channel, _ in made)
-            insert_rows(connection, schema, [row for _, row in made], channels)
+            counts = Counter(channel for channel, _ in made)
+            insert_rows(connection, schema, [row for _, row in made], counts)
+            for channel, records in counts.items():
+                attachment.pipeline.observers(Staged(channel.name, records))
             nudging.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 

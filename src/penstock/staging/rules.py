@@ -18,6 +18,7 @@ from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
 from penstock.declaring.declarations import Change, Channel, Ick, Named, Queue, StagingRule
 from penstock.errors import DeclarationError
+from penstock.observer import Observers
 from penstock.records import Scope
 from penstock.staging.messages import make_message
 from penstock.staging.rows import Row, make_row
@@ -44,6 +45,10 @@ class Declarations(Protocol):
     @property
     def scope(self) -> Scope:
         """Its schema in Postgres, and its namespace in Redis."""
+
+    @property
+    def observers(self) -> Observers:
+        """Who observes its events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
