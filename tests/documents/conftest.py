@@ -28,7 +28,7 @@ WAITING = {"blpop", "xread"}
 """Commands of Redis in which a process of Penstock's waits for work."""
 
 ELSEWHERE = {
-    ("README", "make demo"): "tests/demo",
+    ("README", ""): "tests/documents/test_documented_commands.py",  # there, on the application that the page declares
     ("work-stealing", "penstock demo"): "tests/demo",
     ("put-the-migrations-beside-yours", ""): "tests/migrations/test_beside_your_own.py",
     ("test-your-application", ""): "tests/testing_plugin/test_plugin.py",

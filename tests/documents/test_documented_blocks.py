@@ -40,7 +40,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 RUN_BY = {
     "docs/how-to/hear-of-trouble.md": "streaming/test_troubles.py",
     "docs/how-to/open-the-console.md": "console/test_console_access.py",
-    "README.md": "documents/test_documented_handlers.py",
+    "README.md": "documents/test_documented_commands.py",
     "docs/explanation/queues.md": "channels/queue/test_page.py",
     "docs/how-to/archive-a-log.md": "spark/test_sinks.py",
     "docs/how-to/keep-things-for-a-time.md": "clients/test_structures_page.py",

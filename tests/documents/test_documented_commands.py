@@ -6,15 +6,19 @@ Each test gives what its page supposes, and then follows it.  Of the lines that 
 
 import json
 import re
+import runpy
 import shlex
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy import Engine, create_engine
 
 from documents.conftest import ELSEWHERE, Follower, Shop, elsewhere
+from fixtures.command_line import CommandLine
 from fixtures.documents import DOCS, ROOT, Declared, blocks, commands, run_blocks
 from fixtures.restored import Restored
 from fixtures.roles import WITH_ROLES
@@ -22,7 +26,9 @@ from fixtures.sources import MakeDatabase
 from penstock import Log, stage
 from penstock.channels.acl import COMMANDS as USERS
 from penstock.cli.app import load_commands
+from penstock.database.connections import Connection
 from penstock.schema.roles import ROLE_NAMES
+from penstock.testing import eventually
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 INLINE = re.compile(r"`(penstock [a-z][^`]*)`")
@@ -33,8 +39,26 @@ ELSEWHERE_DECLARED = {"revenue", "eu", "rides@eu", "spark:archive", "replay-3"}
 GENERATED = "docs/reference/commands.md"
 
 
-def test_readme(shop: Shop) -> None:
-    shop.follow("README.md")
+def test_readme(penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its application is a file, which a worker and the application itself import as it is."""
+    (penstock.directory / "shop.py").write_text("\n".join(blocks(ROOT / "README.md", "python")))
+    url = penstock.directory / ".penstock/postgres/url"
+    url.parent.mkdir(parents=True)
+    url.write_text(penstock.environment["PENSTOCK_DATABASE_URL"])
+    monkeypatch.chdir(penstock.directory)
+
+    def is_total(expected: int) -> bool:
+        return connection.execute("SELECT fare FROM totals").fetchall() == [(expected,)]
+
+    shown = [each.line for each in commands(ROOT / "README.md") if each.line.startswith(("penstock", "python"))]
+    assert [line.split()[1] for line in shown] == ["run", "shop.py", "status", "console"]
+    worker = penstock.begin(*shlex.split(shown[0])[1:])
+    for sold in (1, 2):
+        runpy.run_path("shop.py", run_name="__main__")
+        eventually(partial(is_total, 1200 * sold), "the total is applied")
+    assert penstock(*shlex.split(shown[2])[1:]).returncode == 0
+    worker.terminate()
+    penstock.wait(worker)
 
 
 def test_icks(shop: Shop) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis
 from sqlalchemy import Engine, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from documents.conftest import Shop
-from fixtures.documents import DOCS, ROOT, Declared, blocks, run_blocks
+from fixtures.documents import DOCS, Declared, blocks, run_blocks
 from penstock import Unique, mark_dirty, stage
 
 
@@ -82,33 +82,6 @@ def check_copy(shop: Declared, consumer: str, query: str) -> None:
     shop.read_again()
     assert shop.go_back(consumer) > 0
     assert shop.rows(query) == expected
-
-
-def test_the_readmes_copy_follows_its_table(declare: Declare) -> None:
-    names: dict[str, Any] = {**MODELS, "SessionLocal": sessionmaker()}
-    shop = declare(run_blocks(blocks(ROOT / "README.md", "python")[:1], names))
-
-    change(shop, Ride, lambda n: Ride(id=n, fare=100 * n), "fare")
-
-    check_copy(shop, "ride_totals", "SELECT id, fare FROM ride_totals ORDER BY 1")
-
-
-def test_the_readmes_job_waits_until_the_ride_is_paid(declare: Declare) -> None:
-    names: dict[str, Any] = {**MODELS, "SessionLocal": sessionmaker()}
-    first, second = blocks(ROOT / "README.md", "python")
-    run_blocks([first], names)
-    shop = declare(names)
-    with shop.sessions.begin() as session:
-        names["session"] = session
-        run_blocks([second], names)
-        options: Any = {"tenant": "account-7", "action": "send", "object": "receipt"}
-        stage(session, to=names["receipts"], data={"ride_id": 18, "paid": False}, **options)
-
-    shop.drain()
-
-    assert shop.rows("SELECT ride_id FROM receipts") == [(17,)]
-    assert shop.rows("SELECT data->'ride_id' FROM penstock.staged_records") == [(18,)]
-    assert shop.rows("SELECT count(*) FROM penstock.dead_letters") == [(0,)]
 
 
 def test_the_example_follows_its_tables(shop: Shop) -> None:
