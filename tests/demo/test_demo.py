@@ -60,8 +60,13 @@ def test_invalid_input_is_refused_as_by_the_original(
 ) -> None:
     answer = api.post("/rides", json=body)
 
-    assert (answer.status_code, answer.json()["message"]) == (422, message)
+    assert (answer.status_code, answer.json()["error"]) == (422, message)
     assert staged(connection) == 0
+
+
+def test_a_form_books_a_ride(api: TestClient) -> None:
+    """``curl -d distance=123.0``, as the article has it."""
+    assert "distance=123.00m" in api.post("/rides", data={"distance": "123.0"}).json()["message"]
 
 
 def test_a_declined_card_leaves_no_ride_and_no_record(api: TestClient, connection: Connection) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import tenacity
 import uvicorn
@@ -52,7 +53,7 @@ class Api:
             session.add(ride)
             session.flush()
             session.add(Booking(ride_id=ride.id, driver=assign_driver()))
-            message = f"Payment accepted. Your pilot is on their way! distance={distance}m"
+            message = f"Payment accepted. Your pilot is on their way! distance={distance:.2f}m"
             return JSONResponse({"message": message, "id": ride.id}, 201)
 
         return await self._answer(request, work)
@@ -93,7 +94,7 @@ class Api:
         try:
             answer = attempts(self._transact, work, fail=fail)
         except RefusedError as refused:
-            answer = JSONResponse({"message": str(refused)}, refused.status)
+            answer = JSONResponse({"error": str(refused)}, refused.status)
         answer.headers["x-attempts"] = str(attempts.statistics["attempt_number"])
         return answer
 
@@ -127,11 +128,12 @@ def _ride(session: Session, request: Request) -> Ride:
 
 
 def _distance(body: bytes) -> float:
-    """The distance of a request."""
+    """The distance of a request: JSON, or a form, as ``curl -d distance=123.0`` posts it."""
+    given: Any
     try:
-        given: Any = parse_json((body or b"{}").decode()).get("distance")
+        given = parse_json(body.decode()).get("distance")
     except (ValueError, AttributeError):
-        given = None
+        given = dict(parse_qsl(body.decode(errors="replace"))).get("distance")
     if given in (None, ""):
         raise RefusedError(422, "Please specify parameter 'distance'.")
     try:

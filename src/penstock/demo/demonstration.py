@@ -27,7 +27,7 @@ from penstock.schema.initialise import initialise
 
 READY_TIMEOUT_S = 90.0
 SETTLE_TIMEOUT_S = 120.0
-FAULTS = {CRASH_EVERY: "6.0", REPEAT_CHANCE: "0.05"}
+FAULTS = {CRASH_EVERY: "6.0", REPEAT_CHANCE: "0.1"}
 STEALING_RATE = 0.05
 """The share of requests that are recruited for each chore that moves records."""
 DRIFT_AT = 0.1
