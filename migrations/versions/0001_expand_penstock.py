@@ -347,6 +347,7 @@ CREATE TABLE {schema}.former_consumers (
 """,
     """
 -- later_shard, later_offset: where the first later record of its key stands that was applied; offset 0: none was.
+-- retry_requested_at: a worker of the consumer is to retry it, and has not begun yet.
 CREATE TABLE {schema}.dead_letters (
     consumer     text        NOT NULL,
     channel      text        NOT NULL,
@@ -365,6 +366,7 @@ CREATE TABLE {schema}.dead_letters (
     later_shard  integer,
     later_offset bigint      NOT NULL DEFAULT 0,
     failed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    retry_requested_at timestamptz,
     PRIMARY KEY (consumer, channel, shard, "offset")
 )
 """,
@@ -375,6 +377,11 @@ CREATE INDEX dead_letters_key ON {schema}.dead_letters (consumer, channel, shard
     """
 -- The newest first, in pages.
 CREATE INDEX dead_letters_failed ON {schema}.dead_letters (failed_at, consumer, channel, shard, "offset")
+""",
+    """
+-- What is to be retried: as a rule nothing.
+CREATE INDEX dead_letters_requested ON {schema}.dead_letters (consumer, channel, shard, "offset")
+WHERE retry_requested_at IS NOT NULL
 """,
     """
 -- How far a replay is in a shard says its checkpoint, which retention waits for.

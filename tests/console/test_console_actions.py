@@ -18,6 +18,8 @@ GIVEN: dict[str, dict[str, str]] = {
     "pause": {"kind": "consumer", "name": "applies", "reason": "a deploy"},
     "resume": {"kind": "channel", "name": "jobs"},
     "go-on": {"name": "halts"},
+    "retry": LETTER,
+    "retry-all": {"consumer": "refuses", "error": "ValueError"},
     "drop": {**LETTER, "confirm": "refuses"},
 }
 
@@ -56,7 +58,8 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
         """
         SELECT (SELECT array_agg(kind || name ORDER BY 1) FROM penstock.pauses),
                (SELECT count(halted) FROM penstock.checkpoints),
-               (SELECT count(*) FROM penstock.dead_letters)
+               (SELECT count(*) FROM penstock.dead_letters),
+               (SELECT count(retry_requested_at) FROM penstock.dead_letters)
         """
     ).fetchall()
 

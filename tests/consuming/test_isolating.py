@@ -17,7 +17,6 @@ from fixtures.flow import running
 from fixtures.reader import ALL, Reader, apply, apply_all
 from penstock import Log
 from penstock.channels.routing import log_keys
-from penstock.consuming import delivery
 from penstock.errors import HandlerExited
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
@@ -83,11 +82,8 @@ def test_dead_letters_of_idle_shards_do_not_halt_a_busy_one(reader: Reader) -> N
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_dead_letter_can_be_retried_beside_a_busy_worker(
-    reader: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_letter_can_be_retried_beside_a_busy_worker(reader: Reader, database_url: str) -> None:
     """Guarantee 21."""
-    monkeypatch.setattr(delivery, "MAX_CONFLICT_PAUSE_S", 0.01)
     refused = {1}
 
     def refuses(session: Session, record: Record) -> None:

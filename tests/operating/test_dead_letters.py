@@ -1,29 +1,23 @@
 """Dead letters are retried once, in order, or dropped."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.flow import running
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
+from penstock.consuming import WorkerSetup, letter_retry
+from penstock.consuming.letter_retry import DeadLetterRow, Retried
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.channels import reshard
-from penstock.operating.letters import (
-    DeadLetterRow,
-    LetterFilter,
-    Retried,
-    at,
-    drop,
-    newest,
-    of_consumer,
-    read_record,
-    retry,
-)
+from penstock.operating.letters import LetterFilter, at, drop, newest, of_consumer, read_record, request_retries, retry
+from penstock.operating.pausing import pause, resume
 from penstock.records import Record, parse_place
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -123,6 +117,33 @@ def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) 
     assert [each.outcome for each in done] == ["failed", "kept", "kept"]
     assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (2, "ValueError: no a")
     assert desk.effects() == ["b1"]
+
+
+def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its own process; a request ends when it is taken, so that what fails again is not tried for ever."""
+    assert request_retries(desk.connection, desk.letters()) == 3
+    pause(desk.connection, "consumer", "reader", reason="not yet", by="ann")
+
+    def reasons() -> dict[int, tuple[int, bool]]:
+        return {each.offset: (each.attempts, each.retry_requested_at is not None) for each in desk.letters()}
+
+    monkeypatch.setattr(letter_retry, "ASK_EVERY_S", 0.01)
+    asked = count()
+    real = letter_retry.RequestedRetries.retry
+    monkeypatch.setattr(letter_retry.RequestedRetries, "retry", lambda *args: (next(asked), real(*args)))
+    with running(desk.worker.run):
+        eventually(lambda: next(asked) > 5, "the worker has asked several times")
+        assert [wanted for _, wanted in reasons().values()] == [True] * 3
+        resume(desk.connection, "consumer", "reader")
+        eventually(lambda: reasons() == {1: (2, False), 3: (0, False), 4: (0, False)}, "it has failed again, once")
+        desk.refused = set()
+        request_retries(desk.connection, desk.letters())
+        eventually(lambda: not desk.letters(), "all are applied")
+
+    assert desk.effects() == ["b1", "a1", "a2", "a3"]
+    assert counts(desk) == (4, 0)
 
 
 def test_a_parked_record_waits_for_the_earlier_one(desk: Desk) -> None:

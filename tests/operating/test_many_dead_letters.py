@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.command_line import CommandLine
+from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.errors import Unknown
-from penstock.operating.letters import DeadLetterRow, LetterFilter, find, group, newest, of_consumer
+from penstock.operating.letters import LetterFilter, find, group, newest, of_consumer
 from penstock.records import parse_place
 
 LETTERS = 10_000

@@ -10,11 +10,12 @@ from sqlalchemy.orm import Session
 from fixtures.flow import retain_now
 from penstock import Ick, Log, Pipeline
 from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename as rename_consumer
-from penstock.operating.letters import DeadLetterRow, newest, of_consumer, retry
+from penstock.operating.letters import newest, of_consumer, retry
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Offset, Record
 from penstock.staging import mark_dirty

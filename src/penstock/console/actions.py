@@ -5,6 +5,7 @@ the console does not have unless it was given one.  Nothing here calls a handler
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import structlog
 
 from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS
+from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.pauses import PauseKind, read_pauses
@@ -207,6 +209,67 @@ def _go_on(connection: Connection, scope: Scope, given: Given, _: Visitor) -> No
     reset_checkpoint(connection, _field(given, "name"), resume=True, apply=True, scope=scope)
 
 
+MAX_RETRIED = 1_000
+"""Letters of one request; another one takes the next."""
+
+
+def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
+    letter = _find_letter(connection, scope, given)
+    command = f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
+    if letter.superseded_by:
+        raise Refused(
+            f"a later record of its key was applied since, at {letter.superseded_by}: a retry would bring back the older state. "
+            f"If that is wanted: {command} --superseded"
+        )
+    changes = [f"A worker of {letter.consumer} calls its handler with it, within seconds, unless it is paused."]
+    if letter.parked:
+        changes.append("It is parked: it stays while an earlier dead letter of its key is there.")
+    if letter.retry_requested_at is not None:
+        changes.append("That was requested before, and no worker has taken it yet: does one run?")
+    return Plan(
+        f"Retry the dead letter of {letter.consumer} at {letter.place}",
+        tuple(changes),
+        command + (" --parked" if letter.parked else ""),
+        {name: given[name] for name in ("consumer", "channel", "shard", "offset")},
+        f"/dead-letters?consumer={quote(letter.consumer)}",
+    )
+
+
+def _retry(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    letters.request_retries(connection, [_find_letter(connection, scope, given)], scope=scope)
+
+
+def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
+    fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
+    consumer = _field(given, "consumer")
+    chosen = _choose_letters(connection, scope, given)
+    if not chosen:
+        raise Unknown(f"{consumer} has no dead letter of these that could be retried")
+    counts = Counter((letter.channel, letter.reason.partition(":")[0]) for letter in chosen)
+    options = "".join(f" --{name} {fields[name]}" for name in ("channel", "error") if name in fields)
+    return Plan(
+        f"Retry {len(chosen):,} dead letters of {consumer}",
+        (
+            *(f"{count:,} of {channel}, {error}" for (channel, error), count in counts.most_common()),
+            f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
+            "Those of whose key a later record was applied since stay as they are.",
+        ),
+        f"penstock dead-letters retry {consumer} --all{options}",
+        fields,
+        f"/dead-letters?consumer={quote(consumer)}",
+    )
+
+
+def _retry_all(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    letters.request_retries(connection, _choose_letters(connection, scope, given), scope=scope)
+
+
+def _choose_letters(connection: Connection, scope: Scope, given: Given) -> list[DeadLetterRow]:
+    chosen = letters.LetterFilter(given["consumer"], given.get("channel") or None, error=given.get("error") or None)
+    found = letters.newest(connection, chosen, limit=MAX_RETRIED, scope=scope)
+    return [letter for letter in found if not letter.superseded_by]
+
+
 def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
     letter = _find_letter(connection, scope, given)
     place = str(letter.place)
@@ -224,7 +287,7 @@ def _drop(connection: Connection, scope: Scope, given: Given, _: Visitor) -> Non
     letters.drop(connection, [_find_letter(connection, scope, given)], scope=scope)
 
 
-def _find_letter(connection: Connection, scope: Scope, given: Given) -> letters.DeadLetterRow:
+def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLetterRow:
     consumer, channel, shard, offset = (_field(given, name) for name in ("consumer", "channel", "shard", "offset"))
     if not (shard.isdecimal() and offset.isdecimal()):
         raise InvalidName("shard and offset are numbers")
@@ -238,6 +301,8 @@ ACTIONS: Mapping[str, Action] = {
         Action("pause", "pause", _plan_pause, _pause),
         Action("resume", "pause", _plan_resume, _resume),
         Action("go-on", "move", _plan_go_on, _go_on),
+        Action("retry", "retry", _plan_retry, _retry),
+        Action("retry-all", "retry", _plan_retry_all, _retry_all),
         Action("drop", "drop", _plan_drop, _drop),
     )
 }

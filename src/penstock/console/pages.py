@@ -16,6 +16,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
+from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
@@ -264,17 +265,18 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "groups": groups[:MAX_GROUPS],
         "given": given,
         "kept": kept,
+        "retried": urlencode({name: text for name, text in kept.items() if name != "key"}),
         "next": urlencode({**kept, "after": _name_letter(found[LETTERS - 1])}) if len(found) > LETTERS else None,
         "is_counted": sum(each.letters for each in groups) < letters.MAX_GROUPED,
     }
     return Shown(values, {"letters": shown, "groups": groups})
 
 
-def _name_letter(letter: letters.DeadLetterRow) -> str:
+def _name_letter(letter: DeadLetterRow) -> str:
     return f"{letter.consumer} {letter.place}"
 
 
-def _parse_letter(connection: Connection, text: str | None, scope: Scope) -> letters.DeadLetterRow | None:
+def _parse_letter(connection: Connection, text: str | None, scope: Scope) -> DeadLetterRow | None:
     """The last letter of the page before, from its name in the address."""
     if text is None:
         return None
@@ -358,7 +360,7 @@ def _conceal(found: Status) -> Status:
     return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
 
 
-def _conceal_letter(letter: letters.DeadLetterRow, visitor: Visitor) -> letters.DeadLetterRow:
+def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
     return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_first_words(letter.reason))
 
 

@@ -15,7 +15,7 @@ happens once.
     handler         calls it, plain or async; payloads: validates its records; spans: its spans
     delivery        pure: the records that are due, the decision after a failure, and results
     failures        the meaning of an exception
-    checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker
+    checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker; letter_retry: tried again
     log ick queue   the worker of each kind of channel, and its items
     several         a log of several sources
 """

@@ -343,3 +343,86 @@ SELECT coalesce(
            (SELECT min("offset") - 1 FROM following JOIN {schema}.staged_records r USING (id)),
            (SELECT max("offset") FROM following)
        );
+
+-- :name lock_dead_letter
+-- With its payload, the first later record of its key that was applied, and the first dead letter of its key before this one.
+-- That one's shard was another before the number of shards was changed: newer shards have higher numbers.
+SELECT d.record_id, d.key, d.action, d.object, d.data::text, coalesce(d.headers::text, ''),
+       (extract(epoch FROM d.staged_at) * 1000000)::bigint,
+       d.later_shard, d.later_offset, earlier.shard, earlier."offset"
+FROM {schema}.dead_letters d
+LEFT JOIN LATERAL (
+    SELECT shard, "offset"
+    FROM (
+        SELECT e.shard, e."offset"
+        FROM {schema}.dead_letters e
+        WHERE e.consumer = d.consumer AND e.channel = d.channel
+          AND e.shard = ANY (ARRAY(SELECT generate_series(
+                  CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
+                       THEN 0
+                       ELSE %(shard)s::integer
+                  END,
+                  %(shard)s::integer
+              )))
+          AND hashtextextended(e.key, 0) = hashtextextended(d.key, 0) AND e.key = d.key
+        OFFSET 0  -- a look-up by key, not a walk in this order
+    ) of_key
+    WHERE shard < d.shard OR "offset" < d."offset"
+    ORDER BY shard, "offset"
+    LIMIT 1
+) earlier ON true
+WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shard)s AND d."offset" = %(offset)s
+FOR UPDATE OF d;
+
+-- :name stage_again
+-- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.
+INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
+SELECT channel, shard, key, action, object, data,
+       headers #- '{penstock,due}' #- '{penstock,delay_ms}' #- '{penstock,deadline}'
+FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
+-- :name remove_dead_letter
+DELETE FROM {schema}.dead_letters
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
+-- :name failed_again
+UPDATE {schema}.dead_letters
+SET reason = %(reason)s, attempts = attempts + 1, failed_at = clock_timestamp(), retry_requested_at = NULL
+WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
+
+-- :name request_retries
+-- A worker of the consumer takes them up.
+UPDATE {schema}.dead_letters d
+SET retry_requested_at = clock_timestamp()
+FROM unnest(%(consumers)s::text[], %(channels)s::text[], %(shards)s::integer[], %(offsets)s::bigint[])
+     AS wanted (consumer, channel, shard, "offset")
+WHERE d.consumer = wanted.consumer AND d.channel = wanted.channel AND d.shard = wanted.shard AND d."offset" = wanted."offset";
+
+-- :name retries_requested
+-- Whether there is something to take; asked every few seconds, and answered by an index that is empty.
+SELECT EXISTS (
+           SELECT FROM {schema}.dead_letters
+           WHERE consumer = %(consumer)s AND channel = %(channel)s AND retry_requested_at IS NOT NULL
+       );
+
+-- :name take_requested_retries
+-- The oldest first, a few at a time.  Not while the consumer is paused: the request waits.
+UPDATE {schema}.dead_letters d
+SET retry_requested_at = NULL
+FROM (
+    SELECT l.consumer, l.channel, l.shard, l."offset", coalesce(c.kind, 'log') = 'log' AS is_ordered
+    FROM {schema}.dead_letters l
+    LEFT JOIN {schema}.channels c USING (channel)
+    WHERE l.consumer = %(consumer)s AND l.channel = %(channel)s AND l.retry_requested_at IS NOT NULL
+      AND NOT EXISTS (
+              SELECT FROM {schema}.pauses
+              WHERE (kind, name) IN (('consumer', %(consumer)s), ('channel', %(channel)s))
+          )
+    ORDER BY l.shard, l."offset"
+    LIMIT 10
+    FOR UPDATE OF l SKIP LOCKED
+) taken
+WHERE d.consumer = taken.consumer AND d.channel = taken.channel AND d.shard = taken.shard AND d."offset" = taken."offset"
+RETURNING d.consumer, d.channel, d.shard, d."offset", d.record_id, d.key, d.action, d.object, d.staged_at, d.reason, d.attempts,
+          d.parked, d.failed_at, d.later_shard, CASE WHEN is_ordered THEN d.later_offset ELSE 0 END;

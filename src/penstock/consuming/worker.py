@@ -18,6 +18,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
@@ -74,6 +75,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._has_opened = False
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
+        self._requested_retries = RequestedRetries(setup.consumer, setup.scope)
 
     def open(self) -> None:
         """Connects, and registers the consumer if it is new.
@@ -231,6 +233,8 @@ class Worker(Runner[Consumed], Generic[Item]):
                 try:
                     with postgres_errors("consuming"), redis_errors("consuming"):
                         consumed = self.round()
+                        if self._transaction is not None:
+                            self._requested_retries.retry(self._transaction)
                 except (ServerUnavailable, *CONFLICTS) as error:
                     self._close_quietly()
                     seconds = backoff.next_s()

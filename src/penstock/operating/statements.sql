@@ -257,7 +257,7 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 -- :name dead_letters
 -- Order is promised in logs alone; those of a source are not registered here.
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
-       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END, retry_requested_at
 FROM {schema}.dead_letters
 LEFT JOIN {schema}.channels USING (channel)
 WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
@@ -293,7 +293,7 @@ ORDER BY count(*) DESC, consumer, channel, error;
 -- :name dead_letters_of
 -- In the order of the log: what is tried again is tried in it.
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
-       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END, retry_requested_at
 FROM {schema}.dead_letters
 LEFT JOIN {schema}.channels USING (channel)
 WHERE consumer = %(consumer)s
@@ -306,47 +306,9 @@ ORDER BY channel, shard, "offset";
 
 -- :name dead_letter_at
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
-       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END
+       later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END, retry_requested_at
 FROM {schema}.dead_letters
 LEFT JOIN {schema}.channels USING (channel)
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
-
--- :name lock_dead_letter
--- With its payload, the first later record of its key that was applied, and the first dead letter of its key before this one.
--- That one's shard was another before the number of shards was changed: newer shards have higher numbers.
-SELECT d.record_id, d.key, d.action, d.object, d.data::text, coalesce(d.headers::text, ''),
-       (extract(epoch FROM d.staged_at) * 1000000)::bigint,
-       d.later_shard, d.later_offset, earlier.shard, earlier."offset"
-FROM {schema}.dead_letters d
-LEFT JOIN LATERAL (
-    SELECT shard, "offset"
-    FROM (
-        SELECT e.shard, e."offset"
-        FROM {schema}.dead_letters e
-        WHERE e.consumer = d.consumer AND e.channel = d.channel
-          AND e.shard = ANY (ARRAY(SELECT generate_series(
-                  CASE WHEN EXISTS (SELECT FROM {schema}.channels WHERE channel = %(channel)s AND generations <> '{}')
-                       THEN 0
-                       ELSE %(shard)s::integer
-                  END,
-                  %(shard)s::integer
-              )))
-          AND hashtextextended(e.key, 0) = hashtextextended(d.key, 0) AND e.key = d.key
-        OFFSET 0  -- a look-up by key, not a walk in this order
-    ) of_key
-    WHERE shard < d.shard OR "offset" < d."offset"
-    ORDER BY shard, "offset"
-    LIMIT 1
-) earlier ON true
-WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shard)s AND d."offset" = %(offset)s
-FOR UPDATE OF d;
-
--- :name stage_again
--- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.
-INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
-SELECT channel, shard, key, action, object, data,
-       headers #- '{penstock,due}' #- '{penstock,delay_ms}' #- '{penstock,deadline}'
-FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name dead_letter
@@ -362,15 +324,6 @@ SELECT
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
 FOR UPDATE;
-
--- :name remove_dead_letter
-DELETE FROM {schema}.dead_letters
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
-
--- :name failed_again
-UPDATE {schema}.dead_letters
-SET reason = %(reason)s, attempts = attempts + 1, failed_at = clock_timestamp()
-WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
 -- :name lock_pipeline
 -- In the order in which sequencer, retention, staging and consumers take their locks.  Once it is held, no transaction

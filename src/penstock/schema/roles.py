@@ -95,7 +95,7 @@ _OPERATING = {"pauses": "INSERT, UPDATE, DELETE", "actions": "SELECT, INSERT"}
 _WITHOUT_PAYLOADS = {
     "staged_records": "SELECT (id, xid, channel, shard, key, action, object, created_at)",
     "dead_letters": "SELECT (consumer, channel, shard, offset, record_id, key, action, object, staged_at, reason, attempts, "
-    "parked, later_shard, later_offset, failed_at)",
+    "parked, later_shard, later_offset, failed_at, retry_requested_at)",
     "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
 }
 """Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of

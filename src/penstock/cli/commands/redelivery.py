@@ -9,11 +9,12 @@ from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
 from penstock.cli.render import say, show, show_found, with_payload
+from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.display import to_json
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import check_registered
-from penstock.operating.letters import DeadLetterRow, LetterFilter
+from penstock.operating.letters import LetterFilter
 from penstock.operating.letters import retry as retry_letters
 from penstock.records import Record, parse_moment, parse_place, parse_places
 from penstock.settings import Settings

@@ -15,6 +15,7 @@ from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
+from penstock.consuming.letter_retry import find_later
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.pauses import Pause, read_pauses
@@ -22,7 +23,6 @@ from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
-from penstock.operating.letters import find_later
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
 ReaderState = Literal[
