@@ -30,7 +30,18 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver"),
 ]
 
-PATHS = ("/", "/channels", "/channels/things", "/consumers/halts", "/dead-letters", "/doctor", "/find?q=1", "/actions")
+PATHS = (
+    "/",
+    "/channels",
+    "/channels/things",
+    "/channels/jobs/contents",
+    "/channels/jobs/tenants",
+    "/consumers/halts",
+    "/dead-letters",
+    "/doctor",
+    "/find?q=1",
+    "/actions",
+)
 
 
 @pytest.fixture(scope="module")

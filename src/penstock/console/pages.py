@@ -7,12 +7,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.ick import oldest
+from penstock.channels.log.streams import read_newest
+from penstock.channels.queue.inspection import busiest_tenants, explain_message, oldest_messages
 from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
@@ -20,6 +24,7 @@ from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
+from penstock.operating.channels import find_channel
 from penstock.operating.doctor import CheckResult, diagnose, judge_status
 from penstock.operating.pausing import list_actions
 from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
@@ -38,6 +43,12 @@ MAX_GROUPS = 20
 
 MAX_SHARDS = 64
 """Shards of a channel or a consumer on its page, those with work first."""
+
+MAX_READ = 16
+"""Shards of which the newest records are read."""
+
+CONTENTS = 50
+"""Records, messages, members or tenants on a page."""
 
 MAX_ROWS = 200
 """Channels or consumers on a page."""
@@ -102,6 +113,25 @@ class Page:
     menu: str = ""
     is_live: bool = True
     right: Right = "see"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A record of a log, a message of a queue or a member of an Ick.
+
+    Attributes:
+        place: Where it is.
+        key: Its key, or the member.
+        tenant: Of a message.
+        what: What happened, or its state.
+        at: When it was staged, or has begun to wait; None if that is not known.
+    """
+
+    place: str
+    key: str
+    tenant: str | None
+    what: str
+    at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +237,50 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
     }
     return Shown(values, channel)
+
+
+def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    """The newest records of a log; the messages of a queue, or members of an Ick, that have waited longest."""
+    name = request.path_params["name"]
+    with reading.connections() as (connection, client):
+        channel = find_channel(connection, name, scope=reading.scope)
+        namespace, shards = reading.scope.namespace, channel.shard_names[:MAX_SHARDS]
+        contents: list[Content]
+        if channel.kind == "log":
+            records = [each for shard in shards[:MAX_READ] for each in read_newest(client, namespace, shard, CONTENTS)]
+            records.sort(key=lambda each: (each.staged_us, each.id), reverse=True)
+            contents = [
+                Content(str(each.place), each.key, None, f"{each.action} {each.object}", each.staged_at)
+                for each in records[:CONTENTS]
+            ]
+        elif channel.kind == "queue":
+            found = oldest_messages(client, namespace, shards, CONTENTS)
+            known = [(each, explain_message(client, namespace, each)) for each in found]
+            contents = [
+                Content(f"{each.shard} {each.id}", why.facts["key"], why.facts["tenant"], why.state, each.since)
+                for each, why in known
+                if why is not None
+            ]
+        else:
+            members = oldest(client, namespace, shards, CONTENTS)
+            contents = [
+                Content(str(each.shard), each.member.decode(errors="backslashreplace"), None, each.state, each.since)
+                for each in members
+            ]
+    if not visitor.may("keys"):
+        contents = [replace(each, key=HIDDEN, tenant=each.tenant and HIDDEN) for each in contents]
+    return Shown({"channel": channel, "contents": contents}, contents)
+
+
+def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    with reading.connections() as (connection, client):
+        channel = find_channel(connection, request.path_params["name"], scope=reading.scope)
+        if channel.kind != "queue":
+            raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
+        found, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, CONTENTS)
+    if not visitor.may("keys"):
+        found = [replace(each, tenant=HIDDEN) for each in found]
+    return Shown({"channel": channel, "tenants": found, "are_all": are_all}, found)
 
 
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
@@ -385,6 +459,8 @@ PAGES: Mapping[str, Page] = {
         Page("overview.html", _read_overview, "/", "Overview"),
         Page("channels.html", _read_channels, "/channels", "Channels"),
         Page("channel.html", _read_channel, "/channels/{name}"),
+        Page("contents.html", _read_contents, "/channels/{name}/contents", is_live=False),
+        Page("tenants.html", _read_tenants, "/channels/{name}/tenants", is_live=False),
         Page("consumers.html", _read_consumers, "/consumers", "Consumers"),
         Page("consumer.html", _read_consumer, "/consumers/{name}"),
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),

@@ -11,10 +11,12 @@ import redis
 from fixtures.clients import connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
-from penstock.channels.queue import NewMessage
+from penstock.channels.queue import NewMessage, inspection
 from penstock.clients import FairQueue
 from penstock.clients.queue import queue_reader, rounds
+from penstock.declaring.unique import TenantLimits
 from penstock.errors import ServerUnavailable
+from penstock.records import Shard, ShardName
 from penstock.testing import eventually
 
 
@@ -155,3 +157,24 @@ def test_a_take_whose_reply_was_lost_gives_nothing_that_another_reader_has_now(p
 
     assert given.id == first.id
     assert probe.take(2, "one", request="one/0") == [second]
+
+
+def test_the_busiest_tenants_are_found_in_all_shards(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "TENANTS_A_CALL", 10)
+    queue = FairQueue(redis_client, "jobs", shards=2)
+    queue.write_many([NewMessage(f"t{number}", "x") for number in range(1500) for _ in range(1 + (number < 3))])
+    queue.limit("t1", TenantLimits(is_paused=True))
+    with queue.reader() as reader:
+        held = reader.read(1)
+        names = [ShardName("jobs", Shard(0)), ShardName("jobs", Shard(1))]
+        busiest, are_all = inspection.busiest_tenants(redis_client, "penstock", names, 3)
+
+    assert held
+    assert are_all
+    assert [each.tenant for each in busiest] == ["t0", "t1", "t2"]
+    assert sum(each.waiting + each.in_flight for each in busiest) == 6
+    assert busiest[1].state == "paused"
+    monkeypatch.setattr(inspection, "MAX_TENANTS", 100)
+    assert not inspection.busiest_tenants(redis_client, "penstock", names, 3)[1]

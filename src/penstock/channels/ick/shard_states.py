@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from penstock.channels.commands import RedisClient
@@ -45,6 +46,14 @@ class Waiting:
     member: bytes
     score: float
     state: MemberState
+
+    @property
+    def since(self) -> datetime | None:
+        """The score as a time; None if it is none: other producers may use other scores."""
+        try:
+            return datetime.fromtimestamp(self.score, UTC)
+        except (ValueError, OverflowError, OSError):
+            return None
 
 
 def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:

@@ -128,6 +128,61 @@ def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardN
     return sorted(found, key=lambda message: (message.since, message.id))[:count]
 
 
+MAX_TENANTS = 20_000
+"""Tenants that ``busiest_tenants`` looks at, at most."""
+
+TENANTS_A_CALL = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BusyTenant:
+    """A tenant with messages in a queue.
+
+    Attributes:
+        waiting: Its messages that wait.
+        in_flight: Those that a worker has.
+        state: ``ready`` to be served; ``over`` its share; ``blocked`` by a limit; ``idle``: all that it has is in flight; or
+            ``paused`` by a limit of its own, or of all.
+    """
+
+    shard: ShardName
+    tenant: str
+    waiting: int
+    in_flight: int
+    state: str
+
+
+def busiest_tenants(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int
+) -> tuple[list[BusyTenant], bool]:
+    """The tenants with the most messages, and whether all were looked at: at most ``MAX_TENANTS`` are.
+
+    Raises ``ServerUnavailable`` or ``ForeignQueue``.
+    """
+    found: dict[tuple[ShardName, str], BusyTenant] = {}
+    cursors = dict.fromkeys(shards, "0")
+    while cursors and len(found) < MAX_TENANTS:
+        calls = [
+            Call(queue_keys(namespace, shard).all(MAX_STREAMS), (cursor, TENANTS_A_CALL))
+            for shard, cursor in cursors.items()
+        ]
+        with redis_errors("reading tenants"):
+            replies = dict(zip(cursors, script("queue/tenants").call_each(client, calls), strict=True))
+        cursors = {}
+        for shard, reply in replies.items():
+            if isinstance(reply, REDIS_ERRORS):
+                raise translate_error(reply, f"reading {shard}") from reply
+            if reply[0] != b"tenants":  # what it is, the status says
+                continue
+            for tenant, waiting, in_flight, state in reply[2:]:
+                name = as_text(tenant)
+                found[shard, name] = BusyTenant(shard, name, waiting, in_flight, as_text(state))
+            if (cursor := as_text(reply[1])) != "0":
+                cursors[shard] = cursor
+    busiest = sorted(found.values(), key=lambda each: (-each.waiting - each.in_flight, each.tenant))
+    return busiest[:count], not cursors
+
+
 def _to_time(shard: ShardName, seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)

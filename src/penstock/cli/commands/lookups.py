@@ -144,7 +144,7 @@ def _show_jobs(servers: Connections, shards: list[ShardName], most: int, *, json
 def _show_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
     for found in oldest(servers.client, servers.scope.namespace, shards, most):
         # Members are arbitrary bytes.
-        member, since = found.member.decode(errors="backslashreplace"), _to_time(found.score)
+        member, since = found.member.decode(errors="backslashreplace"), found.since
         score = found.score if isfinite(found.score) else str(found.score)
         facts = {"member": member, "state": found.state, "score": score, "since": since}
         shown = f"{since:%Y-%m-%d %H:%M:%S}" if since else f"{found.score!r}"
@@ -159,7 +159,7 @@ def _show_one(shard: ShardName, facts: Mapping[str, Any], text: str, *, json: bo
 
 
 def _to_time(score: float) -> datetime | None:
-    """The time of a score; None if it is none: other producers may use other scores."""
+    """A time in seconds since 1970; None if it is none."""
     try:
         return datetime.fromtimestamp(score, UTC)
     except (ValueError, OverflowError, OSError):

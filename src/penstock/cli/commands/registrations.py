@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
+from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.pauses import PauseKind
 from penstock.display import format_seconds
+from penstock.errors import InvalidSetting
 from penstock.operating.channels import (
     ListedChannel,
     ReshardPlan,
     adopt_channel,
+    find_channel,
     list_channels,
     reshard,
     retire_channel,
@@ -164,6 +167,25 @@ def _entries(channel: ListedChannel) -> str:
     if channel.kind != "log" or channel.entries == "plain":
         return channel.entries if channel.kind == "log" else ""
     return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
+
+
+@channels.command("tenants")
+@command()
+def list_tenants(
+    settings: Settings,
+    name: ChannelName,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of tenants.")] = 50,
+    json: Json = False,
+) -> None:
+    """List the tenants of a queue that have the most messages in it."""
+    with open_connections(settings, "channels") as servers:
+        registered = find_channel(servers.connection, name, scope=servers.scope)
+        if registered.kind != "queue":
+            raise InvalidSetting(f"{name} is no queue, and only queues have tenants: penstock channels list")
+        found, are_all = busiest_tenants(servers.client, servers.scope.namespace, registered.shard_names, count)
+    show_found(found, "tenant, #waiting, #in flight, state, shard", json=json)
+    if not are_all:
+        say(f"There are more than {MAX_TENANTS:,} tenants: others may have as many.")
 
 
 @channels.command("pause")

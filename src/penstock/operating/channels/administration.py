@@ -24,7 +24,7 @@ from penstock.channels.server import redis_errors
 from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.registry import registered_channels
+from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import InvalidSetting, Refused, ServerUnavailable, Unknown
@@ -70,6 +70,17 @@ def list_channels(
         )
         for name, kind, shards, keep_s, entries, records, consumers in rows
     ]
+
+
+def find_channel(connection: Connection, name: str, *, scope: Scope = DEFAULT_SCOPE) -> RegisteredChannel:
+    """A registered channel.
+
+    Raises:
+        Unknown: There is none of that name.
+    """
+    if (found := registered_channels(connection, scope).get(name)) is None:
+        raise unknown_channel(connection, scope, name)
+    return found
 
 
 def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
