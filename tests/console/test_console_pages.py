@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from starlette.testclient import TestClient
 from console.conftest import HOSTILE, As, Visitors
 from fixtures.roles import UrlFor
 from penstock import Pipeline
-from penstock.console import make_console
+from penstock.console import make_console, pages
 from penstock.console.access import RIGHTS, Visitor
 from penstock.console.pages import HIDDEN, LETTERS, PAGES, is_about
 from penstock.console.status_sampler import StatusSampler
 from penstock.database.connections import Connection
+from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.pausing import pause
 from penstock.operating.status import status
 from penstock.testing import eventually
@@ -91,6 +93,44 @@ def test_every_page_shows_a_hostile_key_harmlessly(see_as: As, connection: Conne
     assert "secret" in shown[f"{LETTER}?payload"].text
     assert "halted" in shown["/consumers/halts"].text
     assert "paused" in shown["/"].text
+
+
+@pytest.mark.usefixtures("scene")
+def test_older_letters_are_found_though_the_last_one_shown_was_dropped(
+    see_as: As, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LETTERS", 1)
+    client = see_as(*RIGHTS)
+    connection.execute(
+        """
+        INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at,
+                                           reason, attempts, failed_at)
+        SELECT consumer, channel, shard, 2, record_id, key, action, object, data, staged_at, reason, attempts, failed_at - interval '1 h'
+        FROM penstock.dead_letters
+        """
+    )
+    [older] = re.findall(r'href="(/dead-letters\?after=[^"]+)"', client.get("/dead-letters").text)
+    connection.execute('DELETE FROM penstock.dead_letters WHERE "offset" = 1')
+
+    answer = client.get(older)
+
+    assert answer.status_code == 200
+    assert "things/0 offset 2" in answer.text
+    assert client.get("/dead-letters?after=yesterday").status_code == 400
+
+
+@pytest.mark.usefixtures("scene")
+def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, calls = see_as(*RIGHTS), count()
+
+    def counted(*args: Any, **options: Any) -> list[CheckResult]:
+        next(calls)
+        return diagnose(*args, **options)
+
+    monkeypatch.setattr(pages, "diagnose", counted)
+
+    assert {client.get(path).status_code for path in ("/doctor", "/doctor.json", "/doctor")} == {200}
+    assert next(calls) == 1
 
 
 @pytest.mark.usefixtures("scene")

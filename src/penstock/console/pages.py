@@ -4,10 +4,12 @@ What a visitor may not see is left out here, of both: keys, and reasons, which m
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from time import monotonic
 from typing import Any
 from urllib.parse import urlencode
 
@@ -44,6 +46,9 @@ MAX_GROUPS = 20
 MAX_SHARDS = 64
 """Shards of a channel or a consumer on its page, those with work first."""
 
+DOCTOR_S = 5.0
+"""Seconds for which what the doctor has said is shown again: some of its checks take a while."""
+
 MAX_READ = 16
 """Shards of which the newest records are read."""
 
@@ -54,7 +59,7 @@ MAX_ROWS = 200
 """Channels or consumers on a page."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reading:
     """Where the pages read."""
 
@@ -62,6 +67,10 @@ class Reading:
     database_url: str
     redis_url: str
     sampler: StatusSampler
+    _examining: threading.Lock = field(default_factory=threading.Lock)
+    _examined_at: float = 0.0
+    _results: list[CheckResult] | None = None
+    _concealed: tuple[Sample, Status] | None = None
 
     @property
     def scope(self) -> Scope:
@@ -77,12 +86,25 @@ class Reading:
         ):
             yield connection, client
 
+    def diagnose(self) -> list[CheckResult]:
+        """What the doctor says; within ``DOCTOR_S`` to all viewers the same."""
+        with self._examining:
+            if self._results is None or monotonic() - self._examined_at > DOCTOR_S:
+                with self.connections() as (connection, client):
+                    self._results = diagnose(connection, client, self.pipeline, scope=self.scope)
+                self._examined_at = monotonic()
+            return list(self._results)
+
     def status(self, visitor: Visitor) -> tuple[Sample, Status]:
         """The last sample, and what a visitor may see of its status."""
         sample = self.sampler.look()
         if sample.status is None:
             raise ServerUnavailable(f"{sample.error}")
-        return sample, sample.status if visitor.may("keys") else _conceal(sample.status)
+        if visitor.may("keys"):
+            return sample, sample.status
+        if self._concealed is None or self._concealed[0] is not sample:
+            self._concealed = sample, _conceal(sample.status)
+        return self._concealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +351,7 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
         given["consumer"], given["channel"], given["key"] if visitor.may("keys") else None, given["error"]
     )
     with reading.connections() as (connection, _):
-        last = _parse_letter(connection, given["after"], reading.scope)
+        last = _parse_position(given["after"])
         found = letters.newest(connection, chosen, after=last, limit=LETTERS + 1, scope=reading.scope)
         groups = letters.group(connection, chosen, scope=reading.scope) if last is None else []
     shown = [_conceal_letter(each, visitor) for each in found[:LETTERS]]
@@ -340,22 +362,28 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "given": given,
         "kept": kept,
         "retried": urlencode({name: text for name, text in kept.items() if name != "key"}),
-        "next": urlencode({**kept, "after": _name_letter(found[LETTERS - 1])}) if len(found) > LETTERS else None,
+        "next": urlencode({**kept, "after": _name_position(found[LETTERS - 1])}) if len(found) > LETTERS else None,
         "is_counted": sum(each.letters for each in groups) < letters.MAX_GROUPED,
     }
     return Shown(values, {"letters": shown, "groups": groups})
 
 
-def _name_letter(letter: DeadLetterRow) -> str:
-    return f"{letter.consumer} {letter.place}"
+def _name_position(letter: DeadLetterRow) -> str:
+    return f"{letter.failed_at.isoformat()} {letter.consumer} {letter.place}"
 
 
-def _parse_letter(connection: Connection, text: str | None, scope: Scope) -> DeadLetterRow | None:
-    """The last letter of the page before, from its name in the address."""
+def _parse_position(text: str | None) -> letters.LetterPosition | None:
+    """Where the page before has ended, from its name in the address."""
     if text is None:
         return None
-    consumer, _, place = text.partition(" ")
-    return letters.find(connection, consumer, parse_place(place), scope=scope)
+    failed_at, _, rest = text.partition(" ")
+    consumer, _, name = rest.partition(" ")
+    place = parse_place(name)
+    try:
+        at = datetime.fromisoformat(failed_at)
+    except ValueError:
+        raise InvalidName(f"after={text!r} is no position in the list") from None
+    return letters.LetterPosition(at, consumer, place.shard.channel, place.shard.shard, place.offset)
 
 
 def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -379,8 +407,7 @@ def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Sho
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    with reading.connections() as (connection, client):
-        results = diagnose(connection, client, reading.pipeline, scope=reading.scope)
+    results = reading.diagnose()
     if not visitor.may("keys"):  # what a check has found may quote a record; which check it was does not
         hidden = [replace(each, message=HIDDEN, fix="penstock doctor") for each in results]
         results = [each if each.grade == "ok" else bare for each, bare in zip(results, hidden, strict=True)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -49,11 +49,21 @@ class LetterFilter:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
+class LetterPosition(NamedTuple):
+    """Where a page of the newest dead letters ends: it need not be there any more."""
+
+    failed_at: datetime
+    consumer: str
+    channel: str
+    shard: int
+    offset: int
+
+
 def newest(
     connection: Connection,
     of: LetterFilter = LetterFilter(),
     *,
-    after: DeadLetterRow | None = None,
+    after: DeadLetterRow | LetterPosition | None = None,
     limit: int = 50,
     scope: Scope = DEFAULT_SCOPE,
 ) -> list[DeadLetterRow]:
