@@ -264,3 +264,28 @@ def test_an_application_mounts_it_and_says_who_asks(
     assert visit(SimpleNamespace(name="eve", is_staff=False)) == [401, 401, 200, 404]
     assert visit(None) == [401, 401, 200, 404]
     names["console"].close()
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_framework_that_cuts_its_own_path_off_mounts_it_as_well(
+    flow: Pipeline, database_url: str, redis_url: str
+) -> None:
+    """As Litestar does: the rest of the path ends with a slash, and only ``raw_path`` says where it is mounted."""
+    made = make_console(flow, database_url, redis_url, access=lambda _: Visitor("ann", RIGHTS))
+
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            rest = scope["path"].removeprefix("/inner")
+            scope = {**scope, "path": rest if rest.endswith("/") else f"{rest}/", "root_path": ""}
+        await made(scope, receive, send)
+
+    inner = TestClient(cut, follow_redirects=False)
+    try:
+        assert 'href="/inner/channels/things"' in inner.get("/inner/channels").text
+        answers = {
+            path: inner.get(f"/inner{path}").status_code
+            for path in ("", "/", "/channels/things", "/static/console.css")
+        }
+        assert answers == dict.fromkeys(answers, 200)
+    finally:
+        made.close()

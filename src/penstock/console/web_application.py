@@ -62,7 +62,7 @@ class Console:
         if scope["type"] != "http":  # the lifespan is that of the server, or of the application around
             await self._app(scope, receive, send)
             return
-        is_answered = False
+        is_answered, scope = False, _add_root(scope)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal is_answered
@@ -219,6 +219,16 @@ class _Desk:
 def _check_right(visitor: Visitor, right: Right) -> None:
     if not visitor.may(right):
         raise HTTPException(403, f"this needs the right {right!r}, which {visitor.name} has not")
+
+
+def _add_root(scope: Scope) -> Scope:
+    """The scope as Starlette's ``mount`` makes it, also if what mounts the console has cut its own path off, as Litestar does."""
+    whole = unquote(scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")).rstrip("/")
+    rest = scope["path"].rstrip("/")
+    if scope.get("root_path") or whole == rest or not whole.endswith(rest):
+        return scope
+    root = whole.removesuffix(rest)
+    return {**scope, "root_path": root, "path": f"{root}{rest or '/'}"}
 
 
 def _root(request: Request) -> str:
