@@ -41,3 +41,12 @@ def broken(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_link_leads_to_a_page_and_a_heading(page: Path) -> None:
     assert list(broken(page)) == []
+
+
+def test_the_map_of_the_documentation_has_every_page() -> None:
+    """Those of the API and the decisions have maps of their own."""
+    docs = ROOT / "docs"
+    led_to = {(docs / link.partition("#")[0]).resolve() for link in LINK.findall((docs / "README.md").read_text())}
+    pages = {page for page in docs.rglob("*.md") if page.parent.name not in {"api", "decisions"}}
+
+    assert pages - led_to == {docs / "README.md"}
