@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest bench lint pages lock clean
+.PHONY: help venv demo test test-spark storm lowest bench lint pages site lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -47,10 +47,14 @@ lint: venv  ## formatter, linter, types, who may import whom, dead code, spellin
 	$(BIN)/vulture
 	$(BIN)/codespell
 	$(BIN)/python -m pytest --quiet --noconftest tests/documents/check_*.py
+	$(BIN)/python docs/site.py
 
 pages: venv  ## write the reference pages that are generated from the code
 	$(BIN)/python docs/reference/command_line.py
 	$(BIN)/python docs/reference/api.py
+
+site: venv  ## build the documentation as a site, in site/; a dead link fails
+	$(BIN)/python docs/site.py
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 	$(COMPILE) --extra demo --group dev --output-file requirements.lock
@@ -58,4 +62,4 @@ lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 
 clean:  ## remove .venv, caches, and the data of the demo
 	@if [ -L .penstock/postgres/data ]; then rm -rf "$$(dirname "$$(readlink .penstock/postgres/data)")"; fi
-	rm -rf .venv .penstock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist spark-warehouse
+	rm -rf .venv .penstock site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist spark-warehouse
