@@ -145,6 +145,21 @@ def penstock_drain(
     return partial(drained, penstock_pipeline, penstock_database_url, penstock_redis_url)
 
 
+@pytest.fixture
+def penstock_survives(
+    penstock_pipeline: "Pipeline", penstock_engine: "Engine", penstock_database_url: str, penstock_redis_url: str
+) -> Callable[..., None]:
+    """``penstock.testing.survives`` for the pipeline and the servers of the test; it disposes of ``penstock_engine`` first."""
+    with _extra():
+        from penstock.testing import survives  # noqa: PLC0415  not at start
+
+    def survive(**options: object) -> None:
+        penstock_engine.dispose()
+        survives(penstock_pipeline, penstock_database_url, penstock_redis_url, **options)  # type: ignore[arg-type]
+
+    return survive
+
+
 def _variable(option: str) -> str:
     return option.upper().replace("PENSTOCK_", "PENSTOCK_TEST_", 1)
 

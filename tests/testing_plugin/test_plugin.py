@@ -84,7 +84,7 @@ def test_plain_sql_is_staged(penstock_sessions, penstock_drain):
 
 
 def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
-    assert passed(run_pytest(python, project)) == 9
+    assert passed(run_pytest(python, project)) == 10
 
 
 def test_it_passes_on_the_users_own_servers_with_declared_triggers(
@@ -96,7 +96,7 @@ def test_it_passes_on_the_users_own_servers_with_declared_triggers(
     url = postgres.create_database("of_the_user")
     done = run_pytest(python, project, PENSTOCK_TEST_DATABASE_URL=url, PENSTOCK_TEST_REDIS_URL=redis_server.url)
 
-    assert passed(done) == 10
+    assert passed(done) == 11
     with psycopg.connect(url) as connection:
         query = "SELECT count(*) FROM pg_database WHERE datname ~ '^penstock_(test|template)_'"
         assert connection.execute(query).fetchone() == (0,)

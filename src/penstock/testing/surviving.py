@@ -1,0 +1,407 @@
+"""A pipeline's consumers under the faults that they will meet: their tables have to end as if nothing had happened.
+
+Every run begins with a copy of the test's database, so that whatever was staged and committed there is applied again and again: twice
+without a fault, to see which columns differ by themselves, then once for each consumer and fault.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from secrets import token_hex
+from time import monotonic, sleep
+from typing import Any
+
+from psycopg import sql
+from sqlalchemy import make_url
+
+from penstock.consuming import SeveralRunners, Worker, make_worker
+from penstock.crashpoints import install_crashpoint, install_repeats
+from penstock.database.connections import connect_postgres
+from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.embedded.postgres import create_database, drop_database
+from penstock.embedded.postgres import database_url as name_database
+from penstock.pipeline import Pipeline
+from penstock.streaming import Streamer
+from penstock.testing.databases import delete_keys
+from penstock.testing.draining import MAX_ROUNDS, RETRY_S, drained
+
+BEFORE_COMMIT = ("consumer.after_apply", "together.after_apply", "members.after_apply")
+AFTER_COMMIT = ("consumer.after_commit", "together.after_commit", "members.after_commit")
+
+REPEATS = 10
+"""Batches that are delivered twice."""
+
+LEAVING_S = 1.0
+"""Seconds that sessions which were just closed have to leave the database."""
+
+MAX_SHOWN = 3
+"""Rows of each kind that a failure shows of a table."""
+
+Row = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a table, as text; without columns that the database numbers by itself."""
+
+    columns: tuple[str, ...]
+    rows: Counter[Row]
+
+    def without(self, left_out: frozenset[str]) -> "Table":
+        """The same without some columns."""
+        kept = [number for number, name in enumerate(self.columns) if name not in left_out]
+        rows: Counter[Row] = Counter()
+        for row, count in self.rows.items():
+            rows[tuple(row[number] for number in kept)] += count
+        return Table(tuple(self.columns[number] for number in kept), rows)
+
+    def values(self, name: str) -> Counter[str | None]:
+        """The values of a column."""
+        at = self.columns.index(name)
+        found: Counter[str | None] = Counter()
+        for row, count in self.rows.items():
+            found[row[at]] += count
+        return found
+
+
+Tables = Mapping[str, Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """Something that happens to a consumer.
+
+    Attributes:
+        text: What it is, as the rest of ``if the consumer …``.
+        advice: The usual mistake of a handler that does not survive it.
+        run: Applies all that is there, under the fault; takes a run and the consumer.
+    """
+
+    text: str
+    advice: str
+    run: "Callable[[_Run, ConsumerSpec], None]"
+
+
+class _Died(BaseException):
+    """The process of a consumer has ended: nothing catches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A pipeline on a database of its own."""
+
+    pipeline: Pipeline
+    url: str
+    redis_url: str
+
+    def publish(self) -> int:
+        """Publishes what is staged."""
+        with Streamer(self.pipeline, self.url, self.redis_url) as streamer:
+            return streamer.drain()
+
+    def worker(self, consumer: ConsumerSpec) -> Worker | SeveralRunners:
+        """A worker of the consumer, which has not connected."""
+        if isinstance(consumer, WorkerSpec):
+            consumer = replace(consumer, backoff=RETRY_S)
+        return make_worker(self.pipeline, consumer, self.url, self.redis_url)
+
+    def work_off(self, consumer: ConsumerSpec) -> None:
+        """Applies what is in the log."""
+        worker = self.worker(consumer)
+        try:
+            worker.drain()
+        finally:
+            worker.close()
+
+    def finish(self, names: Iterable[str]) -> None:
+        """Has all consumers apply what is left."""
+        drained(self.pipeline, self.url, self.redis_url, consumers=names, allow_dead_letters=True)
+
+
+def survives(
+    pipeline: Pipeline,
+    database_url: str,
+    redis_url: str,
+    *,
+    consumers: Iterable[str] | None = None,
+    ignore: Iterable[str] = (),
+    also: Iterable[str] = (),
+) -> None:
+    """Checks that consumers end with the same rows whatever happens to them: crashes, redelivery, an emptied Redis, a second process.
+
+    Stage and commit first, as for ``drained``; the records must not be applied yet.  Each run has a copy of the database, and takes some
+    tenths of a second; there are two, and six for each consumer.  The test's database must have no other sessions meanwhile: dispose of
+    its engine.  It stays as it was, except for what a handler writes by a connection of its own, which is reported.
+
+    Columns that the database numbers, and those that differ between two runs without a fault, such as times, are not compared.  Effects
+    outside Postgres are not seen.
+
+    Args:
+        pipeline: The pipeline.
+        database_url: Postgres; the role needs CREATEDB.
+        redis_url: Redis or Valkey; the keys of the pipeline's namespace are deleted before each run.
+        consumers: Names of the consumers to test; by default all but those that need Spark.
+        ignore: Columns that are not compared, as ``table.column``.
+        also: Schemas whose tables are compared, beside ``public``.
+
+    Raises:
+        AssertionError: A consumer does not survive: the text says which, under which fault, and which rows differ.  Or two runs without
+            a fault differ, a handler writes by a connection of its own, or the database has other sessions.
+    """
+    names = (
+        [n for n, spec in pipeline.consumers.items() if not spec.dataframe] if consumers is None else list(consumers)
+    )
+    left_out = frozenset(ignore)
+
+    def run(work: Callable[[_Run], None]) -> Tables:
+        with copied(database_url) as url:
+            delete_keys(redis_url, pipeline.scope.namespace)
+            work(_Run(pipeline, url, redis_url))
+            return read_tables(url, also)
+
+    before, failures = read_tables(database_url, also), list[str]()
+    try:
+        clean, again = (run(partial(_Run.finish, names=names)) for _ in range(2))
+        if outside := list(compare(before, read_tables(database_url, also), {})):
+            raise AssertionError(
+                f"a handler has written by a connection of its own, not by the session that it is given: {', '.join(outside)}. "
+                "Such an effect is not in the transaction of the checkpoint: it may be lost, or happen twice"
+            )
+        unstable = {name: find_unstable(clean[name], again[name], name, left_out) for name in clean}
+        if differences := list(compare(clean, again, unstable)):
+            raise AssertionError(
+                f"without any fault, a second run ends with other rows: {', '.join(differences)}. A handler keeps something between runs, "
+                "or depends on what is random"
+            )
+        for name in names:
+            wrong: dict[Hazard, list[str]] = {}
+            for hazard in HAZARDS:
+                found = run(partial(_suffer, hazard=hazard, consumer=pipeline.get_consumer(name), names=names))
+                if differences := list(compare(clean, found, unstable)):
+                    wrong[hazard] = differences
+            failures += _describe(name, wrong)
+    finally:
+        delete_keys(redis_url, pipeline.scope.namespace)
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+def _describe(name: str, wrong: Mapping[Hazard, Sequence[str]]) -> Iterator[str]:
+    """What a consumer does not survive: the rows of the first fault, which may be why the others go wrong as well."""
+    for hazard, differences in list(wrong.items())[:1]:
+        yield f"{name} does not survive it if it {hazard.text}:"
+        yield from (f"    {each}" for each in differences)
+        yield f"    {hazard.advice}"
+    if others := [hazard.text for hazard in wrong][1:]:
+        yield f"    Nor if it {', or '.join(others)}"
+
+
+def _suffer(made: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable[str]) -> None:
+    made.publish()
+    try:
+        hazard.run(made, consumer)
+    finally:
+        install_crashpoint(None)
+        install_repeats(None)
+    made.finish(names)
+
+
+def _die(made: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
+    """Ends the worker at the first of these places; that of a job fails there instead, because it has threads of its own."""
+    if isinstance(consumer, WorkerSpec):
+        if points == BEFORE_COMMIT and consumer.attempts > 1:
+            made.work_off(_failing_once(consumer))
+        return
+
+    def crash(point: str) -> None:
+        if point in points:
+            install_crashpoint(None)
+            raise _Died
+
+    install_crashpoint(crash)
+    try:
+        made.work_off(consumer)
+    except _Died:
+        return
+
+
+def _failing_once(consumer: ConsumerSpec) -> ConsumerSpec:
+    """The worker, whose handler fails once for each job, behind its effects."""
+    handler: Callable[..., Any] = consumer.handler
+    seen: set[str] = set()
+
+    def fail(job: Any) -> None:
+        if job.id not in seen:
+            seen.add(job.id)
+            raise RuntimeError("a fault of penstock.testing.survives")
+
+    @wraps(handler)
+    def called(session: Any, job: Any) -> object:
+        outcome = handler(session, job)
+        fail(job)
+        return outcome
+
+    @wraps(handler)
+    async def called_async(session: Any, job: Any) -> object:
+        outcome = await handler(session, job)
+        fail(job)
+        return outcome
+
+    return replace(consumer, handler=called_async if consumer.is_async else called)
+
+
+def _die_before(made: _Run, consumer: ConsumerSpec) -> None:
+    _die(made, consumer, BEFORE_COMMIT)
+
+
+def _die_after(made: _Run, consumer: ConsumerSpec) -> None:
+    _die(made, consumer, AFTER_COMMIT)
+
+
+def _repeat(made: _Run, consumer: ConsumerSpec) -> None:
+    """The first batches are delivered twice, as after a lost answer."""
+    times = iter(range(REPEATS))
+    install_repeats(lambda _: next(times, None) is not None)
+    made.work_off(consumer)
+
+
+def _one_by_one(made: _Run, consumer: ConsumerSpec) -> None:
+    worker = made.worker(consumer)
+    if isinstance(worker, SeveralRunners):
+        return
+    with worker:
+        for _ in range(MAX_ROUNDS * MAX_ROUNDS):
+            if not worker.slice(1, lambda: False).done:
+                return
+
+
+def _empty_redis(made: _Run, consumer: ConsumerSpec) -> None:
+    worker = made.worker(consumer)
+    if isinstance(worker, Worker):
+        with worker:
+            worker.slice(1, lambda: False)
+    delete_keys(made.redis_url, made.pipeline.scope.namespace)
+
+
+def _work_beside(made: _Run, consumer: ConsumerSpec) -> None:
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            made.work_off(consumer)
+        except BaseException as error:  # noqa: BLE001  raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+HAZARDS = (
+    Hazard(
+        "dies between its effect and the commit",
+        "Its effect is then in the database although the transaction was rolled back, or in a variable: write by the session alone",
+        _die_before,
+    ),
+    Hazard(
+        "dies behind the commit",
+        "Something is to happen behind the commit, and nobody does it again: stage a record instead",
+        _die_after,
+    ),
+    Hazard(
+        "gets everything twice",
+        "It counts calls, or keeps something between them: what it needs to know belongs into a table",
+        _repeat,
+    ),
+    Hazard(
+        "gets the records one by one",
+        "It depends on which records come together: any number of them may, in the order of each key",
+        _one_by_one,
+    ),
+    Hazard("finds Redis emptied", "It reads from Redis what only Postgres keeps", _empty_redis),
+    Hazard(
+        "works beside a second process",
+        "Two of its shards change one row: see docs/how-to/write-a-handler.md, or it keeps something in the process",
+        _work_beside,
+    ),
+)
+"""The faults, in the order in which they are tried."""
+
+
+@contextmanager
+def copied(url: str) -> Iterator[str]:
+    """A copy of a database, which is dropped behind the block."""
+    given, server, name = make_url(url).database, name_database(url, "postgres"), f"penstock_test_{token_hex(6)}"
+    with connect_postgres(server, application="test") as connection:
+        query = "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = %s"
+        deadline = monotonic() + LEAVING_S
+        while connection.execute(query, [given]).fetchall() != [(0,)]:
+            if monotonic() > deadline:
+                raise AssertionError(
+                    f"{given} has other sessions, and cannot be copied: end those of the test, and dispose of its engine: engine.dispose()"
+                )
+            sleep(0.01)
+    create_database(server, name, given)
+    try:
+        yield name_database(url, name)
+    finally:
+        drop_database(server, name)
+
+
+def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
+    """The application's tables: those of the schema ``public`` and of ``also``."""
+    found: dict[str, Table] = {}
+    with connect_postgres(url, application="test") as connection:
+        rows = connection.execute(
+            """
+            SELECT n.nspname, c.relname, array_agg(a.attname ORDER BY a.attnum)
+            FROM pg_catalog.pg_class c
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+            WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+              AND (n.nspname = 'public' OR n.nspname = ANY (%(also)s))
+              AND a.attidentity = ''
+              AND coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '') NOT LIKE 'nextval(%%'
+            GROUP BY 1, 2
+            ORDER BY 1, 2
+            """,
+            {"also": list(also)},
+        ).fetchall()
+        for space, name, columns in rows:
+            listed = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
+            query = sql.SQL("SELECT {} FROM {}").format(listed, sql.Identifier(space, name))
+            title = name if space == "public" else f"{space}.{name}"
+            found[title] = Table(tuple(columns), Counter(connection.execute(query).fetchall()))
+    return found
+
+
+def find_unstable(one: Table, other: Table, name: str, ignored: frozenset[str]) -> frozenset[str]:
+    """The columns that differ between two runs, and those that are ignored."""
+    return frozenset(
+        column for column in one.columns if f"{name}.{column}" in ignored or one.values(column) != other.values(column)
+    )
+
+
+def compare(expected: Tables, found: Tables, left_out: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """A line for each table whose rows differ."""
+    for name, table in expected.items():
+        nothing: frozenset[str] = frozenset()
+        right, wrong = (each.without(left_out.get(name, nothing)) for each in (table, found[name]))
+        more, fewer = wrong.rows - right.rows, right.rows - wrong.rows
+        if more or fewer:
+            shown = [f"{what} {_show(right.columns, rows)}" for what, rows in (("has", more), ("lacks", fewer)) if rows]
+            yield f"{name} {', and '.join(shown)}"
+
+
+def _show(columns: tuple[str, ...], rows: Counter[Row]) -> str:
+    listed = list(rows.elements())
+    texts = [str(dict(zip(columns, row, strict=True))) for row in listed[:MAX_SHOWN]]
+    return ", ".join(texts) + (f" and {len(listed) - MAX_SHOWN} rows more" if len(listed) > MAX_SHOWN else "")
