@@ -317,6 +317,17 @@ CREATE TABLE {schema}.checkpoints (
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
 """,
     """
+-- When the next job of a schedule is staged; null: never again.
+CREATE TABLE {schema}.schedules (
+    name     text        PRIMARY KEY,
+    channel  text        NOT NULL,
+    every    text        NOT NULL,
+    timezone text        NOT NULL,
+    next_at  timestamptz,
+    last_at  timestamptz
+)
+""",
+    """
 -- kind: consumer, or channel: all of its consumers.
 CREATE TABLE {schema}.pauses (
     kind      text        NOT NULL CHECK (kind IN ('consumer', 'channel')),
@@ -480,6 +491,7 @@ TABLES = (
         "former_consumers",
         "actions",
         "pauses",
+        "schedules",
         "checkpoints",
     ),
     *("unique_names", "waiting_records", "retired_channels", "channels"),

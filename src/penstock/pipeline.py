@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -35,6 +36,7 @@ from penstock.declaring.handlers import (
     default_name,
 )
 from penstock.declaring.kinds import check_reconciled, refuse_sources
+from penstock.declaring.schedules import CatchUp, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
@@ -86,6 +88,7 @@ class Pipeline:
         self._rules: list[StagingRule] = []
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
+        self._schedules: dict[str, ScheduleSpec] = {}
         self.observers = Observers()
         self.trouble_handlers: list[TroubleHandler] = []
         for channel in channels:
@@ -317,6 +320,47 @@ class Pipeline:
             return DeclaredWorker(self, spec)
 
         return declare
+
+    def every(  # noqa: PLR0913  what can be chosen of a schedule
+        self,
+        every: str | timedelta | float,
+        *,
+        to: Queue,
+        name: str,
+        data: Any = None,
+        tenant: object = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "one",
+    ) -> ScheduleSpec:
+        """Declares a schedule: a job is staged by itself, one for each of its times, however many streamers run.
+
+            pipeline.every("17 3 * * *", to=receipts, name="nightly", timezone="Europe/Berlin")
+
+        The worker's job has the action ``scheduled``, the schedule's name as its object, and the time that it stands for as
+        ``job.headers["slot"]``.
+
+        Args:
+            every: A cron expression of five fields; or an interval: seconds, a ``timedelta``, or a text such as ``"10m"``.
+            to: The queue that its jobs go to.
+            name: Its name, unique in the pipeline.  One that keeps its name goes on where it was after a deploy.
+            data: The payload of each job.
+            tenant: Whose the jobs are; by default the schedule's name.
+            timezone: For a cron expression, such as ``Europe/Berlin``.
+            catch_up: What becomes of times that passed while no streamer ran: ``skip``, ``one`` (the last one), or ``all``.
+
+        Raises:
+            DeclarationError: A value is invalid, the queue is not this pipeline's, or the name is taken.
+        """
+        spec = ScheduleSpec(name, to, every, tenant, data, timezone, catch_up)
+        self._own(to, f"schedule {name}")
+        if self._schedules.setdefault(name, spec) is not spec:
+            raise DeclarationError(f"schedule {name} is declared twice; names are unique in a pipeline")
+        return spec
+
+    @property
+    def schedules(self) -> dict[str, ScheduleSpec]:
+        """The schedules by name."""
+        return dict(self._schedules)
 
     def _add_consumer(self, spec: ConsumerSpec) -> None:
         if spec.name in self._consumers:

@@ -257,6 +257,7 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "readers": readers,
         "checkpoints": checkpoints,
         "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
+        "schedules": [each for each in found.schedules if each.channel == name],
     }
     return Shown(values, channel)
 

@@ -22,6 +22,7 @@ TABLE_NAMES = (
     "repairs",
     "replays",
     "retired_channels",
+    "schedules",
     "staged_records",
     "stopped_shards",
     "ticks",

@@ -111,6 +111,7 @@ reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   St
 reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in it.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that it repaired.
+schedule_late_seconds                   gauge   max schedule            Time for which its next job has been due; 0 if it is not.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
 sample_timestamp_seconds                gauge   max -                   When it was read.
 """
@@ -185,6 +186,8 @@ def measure(found: Status, *, by_shard: bool = False) -> Iterable[Any]:
         series.add("reconciliation_last_outcome", 1, *names, run.outcome)
         series.add("reconciliation_differences", run.differences, *names)
         series.add("reconciliation_repaired_rows", run.repaired, *names)
+    for number, schedule in enumerate(found.schedules):
+        series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
     return series.families()
 
 

@@ -587,3 +587,9 @@ SELECT DISTINCT consumer
 FROM {schema}.checkpoints
 WHERE channel = %(channel)s AND reported_by IS NOT NULL
 ORDER BY consumer;
+
+-- :name schedules
+SELECT name, channel, every, timezone, next_at, last_at,
+       greatest(0, extract(epoch FROM clock_timestamp() - next_at))::float8 AS late_s  -- null, and so 0, if there is no next
+FROM {schema}.schedules
+ORDER BY name;

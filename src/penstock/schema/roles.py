@@ -58,6 +58,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "epochs": "SELECT, INSERT",
         "checkpoints": "SELECT, INSERT",
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
+        "schedules": "SELECT, INSERT, UPDATE",
     },
     "consumer": {
         **_REGISTERING,
@@ -68,6 +69,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "checkpoints": "SELECT, INSERT, UPDATE",
         "barriers": "SELECT",
         "pauses": "SELECT",
+        "schedules": "SELECT",
         "isolated_records": "SELECT",
         "stopped_shards": "SELECT",
         "dead_letters": "SELECT, INSERT, UPDATE, DELETE",

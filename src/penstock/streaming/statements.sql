@@ -914,3 +914,29 @@ WHERE t.kind = 'halted'
       AND NOT EXISTS (
               SELECT FROM {schema}.checkpoints c WHERE concat_ws(' ', c.consumer, c.channel) = t.subject
           );
+
+-- :name declare_schedule
+-- Declared otherwise than before, it begins anew: what was missed was missed by another one.
+INSERT INTO {schema}.schedules AS known (name, channel, every, timezone, next_at)
+VALUES (%(name)s, %(channel)s, %(every)s, %(timezone)s, %(next_at)s)
+ON CONFLICT (name) DO UPDATE
+SET channel = EXCLUDED.channel, every = EXCLUDED.every, timezone = EXCLUDED.timezone, next_at = EXCLUDED.next_at
+WHERE (known.channel, known.every, known.timezone) IS DISTINCT FROM (EXCLUDED.channel, EXCLUDED.every, EXCLUDED.timezone);
+
+-- :name due_schedules
+SELECT name
+FROM {schema}.schedules
+WHERE name = ANY (%(names)s) AND next_at <= clock_timestamp();
+
+-- :name take_schedule
+-- Its first slot that was not taken, and the time.  One streamer at a time; one of another release takes what it has declared itself.
+SELECT next_at, clock_timestamp()
+FROM {schema}.schedules
+WHERE name = %(name)s AND channel = %(channel)s AND every = %(every)s AND timezone = %(timezone)s
+  AND next_at <= clock_timestamp()
+FOR UPDATE SKIP LOCKED;
+
+-- :name move_schedule
+UPDATE {schema}.schedules
+SET next_at = %(next_at)s, last_at = coalesce(%(last_at)s, last_at)
+WHERE name = %(name)s;

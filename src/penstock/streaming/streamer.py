@@ -31,6 +31,7 @@ from penstock.schema.roles import check_privileges
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher, SlicePublisher
 from penstock.streaming.retention import StreamerUpkeep
+from penstock.streaming.scheduler import Scheduler
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
 from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
 from penstock.streaming.tails import UnusableShards
@@ -106,6 +107,7 @@ class Streamer(Runner[RoundResult]):
         self._upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
+        self._scheduler = Scheduler(pipeline)
         self._troubles = TroubleWatch(pipeline.trouble_handlers, self._database_url, pipeline.scope)
         self._refresh_at = self._maintain_at = 0.0
         self._newest_tick, self._read_tails_at, self._maintained = -1, 0.0, 0
@@ -169,6 +171,7 @@ class Streamer(Runner[RoundResult]):
             if consumer.channel.name in self._pipeline.channels:
                 with _skipping_former(consumer=consumer.name):
                     register_consumer(connection, scope, consumer)
+        self._scheduler.declare(connection)
         crashpoint("streamer.after_register")
 
     def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
@@ -216,6 +219,7 @@ class Streamer(Runner[RoundResult]):
         if monotonic() >= self._refresh_at:
             publisher.refresh()
             self._upkeep.note_faults(connection, publisher, sequences=self._sequences)
+            self._scheduler.stage_due(connection)
             self._troubles.note_hanging()
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 

@@ -83,6 +83,9 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
     if found.reconciliations:
         show("")
         show_rows(found.reconciliations, _RECONCILIATIONS, outcome=_outcome)
+    if found.schedules:
+        show("")
+        show_rows(found.schedules, "schedule=name, channel, every, timezone, last=last_at, next=next_at")
 
 
 @dataclass(frozen=True, slots=True)

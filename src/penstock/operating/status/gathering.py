@@ -32,6 +32,7 @@ from penstock.operating.status.snapshot import (
     IckStatus,
     OpenTransaction,
     QueueStatus,
+    RegisteredSchedule,
     ShardStatus,
     Status,
 )
@@ -89,6 +90,7 @@ def status(
         if sequencer["pid"] is None
         else OpenTransaction(*(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))),
         pauses=tables.pauses,
+        schedules=tables.schedules,
     )
 
 
@@ -150,6 +152,7 @@ class _Tables:
     faults: Faults
     in_postgres: Mapping[ShardName, int]
     pauses: tuple[Pause, ...]
+    schedules: tuple[RegisteredSchedule, ...]
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -184,6 +187,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             read_faults(connection, scope),
             {ShardName(channel, shard): count for channel, shard, count in connection.execute(sql["in_postgres"])},
             read_pauses(connection, scope),
+            tuple(RegisteredSchedule(*row) for row in connection.execute(sql["schedules"], binary=True)),
         )
 
 

@@ -208,6 +208,27 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisteredSchedule:
+    """A schedule as a streamer has registered it.
+
+    Attributes:
+        channel: The queue of its jobs.
+        every: A cron expression, or an interval.
+        next_at: The time of its next job; None if there is none any more.
+        last_at: The time that its last job stands for; None before the first.
+        late_s: For how long its next job has been due, in seconds.
+    """
+
+    name: str
+    channel: str
+    every: str
+    timezone: str
+    next_at: datetime | None
+    last_at: datetime | None
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of a pipeline.
 
@@ -219,6 +240,7 @@ class Status:
         reconciliations: The last run of each, ordered by name.
         oldest_transaction: None if there is none.
         pauses: What operators have paused.
+        schedules: Those of queues, by name.
     """
 
     schema: str
@@ -232,6 +254,7 @@ class Status:
     reconciliations: tuple[LastRun, ...]
     oldest_transaction: OpenTransaction | None
     pauses: tuple[Pause, ...] = ()
+    schedules: tuple[RegisteredSchedule, ...] = ()
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
         """The pause that holds a consumer; one that another database reports is paused there."""

@@ -1,0 +1,98 @@
+"""Stages the jobs of schedules: exactly one a slot, however many streamers run.
+
+A slot is taken by moving the schedule's row on, in the transaction that stages its job.  What time it is, Postgres says; a streamer whose
+clock is wrong changes nothing.  The row holds the schedule as the streamer that started last has declared it: after a deploy the new one
+holds, and streamers of the old release leave it alone.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from penstock.database.connections import Connection
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.declaring.schedules import ScheduleSpec
+from penstock.errors import PenstockError, ServerUnavailable
+from penstock.pipeline import Pipeline
+from penstock.schema.roles import check_privileges
+from penstock.staging.driver_connections import insert_directly
+from penstock.staging.messages import make_message
+from penstock.staging.rows import Row
+
+log = structlog.get_logger("penstock.streamer")
+
+SCHEDULED = "scheduled"
+"""The action of the records that schedules stage."""
+
+
+class Scheduler:
+    """The schedules of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._specs, self._scope = pipeline.schedules, pipeline.scope
+        self._sql = statements("penstock.streaming", self._scope.schema)
+
+    def declare(self, connection: Connection) -> None:
+        """Registers the schedules; one that is declared otherwise than before begins anew.
+
+        Raises:
+            PrivilegeMissing: The role may not stage.
+            ServerUnavailable: Postgres does not answer.
+        """
+        if not self._specs:
+            return
+        check_privileges(connection, self._scope, "producer")
+        with postgres_errors("registering schedules"):
+            [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
+            for spec in self._specs.values():
+                connection.execute(self._sql["declare_schedule"], self._values(spec, next_at=spec.next_slot(now)))
+
+    def stage_due(self, connection: Connection) -> int:
+        """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        if not self._specs:
+            return 0
+        with postgres_errors("reading schedules"):
+            rows = connection.execute(self._sql["due_schedules"], {"names": list(self._specs)}).fetchall()
+        staged = 0
+        for (name,) in rows:
+            try:
+                staged += self._stage(connection, self._specs[name])
+            except ServerUnavailable:
+                raise
+            except PenstockError as error:
+                log.error("schedule failed", schedule=name, reason=str(error))  # noqa: TRY400  of ours, in words
+        return staged
+
+    def _stage(self, connection: Connection, spec: ScheduleSpec) -> int:
+        with postgres_errors(f"staging the job of schedule {spec.name}"), connection.transaction():
+            row = connection.execute(self._sql["take_schedule"], self._values(spec), binary=True).fetchone()
+            if row is None:  # another streamer has it, or it is declared otherwise
+                return 0
+            first, now = row
+            slots = spec.due(first, now)
+            if rows := [_make_row(spec, slot) for slot in slots]:
+                insert_directly(connection, self._scope.schema, rows, [spec.queue], "schedule")
+            last = slots[-1] if slots else None
+            after = last if spec.catch_up == "all" and last is not None else now
+            connection.execute(
+                self._sql["move_schedule"], {**self._values(spec, next_at=spec.next_slot(after)), "last_at": last}
+            )
+        return len(slots)
+
+    @staticmethod
+    def _values(spec: ScheduleSpec, **more: datetime | None) -> dict[str, Any]:
+        own = {"name": spec.name, "channel": spec.queue.name, "every": spec.text, "timezone": spec.timezone}
+        return {**own, **more}
+
+
+def _make_row(spec: ScheduleSpec, slot: datetime) -> Row:
+    """The job of a slot."""
+    headers = {"slot": slot.isoformat()}
+    tenant = spec.name if spec.tenant is None else spec.tenant
+    return make_message(spec.queue, SCHEDULED, spec.name, spec.data, headers, {"tenant": tenant})
