@@ -58,6 +58,7 @@ site: venv  ## build the documentation as a site, in site/; a dead link fails
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 	$(COMPILE) --extra demo --group dev --output-file requirements.lock
+	$(COMPILE) --extra console --extra prometheus --extra zstd --constraint requirements.lock --output-file requirements-image.lock
 	$(COMPILE) --extra java --constraint requirements.lock --output-file requirements-java.lock
 
 clean:  ## remove .venv, caches, and the data of the demo

@@ -209,7 +209,7 @@ def test_a_file_of_users_that_is_not_whole_is_refused_without_its_secrets(tmp_pa
         read_users(path)
 
     assert "secret" not in str(refused.value)
-    with pytest.raises(InvalidSetting, match="chmod 600"):
+    with pytest.raises(InvalidSetting, match="chmod 640"):
         read_users(write_users(path, 0o644))
     with pytest.raises(InvalidSetting, match="cannot be read"):
         read_users(tmp_path / "missing.toml")

@@ -99,8 +99,8 @@ def read_users(path: Path) -> dict[str, User]:
     Raises ``InvalidSetting``, also if others may read it.
     """
     try:
-        if path.stat().st_mode & 0o077:
-            raise InvalidSetting(f"{path}: others may read it. Type: chmod 600 {path}")
+        if path.stat().st_mode & 0o027:  # a mounted secret is read by its group
+            raise InvalidSetting(f"{path}: others may read it. Type: chmod 640 {path}")
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"{path}: the users cannot be read: {type(error).__name__}") from None
