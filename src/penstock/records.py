@@ -366,6 +366,29 @@ class Record(Generic[Payload]):
         """The source that staged the record, if its log has sources: ``eu`` of ``rides@eu``."""
         return self.channel.partition("@")[2] or None
 
+    def cloudevent(self, source: str) -> dict[str, Any]:
+        """The record as an event of CloudEvents 1.0, in the form for JSON.
+
+        Args:
+            source: Whose events these are, a URI reference such as ``/shop``; with the channel's name behind it, it is the event's
+                ``source``.
+
+        Returns:
+            ``id`` is the record's number, which stays when it is delivered again; ``type`` is object and action, as
+            ``rides.insert``; ``subject`` the key; ``time`` when it was staged; and ``traceparent`` where the record has one.
+        """
+        event: dict[str, Any] = {
+            "specversion": "1.0",
+            "id": str(self.id),
+            "source": f"{source.rstrip('/')}/{self.channel}",
+            "type": f"{self.object}.{self.action}",
+            "subject": self.key,
+            "time": self.staged_at.isoformat(),
+            "datacontenttype": "application/json",
+            "data": self.data,
+        }
+        return event | {name: value for name, value in self.headers.items() if name in {"traceparent", "tracestate"}}
+
     @property
     def place(self) -> str:
         """Its place, for people: ``rides/2 offset 4118``."""

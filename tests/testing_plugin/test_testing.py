@@ -50,6 +50,32 @@ def test_a_record_reads_as_if_it_had_been_staged() -> None:
     assert (record.offset, record.id, record.staged_at) == (3, 3, at)
 
 
+def test_a_record_is_an_event_of_cloudevents() -> None:
+    at = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    record = make_record(
+        {"id": 7},
+        channel=RIDES,
+        key=7,
+        action="update",
+        object="ride",
+        headers={"traceparent": trace, "v": 1},
+        staged_at=at,
+    )
+
+    assert record.cloudevent("/shop/") == {
+        "specversion": "1.0",
+        "id": "1",
+        "source": "/shop/rides",
+        "type": "ride.update",
+        "subject": "7",
+        "time": "2026-11-20T09:30:00+00:00",
+        "datacontenttype": "application/json",
+        "data": {"id": 7},
+        "traceparent": trace,
+    }
+
+
 class Fare(BaseModel):
     cents: int
     tip: int = 0
