@@ -89,14 +89,11 @@ def wrong_by_database(url: str) -> Callable[[Session, Sequence[Record]], None]:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (
-            wrong_by_memory,
-            "reader does not survive it if it dies between .*:\n    sums has .* lacks .*\n    .*variable",
-        ),
-        (wrong_by_batch, "reader does not survive it if it gets the records one by one:\n    s"),
+        (wrong_by_memory, "reader does not survive a crash between .*:\n    sums has .* lacks .*\n    .*variable"),
+        (wrong_by_batch, "reader does not survive records one by one:\n    s"),
         (
             wrong_by_connection,
-            "reader does not survive it if it dies between its effect and the commit:\n    seen has .*'id': ",
+            "reader does not survive a crash between its effect and the commit:\n    seen has .*'id': ",
         ),
         (wrong_by_database, "a handler has written by a connection of its own, .*: seen has"),
     ],

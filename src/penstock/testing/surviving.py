@@ -75,7 +75,7 @@ class Hazard:
     """Something that happens to a consumer.
 
     Attributes:
-        text: What it is, as the rest of ``if the consumer …``.
+        text: What it is, as the rest of ``does not survive …``.
         advice: The usual mistake of a handler that does not survive it.
         run: Applies all that is there, under the fault; takes a run and the consumer.
     """
@@ -192,11 +192,11 @@ def survives(
 def _describe(name: str, wrong: Mapping[Hazard, Sequence[str]]) -> Iterator[str]:
     """What a consumer does not survive: the rows of the first fault, which may be why the others go wrong as well."""
     for hazard, differences in list(wrong.items())[:1]:
-        yield f"{name} does not survive it if it {hazard.text}:"
+        yield f"{name} does not survive {hazard.text}:"
         yield from (f"    {each}" for each in differences)
         yield f"    {hazard.advice}"
     if others := [hazard.text for hazard in wrong][1:]:
-        yield f"    Nor if it {', or '.join(others)}"
+        yield f"    Nor {', '.join(others)}"
 
 
 def _suffer(made: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable[str]) -> None:
@@ -306,28 +306,28 @@ def _work_beside(made: _Run, consumer: ConsumerSpec) -> None:
 
 HAZARDS = (
     Hazard(
-        "dies between its effect and the commit",
+        "a crash between its effect and the commit",
         "Its effect is then in the database although the transaction was rolled back, or in a variable: write by the session alone",
         _die_before,
     ),
     Hazard(
-        "dies behind the commit",
+        "a crash behind the commit",
         "Something is to happen behind the commit, and nobody does it again: stage a record instead",
         _die_after,
     ),
     Hazard(
-        "gets everything twice",
+        "a second delivery",
         "It counts calls, or keeps something between them: what it needs to know belongs into a table",
         _repeat,
     ),
     Hazard(
-        "gets the records one by one",
+        "records one by one",
         "It depends on which records come together: any number of them may, in the order of each key",
         _one_by_one,
     ),
-    Hazard("finds Redis emptied", "It reads from Redis what only Postgres keeps", _empty_redis),
+    Hazard("an emptied Redis", "It reads from Redis what only Postgres keeps", _empty_redis),
     Hazard(
-        "works beside a second process",
+        "a second process beside it",
         "Two of its shards change one row: see docs/how-to/write-a-handler.md, or it keeps something in the process",
         _work_beside,
     ),
