@@ -146,6 +146,16 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
     assert counts(desk) == (4, 0)
 
 
+def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk) -> None:
+    """As recruits do: there is no loop that a request could wait for."""
+    desk.refused = set()
+    request_retries(desk.connection, desk.letters())
+
+    desk.worker.slice(10, lambda: False)
+
+    assert desk.letters() == []
+
+
 def test_a_parked_record_waits_for_the_earlier_one(desk: Desk) -> None:
     desk.refused = set()
 

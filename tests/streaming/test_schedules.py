@@ -8,13 +8,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from fixtures.flow import running
 from penstock import Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.schedules import MAX_AT_ONCE, ScheduleSpec
 from penstock.errors import DeclarationError
+from penstock.operating.channels import retire_channel
 from penstock.streaming import Streamer
+from penstock.streaming.scheduler import Scheduler
 from penstock.testing import eventually
 
 JOBS = Queue("jobs")
@@ -163,6 +166,20 @@ def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_
     with Streamer(declare("2h"), database_url, redis_url) as again:  # the same: it goes on
         again.drain()
         assert len(slots(connection)) == 1
+
+
+def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    pipeline = declare()
+    with Streamer(pipeline, database_url, redis_url):
+        make_due(connection)
+    retire_channel(connection, redis_client, "jobs", apply=True)
+    scheduler = Scheduler(pipeline)
+    with capture_logs() as logged:
+        assert [scheduler.stage_due(connection) for _ in range(3)] == [0, 0, 0]
+
+    assert [each["event"] for each in logged] == ["schedule failed"]
 
 
 def test_a_job_says_which_schedule_it_is_of_and_which_slot(

@@ -362,7 +362,7 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "groups": groups[:MAX_GROUPS],
         "given": given,
         "kept": kept,
-        "retried": urlencode({name: text for name, text in kept.items() if name != "key"}),
+        "retried": urlencode(kept),
         "next": urlencode({**kept, "after": _name_position(found[LETTERS - 1])}) if len(found) > LETTERS else None,
         "is_counted": sum(each.letters for each in groups) < letters.MAX_GROUPED,
     }

@@ -183,9 +183,15 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._max, self._stop = limit, stop
         try:
             with postgres_errors("consuming"), redis_errors("consuming"):
-                return self._slice()
+                consumed = self._slice()
+                self._retry_requested()
+                return consumed
         finally:
             self._max, self._stop = math.inf, lambda: False
+
+    def _retry_requested(self) -> None:
+        if self._transaction is not None:
+            self._requested_retries.retry(self._transaction)
 
     def _slice(self) -> Consumed:
         return self._round(block_ms=0)
@@ -233,8 +239,7 @@ class Worker(Runner[Consumed], Generic[Item]):
                 try:
                     with postgres_errors("consuming"), redis_errors("consuming"):
                         consumed = self.round()
-                        if self._transaction is not None:
-                            self._requested_retries.retry(self._transaction)
+                        self._retry_requested()
                 except (ServerUnavailable, *CONFLICTS) as error:
                     self._close_quietly()
                     seconds = backoff.next_s()

@@ -33,6 +33,7 @@ class Scheduler:
     def __init__(self, pipeline: Pipeline) -> None:
         self._specs, self._scope = pipeline.schedules, pipeline.scope
         self._sql = statements("penstock.streaming", self._scope.schema)
+        self._failed: dict[str, str] = {}
 
     def declare(self, connection: Connection) -> None:
         """Registers the schedules; one that is declared otherwise than before begins anew.
@@ -63,10 +64,13 @@ class Scheduler:
         for (name,) in rows:
             try:
                 staged += self._stage(connection, self._specs[name])
+                self._failed.pop(name, None)
             except ServerUnavailable:
                 raise
             except PenstockError as error:
-                log.error("schedule failed", schedule=name, reason=str(error))  # noqa: TRY400  of ours, in words
+                if self._failed.get(name) != str(error):  # once, and not every second
+                    self._failed[name] = str(error)
+                    log.error("schedule failed", schedule=name, reason=str(error))  # noqa: TRY400  of ours, in words
         return staged
 
     def _stage(self, connection: Connection, spec: ScheduleSpec) -> int:
