@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -31,9 +32,13 @@ from penstock.declaring.handlers import (
     Handler,
     MemberDecorator,
     MembersDecorator,
+    Middleware,
+    MiddlewareFunction,
     RecordDecorator,
     WorkerDeclaration,
+    check_middleware,
     default_name,
+    surround,
 )
 from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.declaring.schedules import CatchUp, ScheduleSpec
@@ -89,6 +94,7 @@ class Pipeline:
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
+        self._around: list[Middleware] = []
         self.observers = Observers()
         self.trouble_handlers: list[TroubleHandler] = []
         for channel in channels:
@@ -139,7 +145,8 @@ class Pipeline:
         """
         if name not in self._consumers:
             raise DeclarationError(f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}")
-        return self._consumers[name]
+        spec = self._consumers[name]
+        return replace(spec, handler=surround(spec.handler, self._around)) if self._around else spec
 
     def get_reconciliation(self, name: str) -> ReconciliationSpec:
         """Returns the reconciliation with this name.
@@ -361,6 +368,25 @@ class Pipeline:
     def schedules(self) -> dict[str, ScheduleSpec]:
         """The schedules by name."""
         return dict(self._schedules)
+
+    def around(self, middleware: MiddlewareFunction) -> MiddlewareFunction:
+        """Has a function called around every handler of consumers and workers: for tenancy, logging context, feature flags.
+
+            @pipeline.around
+            def with_account(call, session, items):
+                with logging_context(consumer=call.__name__):
+                    return call(session, items)
+
+        It calls ``call(session, items)`` once, in the handler's transaction, and returns what that returns; ``items`` is what the handler
+        gets: records, a record, members, a job or a DataFrame.  An ``async def`` one is called around handlers that are ``async def``, and
+        awaits ``call``; any other around the others.  The first one declared is the outermost.
+
+        Raises:
+            DeclarationError: It cannot be called with three arguments.
+        """
+        check_middleware(middleware)
+        self._around.append(middleware)
+        return middleware
 
     def _add_consumer(self, spec: ConsumerSpec) -> None:
         if spec.name in self._consumers:

@@ -28,6 +28,63 @@ from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+# --- around ---
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_what_is_around_handlers_is_in_their_transaction_and_sees_each_attempt(reader: Reader) -> None:
+    """A record that the innermost refuses is dead-lettered as if the handler had; nothing that was written around it stays."""
+    calls: list[str] = []
+    reader.connection.execute("CREATE TABLE public.around (id bigint)")
+
+    @reader.flow.around
+    def outer(call: Any, session: Session, record: Record) -> object:
+        calls.append(f"outer {call.__name__}")
+        session.execute(text("INSERT INTO public.around VALUES (:id)"), {"id": record.id})
+        return call(session, record)
+
+    @reader.flow.around
+    def inner(call: Any, session: Session, record: Record) -> object:
+        calls.append("inner")
+        result = call(session, record)
+        if record.id == 5:
+            raise ValueError
+        return result
+
+    @reader.flow.around
+    async def other(call: Any, session: AsyncSession, record: Record) -> object:
+        raise AssertionError("it is around async handlers alone")
+
+    def handler(session: Session, record: Record) -> None:
+        apply(session, [record])
+
+    reader.declare(handler, each=True, attempts=2)
+    reader.drain()
+
+    expected = [(id_,) for id_ in ALL if id_ != 5]
+    assert reader.connection.execute("SELECT id FROM public.around ORDER BY 1").fetchall() == expected
+    assert [(id_,) for id_ in reader.effects()] == expected
+    assert len(of_consumer(reader.connection, "reader")) == 1
+    assert calls[:2] == ["outer handler", "inner"]
+    with pytest.raises(DeclarationError, match=r"cannot be called with \(call, session, items\)"):
+        reader.flow.around(lambda _session, _items: None)
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_async_middleware_is_awaited_around_async_handlers(reader: Reader) -> None:
+    seen: list[int] = []
+
+    @reader.flow.around
+    async def around(call: Any, session: AsyncSession, records: Sequence[Record]) -> object:
+        seen.extend(record.id for record in records)
+        return await call(session, records)
+
+    reader.declare(apply_all)
+    reader.drain()
+
+    assert reader.effects() == ALL == sorted(seen)
+
+
 # --- async ---
 
 

@@ -6,7 +6,7 @@ be called, return at once, and have done nothing.
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from sqlalchemy.orm import Session
@@ -147,3 +147,37 @@ def _function(handler: Handler) -> Callable[..., Any]:
     if inspect.isroutine(handler) or inspect.isclass(handler):
         return handler
     return getattr(type(handler), "__call__", handler)  # noqa: B004  its body is asked for, not whether it has one
+
+
+Middleware = Callable[..., object]
+"""Called around handlers: ``middleware(call, session, items)``; see ``Pipeline.around``."""
+
+MiddlewareFunction = TypeVar("MiddlewareFunction", bound=Middleware)
+
+
+def check_middleware(middleware: object) -> None:
+    """Refuses what cannot be called as it would have to be."""
+    try:
+        inspect.signature(middleware).bind(None, None, None)  # type: ignore[arg-type]  # that is checked here
+    except TypeError as error:
+        raise DeclarationError(f"around: {middleware!r} cannot be called with (call, session, items)") from error
+
+
+def surround(handler: Handler, around: Sequence[Middleware]) -> Handler:
+    """The handler within the functions of its kind: those that are ``async def``, or those that are not."""
+    for middleware in reversed(around):
+        if is_async(middleware) == is_async(handler):
+            handler = _surround(handler, middleware)
+    return handler
+
+
+def _surround(handler: Any, middleware: Any) -> Handler:
+    @wraps(handler)
+    def called(session: Any, items: Any) -> object:
+        return middleware(handler, session, items)
+
+    @wraps(handler)
+    async def called_async(session: Any, items: Any) -> object:
+        return await middleware(handler, session, items)
+
+    return called_async if is_async(handler) else called
