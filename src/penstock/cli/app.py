@@ -120,7 +120,7 @@ app = typer.Typer(
     cls=LazyGroup,
     help="Records staged with the change, streamed to Redis, applied exactly once.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )

@@ -297,7 +297,10 @@ def metrics(
                 show_text(generate_latest(registry).decode().rstrip("\n"))
                 return
             stop = Stop()
-            routes = {"/metrics": lambda: Answer(200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST)}
+            routes = {
+                "/metrics": lambda: Answer(200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST),
+                "/livez": lambda: Answer(200, "ok\n"),  # a server that is away is a metric
+            }
             with Listener(settings.listen, routes) as listener:
                 say(f"Metrics: port {listener.port}, /metrics")
                 while not stop.wait(3600):
