@@ -82,6 +82,10 @@ def test_do_the_jobs_of_a_queue(shop: Shop) -> None:
     shop.follow("docs/how-to/do-the-jobs-of-a-queue.md")
 
 
+def test_keep_a_contract(shop: Shop) -> None:
+    shop.follow("docs/how-to/keep-a-contract.md")
+
+
 def test_find_a_record(shop: Shop) -> None:
     changed: Any = {"action": "update", "object": "rides", "data": {"id": 17, "fare": 1}}
     with shop.sessions.begin() as session:

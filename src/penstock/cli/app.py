@@ -43,6 +43,7 @@ Run     services       stream        Sequence and publish staged records; severa
 Run     services       consume       Apply records with one consumer; several processes share its shards.
 Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.
 Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
+Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks who reads or writes them.
 Inspect consoles       console       Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.
 Inspect health         metrics       Print the pipeline's state as metrics of Prometheus, or serve them; one exporter is enough for a pipeline.
 Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.

@@ -1,14 +1,16 @@
-"""``penstock consumers`` and ``penstock channels``: what is registered, and changes of it."""
+"""``penstock consumers`` and ``penstock channels``: what is registered, and changes of it; and ``asyncapi``: what is declared."""
 
 import getpass
+import json as json_
 import os
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.pauses import PauseKind
@@ -24,6 +26,7 @@ from penstock.operating.channels import (
     retire_channel,
 )
 from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
+from penstock.operating.contracts import find_breaks, make_asyncapi
 from penstock.operating.pausing import find_pauses, pause, resume
 from penstock.settings import Settings
 
@@ -280,3 +283,34 @@ def _show_shards(plan: ReshardPlan) -> None:
             show(
                 f"    warning: {each.consumer} is halted in {each.halted} shards: it applies nothing of the new ones before these go on"
             )
+
+
+BROKEN = 4
+"""Exit code, as of other commands that find a difference."""
+
+
+@command()
+def asyncapi(
+    settings: Settings,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Instead: name the changes since this document that break somebody."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Its title; by default what --app names.")] = None,
+    version: Annotated[str, typer.Option(help="Its version: that of your application.")] = "1.0.0",
+) -> None:
+    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks who reads or writes them."""
+    pipeline = require_pipeline(settings)
+    made = make_asyncapi(pipeline, title or str(settings.app), version)
+    if check is None:
+        show_json(made)
+        return
+    try:
+        old = json_.loads(check.read_text(encoding="utf-8"))
+        breaks = list(find_breaks(old, made))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise InvalidSetting(f"--check {check}: no document of penstock asyncapi can be read there") from error
+    show(*breaks)
+    if breaks:
+        raise typer.Exit(BROKEN)
+    say("nothing breaks")
