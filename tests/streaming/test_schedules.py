@@ -52,6 +52,18 @@ def test_slots_are_those_of_the_calendar_in_its_time_zone(
     assert [next(made), next(made)] == [at(slot, zone) for slot in slots]
 
 
+@pytest.mark.parametrize("every", ["30 2 * * *", "15,45 2 * * *", "*/10 * * * *"])
+@pytest.mark.parametrize("day", ["2026-10-25", "2026-03-29"])
+def test_the_next_slot_is_behind_any_moment_also_while_the_clocks_change(every: str, day: str) -> None:
+    spec, first = ScheduleSpec("s", JOBS, every, timezone="Europe/Berlin"), at(f"{day}T00:00")
+
+    for minute in range(4 * 60):
+        after = first + timedelta(minutes=minute, seconds=1)
+        found = spec.next_slot(after)
+        assert found is not None
+        assert found > after
+
+
 def test_what_was_missed_is_skipped_caught_up_once_or_wholly() -> None:
     first, now = at("2026-11-27T00:00"), at("2026-11-27T03:10")
     due = {how: ScheduleSpec("s", JOBS, "1h", catch_up=how).due(first, now) for how in ("skip", "one", "all")}
@@ -166,6 +178,22 @@ def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_
     with Streamer(declare("2h"), database_url, redis_url) as again:  # the same: it goes on
         again.drain()
         assert len(slots(connection)) == 1
+
+
+def test_a_schedule_that_another_release_has_left_is_taken_over_once_it_is_late(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """A streamer of the old one was restarted in the middle of a deploy, and is gone."""
+    with Streamer(declare("2h"), database_url, redis_url) as streamer:
+        with Streamer(declare("1h"), database_url, redis_url):
+            pass
+        make_due(connection, "2 minutes")
+        streamer.drain()
+
+    [(every, is_due)] = connection.execute(
+        "SELECT every, next_at < clock_timestamp() FROM penstock.schedules"
+    ).fetchall()
+    assert (every, is_due) == ("7200s", False)
 
 
 def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(

@@ -78,7 +78,10 @@ class ScheduleSpec:
         from cronsim import CronSim  # noqa: PLC0415  an application that only stages does not have it
 
         for at in CronSim(self.text, after.astimezone(ZoneInfo(self.timezone))):
-            yield at.astimezone(UTC)
+            if (
+                slot := at.astimezone(UTC)
+            ) > after:  # in the second of an hour that is twice, it gives those of the first
+                yield slot
 
     def due(self, first: datetime, now: datetime) -> list[datetime]:
         """The slots of which jobs are to be staged now, out of those from ``first`` on that have passed."""

@@ -45,10 +45,8 @@ class Scheduler:
         if not self._specs:
             return
         check_privileges(connection, self._scope, "producer")
-        with postgres_errors("registering schedules"):
-            [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
-            for spec in self._specs.values():
-                connection.execute(self._sql["declare_schedule"], self._values(spec, next_at=spec.next_slot(now)))
+        for spec in self._specs.values():
+            self._declare(connection, spec)
 
     def stage_due(self, connection: Connection) -> int:
         """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again.
@@ -61,9 +59,12 @@ class Scheduler:
         with postgres_errors("reading schedules"):
             rows = connection.execute(self._sql["due_schedules"], {"names": list(self._specs)}).fetchall()
         staged = 0
-        for (name,) in rows:
+        for name, is_late in rows:
             try:
-                staged += self._stage(connection, self._specs[name])
+                count = self._stage(connection, self._specs[name])
+                if is_late and not count:
+                    self._declare(connection, self._specs[name])
+                staged += count
                 self._failed.pop(name, None)
             except ServerUnavailable:
                 raise
@@ -72,6 +73,11 @@ class Scheduler:
                     self._failed[name] = str(error)
                     log.error("schedule failed", schedule=name, reason=str(error))  # noqa: TRY400  of ours, in words
         return staged
+
+    def _declare(self, connection: Connection, spec: ScheduleSpec) -> None:
+        with postgres_errors(f"registering schedule {spec.name}"):
+            [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
+            connection.execute(self._sql["declare_schedule"], self._values(spec, next_at=spec.next_slot(now)))
 
     def _stage(self, connection: Connection, spec: ScheduleSpec) -> int:
         with postgres_errors(f"staging the job of schedule {spec.name}"), connection.transaction():

@@ -924,7 +924,8 @@ SET channel = EXCLUDED.channel, every = EXCLUDED.every, timezone = EXCLUDED.time
 WHERE (known.channel, known.every, known.timezone) IS DISTINCT FROM (EXCLUDED.channel, EXCLUDED.every, EXCLUDED.timezone);
 
 -- :name due_schedules
-SELECT name
+-- One that is late is declared again: a streamer of another release, which may be gone, has declared it otherwise.
+SELECT name, next_at < clock_timestamp() - interval '1 min' AS is_late
 FROM {schema}.schedules
 WHERE name = ANY (%(names)s) AND next_at <= clock_timestamp();
 
