@@ -354,5 +354,6 @@ def test_the_other_languages_are_known() -> None:
         ("yaml", "watch-it-from-outside"),  # the same command
         ("ini", "reconcile-every-night"),  # its command is run
         ("yaml", "run-on-your-cluster"),
+        ("dockerfile", "deploy"),
         ("dockerfile", "run-on-your-cluster"),
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import text
@@ -17,7 +18,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import DeclarationError, HiddenRows, ReadOnlyPostgres
+from penstock.errors import DeclarationError, HiddenRows, ReadOnlyPostgres, ServerUnavailable
 from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
@@ -327,3 +328,20 @@ def test_a_primary_that_stays_read_only_is_refused(
 
     with pytest.raises(ReadOnlyPostgres):
         streamer.run(lambda: False)
+
+
+def test_a_connection_whose_session_ends_at_its_first_question_is_closed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Connection] = []
+
+    def fail(connection: Connection) -> bool:
+        opened.append(connection)
+        raise psycopg.OperationalError("the session has ended")
+
+    monkeypatch.setattr("penstock.database.connections.is_direct", fail)
+
+    with pytest.raises(ServerUnavailable):
+        connect_postgres(database_url, application="test")
+
+    assert [connection.closed for connection in opened] == [True]

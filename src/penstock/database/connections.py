@@ -198,7 +198,11 @@ def connect_postgres(
             client_encoding="UTF8",  # whatever the role's is
             **_keepalive(timeouts),
         )
-        connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
+        try:
+            connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
+        except BaseException:
+            connection.close()  # its session has ended already, or hangs
+            raise
     if timeouts is not None:
         connection.timeouts, connection.longest_silence_s = timeouts, timeouts.statement_s
     return connection
