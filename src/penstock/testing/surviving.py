@@ -317,7 +317,7 @@ HAZARDS = (
     ),
     Hazard(
         "a second delivery",
-        "It counts calls, or keeps something between them: what it needs to know belongs into a table",
+        "It counts calls, or keeps something between them: what it needs to know belongs in a table",
         _repeat,
     ),
     Hazard(
