@@ -21,6 +21,7 @@ from penstock.channels.log import Extent, extents, shards_with_more
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivery import Broken, Consumed, Delivered
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import Limit, OffsetSource, backfill
@@ -30,7 +31,7 @@ from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.control_channel import Line
 from penstock.engines.spark.epochs import COUNTS, TaskCounts
-from penstock.engines.spark.frame_rows import FrameSpan, RowReader, select
+from penstock.engines.spark.frame_rows import FrameSpan, RowReader, make_frame, select
 from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_sparks_fault
 from penstock.errors import DamagedEntry, Gap, ServerUnavailable
 from penstock.parallel import Loop, run_together
@@ -223,6 +224,7 @@ class FrameWorker(LogWorker[Place]):
         self._abandoned = threading.Event()
         guarded = replace(setup.consumer, handler=self._guard(setup.consumer.handler))
         super().__init__(setup.of(guarded))
+        self._requested_retries = RequestedRetries(guarded, setup.scope, partial(make_frame, spark))
 
     @override
     def open(self) -> None:
