@@ -2,6 +2,7 @@
 
 import os
 import pty
+import runpy
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from documents.conftest import is_printed
 from fixtures.command_line import PENSTOCK, CommandLine
 from fixtures.documents import DOCS, Command, blocks, commands
 from penstock.cli.connecting import running_servers
+from penstock.database.connections import Connection
 from penstock.testing import eventually
 
 PAGE = DOCS / "tutorial" / "first-pipeline.md"
@@ -75,6 +78,41 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
         second.wait(60)
         os.close(keyboard)
         os.close(terminal)
+
+
+def test_the_queue_of_the_second_tutorial_ends_as_it_says(
+    penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the servers of the tests, whose URL is where the tutorial's own would be.  Six commands take some seconds."""
+    page = DOCS / "tutorial" / "a-queue-of-jobs.md"
+    penstock.environment["PENSTOCK_APP"] = "jobs:pipeline"
+    (penstock.directory / "jobs.py").write_text("\n".join(blocks(page, "python")))
+    url = penstock.directory / ".penstock" / "postgres" / "url"
+    url.parent.mkdir(parents=True)
+    url.write_text(penstock.environment["PENSTOCK_DATABASE_URL"])
+    monkeypatch.chdir(penstock.directory)
+    run, _, status, shown, listed, retried = commands(page)
+    # Whether a streamer starts before a full hour or after it decides whether the schedule has had a job: not in this test.
+    worker = penstock.begin(*run.line.split()[1:])
+    runpy.run_path("jobs.py", run_name="__main__")
+
+    def is_done() -> bool:
+        rows = connection.execute("SELECT count(*) FROM penstock.staged_records WHERE action <> 'scheduled'").fetchall()
+        return rows == [(0,)]
+
+    eventually(is_done, "all jobs have ended", timeout_s=60)
+    for command in (status, listed):
+        done = penstock(*command.line.split()[1:])
+        assert done.returncode == 0, done.stderr
+        assert [line for line in command.printed if not is_printed(line, done.stdout)] == [], done.stdout
+    program = shown.line.removeprefix("python -c '").removesuffix("'")
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).splitlines() == list(shown.printed)
+    assert penstock(*retried.line.split()[1:]).returncode == 0
+    eventually(
+        lambda: "no such address" in penstock(*listed.line.split()[1:]).stdout, "it has failed again", timeout_s=60
+    )
+    worker.terminate()
+    penstock.wait(worker)
 
 
 def _answer(ask: Callable[[], int]) -> int | None:
