@@ -32,6 +32,7 @@ ELSEWHERE = {
     ("work-stealing", "penstock demo"): "tests/demo",
     ("put-the-migrations-beside-yours", ""): "tests/migrations/test_beside_your_own.py",
     ("test-your-application", ""): "tests/testing_plugin/test_plugin.py",
+    ("a-copy-that-is-right", ""): "tests/documents/test_tutorial.py",
     ("a-queue-of-jobs", ""): "tests/documents/test_tutorial.py",
     ("first-pipeline", ""): "tests/documents/test_tutorial.py",
     ("bench", ""): "tests/bench/test_bench.py",  # compares options and cases: they take minutes

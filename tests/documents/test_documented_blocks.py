@@ -52,6 +52,7 @@ RUN_BY = {
     "docs/how-to/test-your-application.md": "testing_plugin/test_plugin.py",
     "docs/how-to/write-a-handler.md": "documents/test_documented_handlers.py",
     "docs/reference/spark.md": "spark/test_pages_on_spark.py",
+    "docs/tutorial/a-copy-that-is-right.md": "documents/test_tutorial.py",
     "docs/tutorial/a-queue-of-jobs.md": "documents/test_tutorial.py",
     "docs/tutorial/first-pipeline.md": "documents/test_tutorial.py",
 }

@@ -80,17 +80,45 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
         os.close(terminal)
 
 
-def test_the_queue_of_the_second_tutorial_ends_as_it_says(
-    penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the servers of the tests, whose URL is where the tutorial's own would be.  Six commands take some seconds."""
-    page = DOCS / "tutorial" / "a-queue-of-jobs.md"
-    penstock.environment["PENSTOCK_APP"] = "jobs:pipeline"
-    (penstock.directory / "jobs.py").write_text("\n".join(blocks(page, "python")))
+def write_program(penstock: CommandLine, tutorial: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Writes a tutorial's program where the tests' servers stand for its own; returns the page."""
+    page = DOCS / "tutorial" / f"{tutorial}.md"
+    penstock.environment["PENSTOCK_APP"] = f"{name}:pipeline"
+    (penstock.directory / f"{name}.py").write_text("\n".join(blocks(page, "python")))
     url = penstock.directory / ".penstock" / "postgres" / "url"
     url.parent.mkdir(parents=True)
     url.write_text(penstock.environment["PENSTOCK_DATABASE_URL"])
     monkeypatch.chdir(penstock.directory)
+    return page
+
+
+def test_the_copy_of_the_third_tutorial_ends_as_it_says(
+    penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise."""
+    page = write_program(penstock, "a-copy-that-is-right", "copies", monkeypatch)
+    run, _, equal, change, differs, repair, again = commands(page)
+    worker = penstock.begin(*run.line.split()[1:])
+    runpy.run_path("copies.py", run_name="__main__")
+    copied = "SELECT count(*), min(fare) FROM ride_copies"
+    eventually(lambda: connection.execute(copied).fetchall() == [(999, 1)], "all is copied", timeout_s=60)
+    for command, status in ((equal, 0), (differs, 4), (repair, 0), (again, 0)):
+        if command is differs:
+            program = change.line.removeprefix("python -c '").removesuffix("'")
+            subprocess.run([sys.executable, "-c", program], check=True)
+        done = penstock(*command.line.split()[1:])
+        printed = done.stdout + done.stderr
+        assert done.returncode == status, printed
+        assert [line for line in command.printed if not is_printed(line, printed)] == [], printed
+    worker.terminate()
+    penstock.wait(worker)
+
+
+def test_the_queue_of_the_second_tutorial_ends_as_it_says(
+    penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the servers of the tests, whose URL is where the tutorial's own would be.  Six commands take some seconds."""
+    page = write_program(penstock, "a-queue-of-jobs", "jobs", monkeypatch)
     run, _, status, shown, listed, retried = commands(page)
     # Whether a streamer starts before a full hour or after it decides whether the schedule has had a job: not in this test.
     worker = penstock.begin(*run.line.split()[1:])
