@@ -82,7 +82,7 @@ def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
 
 def write_program(penstock: CommandLine, tutorial: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Writes a tutorial's program where the tests' servers stand for its own; returns the page."""
-    page = DOCS / "tutorial" / f"{tutorial}.md"
+    page = DOCS / "tutorial" / tutorial
     penstock.environment["PENSTOCK_APP"] = f"{name}:pipeline"
     (penstock.directory / f"{name}.py").write_text("\n".join(blocks(page, "python")))
     url = penstock.directory / ".penstock" / "postgres" / "url"
@@ -96,7 +96,7 @@ def test_the_copy_of_the_third_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Likewise."""
-    page = write_program(penstock, "a-copy-that-is-right", "copies", monkeypatch)
+    page = write_program(penstock, "a-copy-that-is-right.md", "copies", monkeypatch)
     run, _, equal, change, differs, repair, again = commands(page)
     worker = penstock.begin(*run.line.split()[1:])
     runpy.run_path("copies.py", run_name="__main__")
@@ -118,7 +118,7 @@ def test_the_queue_of_the_second_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the servers of the tests, whose URL is where the tutorial's own would be.  Six commands take some seconds."""
-    page = write_program(penstock, "a-queue-of-jobs", "jobs", monkeypatch)
+    page = write_program(penstock, "a-queue-of-jobs.md", "jobs", monkeypatch)
     run, _, status, shown, listed, retried = commands(page)
     # Whether a streamer starts before a full hour or after it decides whether the schedule has had a job: not in this test.
     worker = penstock.begin(*run.line.split()[1:])
