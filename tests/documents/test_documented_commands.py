@@ -6,8 +6,9 @@ Each test gives what its page supposes, and then follows it.  Of the lines that 
 
 import json
 import re
-import runpy
 import shlex
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_readme(penstock: CommandLine, connection: Connection, monkeypatch: pyte
     assert [line.split()[1] for line in shown] == ["run", "shop.py", "status", "console"]
     worker = penstock.begin(*shlex.split(shown[0])[1:])
     for sold in (1, 2):
-        runpy.run_path("shop.py", run_name="__main__")
+        subprocess.run([sys.executable, "shop.py"], check=True)
         eventually(partial(is_total, 1200 * sold), "the total is applied")
     assert penstock(*shlex.split(shown[2])[1:]).returncode == 0
     worker.terminate()

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import runpy
 import signal
 import subprocess
 import sys
@@ -99,7 +98,7 @@ def test_the_copy_of_the_third_tutorial_ends_as_it_says(
     page = write_program(penstock, "a-copy-that-is-right.md", "copies", monkeypatch)
     run, _, equal, change, differs, repair, again = commands(page)
     worker = penstock.begin(*run.line.split()[1:])
-    runpy.run_path("copies.py", run_name="__main__")
+    subprocess.run([sys.executable, "copies.py"], check=True)
     copied = "SELECT count(*), min(fare) FROM ride_copies"
     eventually(lambda: connection.execute(copied).fetchall() == [(999, 1)], "all is copied", timeout_s=60)
     for command, status in ((equal, 0), (differs, 4), (repair, 0), (again, 0)):
@@ -122,7 +121,7 @@ def test_the_queue_of_the_second_tutorial_ends_as_it_says(
     run, _, status, shown, listed, retried = commands(page)
     # Whether a streamer starts before a full hour or after it decides whether the schedule has had a job: not in this test.
     worker = penstock.begin(*run.line.split()[1:])
-    runpy.run_path("jobs.py", run_name="__main__")
+    subprocess.run([sys.executable, "jobs.py"], check=True)
 
     def is_done() -> bool:
         rows = connection.execute("SELECT count(*) FROM penstock.staged_records WHERE action <> 'scheduled'").fetchall()
