@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest bench lint pages site lock clean
+.PHONY: help venv demo test test-spark storm lowest bench lint pages picture site lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -52,6 +52,9 @@ lint: venv  ## formatter, linter, types, who may import whom, dead code, spellin
 pages: venv  ## write the reference pages that are generated from the code
 	$(BIN)/python docs/reference/command_line.py
 	$(BIN)/python docs/reference/api.py
+
+picture: venv  ## write the console's picture, of the demo at work; needs chromium
+	$(BIN)/python docs/picture.py
 
 site: venv  ## build the documentation as a site, in site/; a dead link fails
 	$(BIN)/python docs/site.py
