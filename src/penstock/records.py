@@ -157,6 +157,14 @@ Moment = datetime | timedelta
 """A time with its zone, or how long ago, by Postgres' clock."""
 
 
+def to_time(seconds: float) -> datetime | None:
+    """A time in seconds since 1970; None if it is none: others may have written it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def parse_moment(text: str) -> Moment:
     """A time in ISO 8601, which is in UTC if it names no zone, or how long ago: ``90s``, ``15min``, ``2h``, ``3d``.
 

@@ -91,14 +91,22 @@ def read(driver: Any, selector: str) -> str:
     return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", selector)).strip()
 
 
+def set_scheme(driver: Any, scheme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def set_width(driver: Any, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
 def test_no_page_breaks_the_policy_or_asks_another_host_in_any_scheme_and_width(driver: Any, address: str) -> None:
     driver.get_log("browser")
     for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        set_scheme(driver, scheme)
         for width in (360, 1280):
-            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            set_width(driver, width)
             for path in PATHS:
                 driver.get(address + path)
                 wide = driver.execute_script("return document.documentElement.scrollWidth")
@@ -169,8 +177,7 @@ def test_nothing_serious_is_wrong_for_a_screen_reader(driver: Any, address: str)
     own = (Path(__file__).parent / "accessibility.js").read_text()
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
     for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        set_scheme(driver, scheme)
         for path in (*PATHS, "/act/pause?kind=consumer&name=applies", "/dead-letters/refuses/things/0/1"):
             driver.get(address + path)
             assert driver.execute_script(own) == [], f"{path} in {scheme}"
@@ -209,12 +216,10 @@ def test_the_picture_in_the_readme_still_shows_the_console(driver: Any, address:
     if "DejaVu Sans" not in font:
         pytest.skip("the picture is written in DejaVu Sans, which is not the font of this system")
     picture = base64.b64encode((Path(__file__).parents[2] / "docs/pictures/console.png").read_bytes()).decode()
-    size = {"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    set_width(driver, 1280)
     differences = {}
     for scheme in ("dark", "light"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        set_scheme(driver, scheme)
         driver.get(address + "/")
         shown = driver.get_screenshot_as_base64()
         driver.get("about:blank")  # the console's policy forbids a picture in its address

@@ -35,6 +35,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 NOTHING_CHANGED = "Nothing was changed. To carry it out: --apply"
 """The last line of a plan."""
 
+DIFFERENCES = 4
+"""Exit code: something differs and was not repaired, breaks, or is lost, doubled or in the wrong place."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
 OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]

@@ -5,6 +5,7 @@ the console does not have unless it was given one.  Nothing here calls a handler
 """
 
 import hashlib
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -209,6 +210,9 @@ def _go_on(connection: Connection, scope: Scope, given: Given, _: Visitor) -> No
     reset_checkpoint(connection, _field(given, "name"), resume=True, apply=True, scope=scope)
 
 
+LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
+"""What names a dead letter."""
+
 MAX_RETRIED = 1_000
 """Letters of one request; another one takes the next."""
 
@@ -230,7 +234,7 @@ def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"Retry the dead letter of {letter.consumer} at {letter.place}",
         tuple(changes),
         command + (" --parked" if letter.parked else ""),
-        {name: given[name] for name in ("consumer", "channel", "shard", "offset")},
+        {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
     )
 
@@ -246,7 +250,7 @@ def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
     if not chosen:
         raise Unknown(f"{consumer} has no dead letter of these that could be retried")
     counts = Counter((letter.channel, letter.reason.partition(":")[0]) for letter in chosen)
-    options = "".join(f" --{name} {fields[name]}" for name in ("channel", "error") if name in fields)
+    options = "".join(f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields)
     return Plan(
         f"Retry {len(chosen):,} dead letters of {consumer}",
         (
@@ -277,7 +281,7 @@ def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"Drop the dead letter of {letter.consumer} at {place}",
         (f"Record {letter.record_id} will have had no effect in {letter.consumer}, for ever.",),
         f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
-        {name: given[name] for name in ("consumer", "channel", "shard", "offset")},
+        {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
         confirm=letter.consumer,
     )
@@ -288,7 +292,7 @@ def _drop(connection: Connection, scope: Scope, given: Given, _: Visitor) -> Non
 
 
 def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLetterRow:
-    consumer, channel, shard, offset = (_field(given, name) for name in ("consumer", "channel", "shard", "offset"))
+    consumer, channel, shard, offset = (_field(given, name) for name in LETTER_FIELDS)
     if not (shard.isdecimal() and offset.isdecimal()):
         raise InvalidName("shard and offset are numbers")
     place = Place(ShardName(channel, Shard(int(shard))), Offset(int(offset)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from penstock.channels.commands import RedisClient
@@ -12,7 +12,7 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, pipelined, redis_errors, translate_error
 from penstock.errors import DamagedIck
-from penstock.records import ShardName
+from penstock.records import ShardName, to_time
 
 MemberState = Literal["dirty", "reserved", "held"]
 """The set that a member is in: available, given out by a plain reserve, or held by the fenced reservation."""
@@ -50,10 +50,7 @@ class Waiting:
     @property
     def since(self) -> datetime | None:
         """The score as a time; None if it is none: other producers may use other scores."""
-        try:
-            return datetime.fromtimestamp(self.score, UTC)
-        except (ValueError, OverflowError, OSError):
-            return None
+        return to_time(self.score)
 
 
 def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from penstock.channels.commands import RedisClient, RedisCommands
@@ -13,7 +13,7 @@ from penstock.channels.scripts import Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
-from penstock.records import ShardName
+from penstock.records import ShardName, to_time
 
 SAMPLE = 20
 """About so many values of a key are looked at by a check."""
@@ -121,7 +121,7 @@ def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardN
         pipeline.zrange(f"{queue_keys(namespace, shard).root}q-ages", 0, max(0, count - 1), withscores=True)
 
     found = [
-        FoundMessage(shard, as_text(id_), _to_time(shard, score / 1000))
+        FoundMessage(shard, as_text(id_), _require_time(shard, score / 1000))
         for shard, reply in pipelined(client, shards, ask, "reading queues").items()
         for id_, score in reply
     ]
@@ -183,11 +183,10 @@ def busiest_tenants(
     return busiest[:count], not cursors
 
 
-def _to_time(shard: ShardName, seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise ForeignQueue(f"{shard}: a score of the queue is no time: Penstock did not write it") from error
+def _require_time(shard: ShardName, seconds: float) -> datetime:
+    if (found := to_time(seconds)) is None:
+        raise ForeignQueue(f"{shard}: a score of the queue is no time: Penstock did not write it")
+    return found
 
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:

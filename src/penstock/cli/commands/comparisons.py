@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command, means_position, parse_position, require_pipeline
+from penstock.cli.command import DIFFERENCES, Json, command, means_position, parse_position, require_pipeline
 from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
 from penstock.cli.render import say, show, show_json, show_rows, show_table
@@ -17,9 +17,6 @@ from penstock.reconciling import reconcile as run_reconciliation
 from penstock.settings import Settings, duration
 from penstock.verifying import Verified
 from penstock.verifying import verify as run_verification
-
-DIFFERENCES = 4
-"""Exit code: something differs and was not repaired, or is lost, doubled or in the wrong place."""
 
 MAX_FINDINGS, MAX_KEYS = 50, 20
 """Findings of ``verify``, and differing keys, shown as a table."""

@@ -6,7 +6,6 @@ have waited longest; for a queue the jobs that are not done for the longest time
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from math import isfinite
 from typing import Annotated, Any
@@ -32,7 +31,7 @@ from penstock.operating.channels import unknown_channel
 from penstock.operating.tracing import MAX_OF_KEY, Diagnosis, OpenWriter, ReaderProgress, Story
 from penstock.operating.tracing import explain as find_cause
 from penstock.operating.tracing import trace as read_stories
-from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment
+from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment, to_time
 from penstock.settings import Settings
 
 BATCH = 1000
@@ -158,14 +157,6 @@ def _show_one(shard: ShardName, facts: Mapping[str, Any], text: str, *, json: bo
         show(f"{shard}  {text}")
 
 
-def _to_time(score: float) -> datetime | None:
-    """A time in seconds since 1970; None if it is none."""
-    try:
-        return datetime.fromtimestamp(score, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 @dataclass
 class _Printer:
     """Prints the records of a log that were staged at ``since_us`` or later, so many as are ``left``; None is without a limit."""
@@ -249,7 +240,7 @@ class _Printer:
 
 
 def _format_record(record: Record, *, json: bool) -> str:
-    staged = _to_time(record.staged_us / 1_000_000)
+    staged = to_time(record.staged_us / 1_000_000)
     if not json:
         shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
         return f"{record.place}  {shown}  {record.action} {record.object} {record.key}  {record.data_json}"

@@ -1,7 +1,6 @@
 """``penstock consumers`` and ``penstock channels``: what is registered, and changes of it; and ``asyncapi``: what is declared."""
 
 import getpass
-import json as json_
 import os
 import socket
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
+from penstock.cli.command import DIFFERENCES, NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.pauses import PauseKind
@@ -28,6 +27,7 @@ from penstock.operating.channels import (
 from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
 from penstock.operating.contracts import find_breaks, make_asyncapi
 from penstock.operating.pausing import find_pauses, pause, resume
+from penstock.parsing import parse_json
 from penstock.settings import Settings
 
 consumers = typer.Typer(
@@ -285,10 +285,6 @@ def _show_shards(plan: ReshardPlan) -> None:
             )
 
 
-BROKEN = 4
-"""Exit code, as of other commands that find a difference."""
-
-
 @command()
 def asyncapi(
     settings: Settings,
@@ -306,11 +302,11 @@ def asyncapi(
         show_json(made)
         return
     try:
-        old = json_.loads(check.read_text(encoding="utf-8"))
+        old = parse_json(check.read_text(encoding="utf-8"))
         breaks = list(find_breaks(old, made))
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise InvalidSetting(f"--check {check}: no document of penstock asyncapi can be read there") from error
     show(*breaks)
     if breaks:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(DIFFERENCES)
     say("nothing breaks")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.command import Json, command, require_extra
+from penstock.cli.command import DIFFERENCES, Json, command, require_extra
 from penstock.cli.connecting import Servers, servers
 from penstock.cli.engines import choose_engine
 from penstock.cli.loops import INTERRUPTED, Stop
@@ -25,9 +25,6 @@ from penstock.settings import Settings, duration
 if TYPE_CHECKING:
     from penstock.demo.audit import Copy
     from penstock.demo.demonstration import DemoProgress
-
-DIFFERENCES = 4
-"""Exit code: something was lost, doubled, or unequal."""
 
 SAY_EVERY_S = 2.0
 

@@ -15,7 +15,6 @@ stale holder.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +48,7 @@ from penstock.clients.ick.dirty_list import add_each, checked_keys
 from penstock.declaring.declarations import Ick
 from penstock.declaring.kinds import checked_name
 from penstock.errors import InvalidRecord, InvalidSetting
+from penstock.records import to_time
 from penstock.spark.sources.record_store import read_shards
 from penstock.spark.sources.reservation_sequence import IckOffset, ReservationSequence
 from penstock.spark.sources.source_options import SERVER_OPTIONS, GivenOptions, ServerOptions
@@ -273,7 +273,7 @@ def _batch(channel: str, shard: int, marks: Sequence[Mark], reservation: int | N
         pa.array([_text(member) for member, _ in marks], pa.string()),
         pa.array([member for member, _ in marks], pa.binary()),
         pa.array([score for _, score in marks], pa.float64()),
-        pa.array([_moment(score) for _, score in marks], pa.timestamp("us", tz="UTC")),
+        pa.array([to_time(score) for _, score in marks], pa.timestamp("us", tz="UTC")),
         pa.array([reservation] * count, pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
@@ -283,13 +283,6 @@ def _text(member: bytes) -> str | None:
     try:
         return member.decode()
     except UnicodeDecodeError:
-        return None
-
-
-def _moment(score: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(score, UTC)
-    except (ValueError, OverflowError, OSError):
         return None
 
 
