@@ -1,6 +1,7 @@
 """An action shows its plan first, is done by those with the right if that is still the plan, and is in the log."""
 
 import re
+import shlex
 
 import pytest
 from starlette.testclient import TestClient
@@ -104,6 +105,19 @@ def test_a_halt_that_names_another_way_does_not_simply_go_on(see_as: As, connect
 
     assert answer.status_code == 400
     assert "names another way" in answer.text
+
+
+def test_the_command_of_a_plan_means_the_same_in_a_shell(see_as: As, connection: Connection) -> None:
+    given = {"consumer": "refuses", "error": "not $(one) word"}
+    connection.execute("UPDATE penstock.dead_letters SET reason = 'not $(one) word: no' WHERE consumer = 'refuses'")
+    client = see_as(*RIGHTS)
+
+    answer = client.post("/act/retry-all", data=given | plan(client, "retry-all", given))
+
+    assert answer.status_code == 303, answer.text
+    [noted] = list_actions(connection)
+    assert shlex.split(noted.command)[-2:] == ["--error", "not $(one) word"]
+    assert "$(" not in noted.command.replace("'not $(one) word'", "")
 
 
 def test_what_destroys_asks_for_its_name(see_as: As, connection: Connection) -> None:
