@@ -157,6 +157,25 @@ def test_a_consumer_is_paused_with_the_keyboard_alone(driver: Any, address: str,
     assert "paused" in read(driver, "main")
 
 
+def test_a_letter_is_retried_by_its_plan_and_not_by_one_that_has_changed(
+    driver: Any, address: str, connection: Connection
+) -> None:
+    requested = "SELECT retry_requested_at IS NOT NULL FROM penstock.dead_letters WHERE consumer = 'refuses'"
+    driver.get(address + "/dead-letters/refuses/things/0/1")
+    driver.find_element("link text", "Retry").click()
+    eventually(lambda: "/act/retry" in driver.current_url, "the plan")
+    connection.execute("UPDATE penstock.dead_letters SET parked = true WHERE consumer = 'refuses'")
+
+    driver.find_element("css selector", "main form button").click()
+    eventually(lambda: "has changed since" in read(driver, "main"), "the new plan")
+    before = connection.execute(requested).fetchall()
+    driver.find_element("css selector", "main form button").click()
+    eventually(lambda: driver.current_url == f"{address}/dead-letters?consumer=refuses", "the list")
+
+    assert (before, connection.execute(requested).fetchall()) == ([(False,)], [(True,)])
+    assert "retry requested" in read(driver, "main")
+
+
 def test_a_hidden_page_asks_for_nothing(driver: Any, address: str) -> None:
     driver.get(address + "/")
     driver.execute_script("Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'})")
