@@ -49,14 +49,13 @@ lint: venv  ## formatter, linter, types, who may import whom, dead code, spellin
 	$(BIN)/python -m pytest --quiet --noconftest tests/documents/check_*.py
 	$(BIN)/python docs/site.py
 
-pages: venv  ## write the reference pages that are generated from the code
+pages: venv  ## write the pages of commands, settings and metrics from the code
 	$(BIN)/python docs/reference/command_line.py
-	$(BIN)/python docs/reference/api.py
 
 picture: venv  ## write the console's picture, of the demo at work; needs chromium
 	$(BIN)/python docs/picture.py
 
-site: venv  ## build the documentation as a site, in site/; a dead link fails
+site: venv  ## build the documentation as a site, in site/, with the API's pages; a dead link fails
 	$(BIN)/python docs/site.py
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones

@@ -1,19 +1,20 @@
 """Builds the documentation as a site, in ``site/``: ``make site``.
 
-The menu is the map of ``README.md``.  A link to a page or a heading that is not there fails the build, and so does a page that would
+The menu is the map of ``README.md``; the pages of the API are written from the docstrings.  A link to a page or a heading that is not there fails the build, and so does a page that would
 load something from another host: the site works without a network.  ``llms.txt`` lists the pages for programs that read.
 """
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 SITE = ROOT / "site"
-CONFIGURATION = ROOT / "site.toml"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 LOADS = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*(?:src|href)=["']?(https?:[^"' >]+)""")
 
@@ -72,19 +73,25 @@ def find_foreign() -> dict[str, list[str]]:
 def main() -> None:
     """Builds the site."""
     sections = read_map()
-    CONFIGURATION.write_text(configure(sections))
-    try:
-        built = subprocess.run(  # noqa: S603  the generator
-            [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(CONFIGURATION)],
-            cwd=ROOT,
+    with TemporaryDirectory() as directory:
+        work = Path(directory)
+        shutil.copytree(DOCS, work / "docs")
+        (work / "site.toml").write_text(configure(sections))
+        api = [DOCS / "reference" / "api.py", work / "docs" / "reference" / "api"]
+        subprocess.run([sys.executable, *api], check=True)  # noqa: S603  ours
+        built = subprocess.run(
+            [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", "site.toml"],
+            cwd=work,
             check=False,
             capture_output=True,
             text=True,
         )
-    finally:
-        CONFIGURATION.unlink()
-    if built.returncode or (foreign := find_foreign()):
-        sys.exit(built.stdout + built.stderr if built.returncode else f"loaded from elsewhere: {foreign}")
+        if built.returncode:
+            sys.exit(built.stdout + built.stderr)
+        shutil.rmtree(SITE, ignore_errors=True)
+        shutil.copytree(work / "site", SITE)
+    if foreign := find_foreign():
+        sys.exit(f"loaded from elsewhere: {foreign}")
     lines = ["# Penstock", "", "> " + (ROOT / "README.md").read_text().splitlines()[2]]
     for title, pages in sections.items():
         lines += ["", f"## {title}", "", *(f"- [{name}]({path.removesuffix('.md')}.html)" for name, path in pages)]

@@ -335,7 +335,6 @@ def test_the_other_languages_are_known() -> None:
     shown = {
         (kind, page.stem)
         for page in PAGES
-        if page.parent.name != "api"  # signatures, which are generated
         for kind, _ in BLOCK.findall(page.read_text())
         if kind not in {"python", "console", "sh", "text", ""}
     }
