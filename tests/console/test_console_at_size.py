@@ -17,7 +17,7 @@ from penstock.operating.status import StatusReader
 from penstock.streaming import Streamer
 
 SHARDS, LETTERS, TENANTS = 1_024, 100_000, 10_000
-MAX_BYTES, MAX_STATEMENTS = 100_000, 13
+MAX_BYTES, MAX_STATEMENTS = 100_000, 12
 
 FILL = f"""
 INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts)

@@ -19,9 +19,11 @@ ORDER BY t.tick DESC
 LIMIT 1;
 
 -- :name waiting
--- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.
-SELECT committed.channel, committed.shard, count(*),
-       extract(epoch FROM clock_timestamp() - min(committed.created_at))::float8
+-- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.  Then the records
+-- of queues that Redis is given later.
+SELECT channel, shard, count(created_at),
+       coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8,
+       count(*) - count(created_at)
 FROM (
     (SELECT channel, shard, created_at
      FROM {schema}.staged_records
@@ -33,8 +35,12 @@ FROM (
      FROM {schema}.staged_records
      WHERE xid = ANY (%(in_progress)s::xid8[])
      LIMIT %(most)s)
-) committed
-GROUP BY 1, 2;
+    UNION ALL
+    SELECT channel, shard, NULL
+    FROM {schema}.waiting_records
+    WHERE NOT is_given
+) waiting
+GROUP BY channel, shard;
 
 -- :name progress
 -- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
@@ -512,13 +518,6 @@ WHERE id > coalesce(pg_sequence_last_value(%(table)s::regclass), 0);
 
 -- :name id_sequence
 SELECT pg_get_serial_sequence(%(table)s, 'id');
-
--- :name in_postgres
--- Records of queues that Redis is given later.
-SELECT channel, shard, count(*)
-FROM {schema}.waiting_records
-WHERE NOT is_given
-GROUP BY channel, shard;
 
 -- :name behind_in_shards
 -- Each consumer of a channel: the records that it has not passed, and the shards in which it is halted.

@@ -144,13 +144,12 @@ class _Tables:
 
     sequencer: dict[str, Any]
     registered: Mapping[str, RegisteredChannel]
-    waiting: Mapping[ShardName, tuple[int, float]]
+    waiting: Mapping[ShardName, tuple[int, float, int]]
     bounds: Mapping[ShardName, tuple[Offset, Offset]]
     progress: list[Row]
     unpassed: Mapping[tuple[str, str], UnpassedShard | None]
     runs: tuple[LastRun, ...]
     faults: Faults
-    in_postgres: Mapping[ShardName, int]
     pauses: tuple[Pause, ...]
     schedules: tuple[RegisteredSchedule, ...]
 
@@ -175,7 +174,10 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         return _Tables(
             sequencer,
             registered,
-            {ShardName(channel, shard): (count, age_s) for channel, shard, count, age_s in waiting},
+            {
+                ShardName(channel, Shard(shard)): (staged, age_s, later)
+                for channel, shard, staged, age_s, later in waiting
+            },
             bounds,
             progress,
             {
@@ -185,7 +187,6 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             },
             last_runs(connection, scope),
             read_faults(connection, scope),
-            {ShardName(channel, shard): count for channel, shard, count in connection.execute(sql["in_postgres"])},
             read_pauses(connection, scope),
             tuple(RegisteredSchedule(*row) for row in connection.execute(sql["schedules"], binary=True)),
         )
@@ -273,7 +274,7 @@ class _Shards:
         )
 
     def _build_shard(self, name: ShardName, registered: RegisteredChannel | None, *, is_known: bool) -> ShardStatus:
-        count, age_s = self.tables.waiting.get(name, (0, 0.0))
+        count, age_s, in_postgres = self.tables.waiting.get(name, (0, 0.0, 0))
         extent, sequenced = self.log.get(name), self.tables.bounds.get(name, (0, 0))[1]
         ick, queue = self._build_ick(name), self._build_queue(name)
         # The one entry of the stream of an Ick, or of a queue, is its position.
@@ -294,7 +295,7 @@ class _Shards:
             redis_memory=None if registered is None else registered.memory_part(name.shard),
             ick=ick,
             queue=queue,
-            in_postgres=self.tables.in_postgres.get(name, 0),
+            in_postgres=in_postgres,
             damage=damage if held is None or held.damage is None else held.damage,
             unknown=not is_known,
         )
