@@ -287,6 +287,22 @@ END
     """
 REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
 """,
+    """
+-- What workers note of a job beside its record, which it outlives: a row only if there is something to note.
+--   attempts  those that failed, and the one that was done after them: [{"attempt", "worker", "began_at", "ended_at", "error"}, …]
+--   progress, note  what the handler said last
+CREATE TABLE {schema}.job_notes (
+    record_id bigint      PRIMARY KEY,
+    channel   text        NOT NULL,
+    attempts  jsonb       NOT NULL DEFAULT '[]',
+    progress  real,
+    note      text,
+    noted_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+CREATE INDEX job_notes_noted ON {schema}.job_notes (channel, noted_at)
+""",
 )
 
 CONSUMING = (
@@ -494,7 +510,7 @@ TABLES = (
         "schedules",
         "checkpoints",
     ),
-    *("unique_names", "waiting_records", "retired_channels", "channels"),
+    *("job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
     *("troubles", "stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )
 

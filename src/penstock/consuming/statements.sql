@@ -329,6 +329,18 @@ SELECT %(consumer)s, r.channel, r.shard, r.id, r.id, r.key, r.action, r.object, 
 FROM finished
 JOIN {schema}.staged_records r USING (id);
 
+-- :name note_jobs
+-- In the order of their ids: two workers with notes on the same jobs lock the rows in one order.  The last twenty attempts are kept.
+INSERT INTO {schema}.job_notes AS known (record_id, channel, attempts, progress, note)
+SELECT n.record_id, %(channel)s, n.attempts, n.progress, n.note
+FROM jsonb_to_recordset(%(notes)s::jsonb) AS n (record_id bigint, attempts jsonb, progress real, note text)
+ORDER BY n.record_id
+ON CONFLICT (record_id) DO UPDATE
+SET attempts = jsonb_path_query_array(known.attempts || EXCLUDED.attempts, '$[last - 19 to last]'),
+    progress = coalesce(EXCLUDED.progress, known.progress),
+    note = coalesce(EXCLUDED.note, known.note),
+    noted_at = EXCLUDED.noted_at;
+
 -- :name done_up_to
 -- The offset before the first record of a queue that is not done, among the next ones behind a checkpoint.
 WITH following AS (

@@ -16,6 +16,7 @@ TABLE_NAMES = (
     "epochs",
     "former_consumers",
     "isolated_records",
+    "job_notes",
     "journal",
     "pauses",
     "reconciliations",

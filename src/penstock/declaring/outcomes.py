@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Generic
 
 from penstock.declaring.unique import checked_duration
+from penstock.errors import InvalidMessage
 from penstock.parsing import Duration, find_number, parse_json
 from penstock.records import Payload, RecordId, Shard
 
@@ -96,8 +97,15 @@ def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
     return None if found is None or number is None else (RecordId(number), int(found[1]))
 
 
+MAX_NOTE_CHARACTERS = 500
+"""Longest note of a job's progress; the rest is cut."""
+
+
 def _never() -> bool:
     return False
+
+
+def _nowhere(_done: float, _note: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class Job(Generic[Payload]):
     deadline_ms: int = 0
     staged_us: int = 0
     _check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
+    _report: Callable[[float, str], None] = field(default=_nowhere, repr=False, compare=False)
 
     @cached_property
     def data(self) -> Any:
@@ -175,6 +184,23 @@ class Job(Generic[Payload]):
         A handler that takes long can ask now and then, and return.
         """
         return self._check_stale()
+
+    def report_progress(self, done: float, note: str = "") -> None:
+        """Says how far the job is, for ``penstock trace``: within half a second, whatever becomes of the attempt.
+
+        It takes no time: the worker's own thread writes the newest of each job, twice a second.
+
+        Args:
+            done: The part that is done: 0 to 1.
+            note: A word about it, up to 500 characters.
+
+        Raises:
+            InvalidMessage: ``done`` is out of range.
+        """
+        if not 0 <= done <= 1:
+            raise InvalidMessage("done", f"is {done!r}; it takes the part that is done: 0 to 1")
+        text = str(note)[:MAX_NOTE_CHARACTERS].replace("\0", "\ufffd").encode(errors="replace").decode()
+        self._report(float(done), text)
 
     @property
     def staged_at(self) -> datetime:

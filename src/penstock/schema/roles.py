@@ -59,6 +59,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "checkpoints": "SELECT, INSERT",
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
         "schedules": "SELECT, INSERT, UPDATE",
+        "job_notes": "SELECT, DELETE",
     },
     "consumer": {
         **_REGISTERING,
@@ -81,7 +82,7 @@ _SEE_IDS = {"SEQUENCE staged_records_id_seq": "SELECT"}
 """Privilege to see which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
 and goes on.  It cannot draw one."""
 
-_DOING_JOBS = {"waiting_records": "SELECT", "FUNCTION finish_records": "EXECUTE"}
+_DOING_JOBS = {"waiting_records": "SELECT", "job_notes": "SELECT, INSERT, UPDATE", "FUNCTION finish_records": "EXECUTE"}
 """Privileges of the worker of a queue beside those of a consumer."""
 
 _REPAIRING = {
@@ -99,6 +100,7 @@ _WITHOUT_PAYLOADS = {
     "dead_letters": "SELECT (consumer, channel, shard, offset, record_id, key, action, object, staged_at, reason, attempts, "
     "parked, later_shard, later_offset, failed_at, retry_requested_at)",
     "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
+    "job_notes": "SELECT (record_id, channel, attempts, progress, noted_at)",
 }
 """Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of
 a later release once ``penstock init --roles`` has granted it: a default privilege cannot leave columns out."""

@@ -119,6 +119,23 @@ def remove_old_ticks(connection: Connection, scope: Scope) -> None:
         connection.execute(statements("penstock.streaming", scope.schema)["remove_old_ticks"], {"kept": TICKS_KEPT})
 
 
+NOTES_PER_TRANSACTION = 5000
+
+NOTES_KEPT = timedelta(days=7)
+"""How long a job's failed attempts are kept at the least: an operator may look at its dead letter after a weekend."""
+
+
+def remove_old_notes(connection: Connection, scope: Scope, channels: Iterable[Channel]) -> bool:
+    """Removes notes on jobs of queues that are older than ``keep``; true if there may be more."""
+    keep = {each.name: timedelta(seconds=each.keep) for each in channels if isinstance(each, Queue)}
+    if not keep:
+        return False
+    values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}
+    with postgres_errors("removing old notes on jobs"):
+        removed = connection.execute(statements("penstock.streaming", scope.schema)["remove_old_notes"], values)
+    return removed.rowcount == NOTES_PER_TRANSACTION
+
+
 RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
@@ -187,7 +204,8 @@ class StreamerUpkeep:
         if not left:
             remove_old_ticks(connection, self._pipeline.scope)
             self._faults.forget(connection)
-            self.retain_at = monotonic() + RETAIN_EVERY_S
+            has_more = remove_old_notes(connection, self._pipeline.scope, self._declared.values())
+            self.retain_at = monotonic() + (0.0 if has_more else RETAIN_EVERY_S)
         return removed
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:

@@ -859,6 +859,19 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
        0::bigint AS removed,
        (SELECT max(last_offset) FROM entries) AS last_offset;
 
+-- :name remove_old_notes
+-- Notes on jobs that are done, or dead letters: longer, if an attempt has failed.
+DELETE FROM {schema}.job_notes
+WHERE record_id = ANY (ARRAY(
+          SELECT n.record_id
+          FROM unnest(%(channels)s::text[], %(keep)s::interval[]) AS queue (channel, keep)
+          JOIN {schema}.job_notes n USING (channel)
+          WHERE n.noted_at < clock_timestamp() - queue.keep
+            AND (n.attempts = '[]' OR n.noted_at < clock_timestamp() - %(attempts_kept)s::interval)
+            AND NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.record_id)
+          LIMIT %(most)s
+      ));
+
 -- :name new_troubles
 -- Halts, new dead letters, stopped shards and the epoch, without those that were reported.  Dead letters are counted by the
 -- checkpoints, in the transaction that writes them: their times are not in the order of their commits.

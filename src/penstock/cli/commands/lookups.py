@@ -343,6 +343,12 @@ def format_story(story: Story) -> Iterator[str]:
         yield f"  published   {_format_published(story)}"
     if story.why is not None:
         yield f"  {story.state or '':11} {story.why}"
+    for each in story.attempts:
+        took_s = (each.ended_at - each.began_at).total_seconds()
+        ended = each.error or "done"
+        yield f"  {f'attempt {each.attempt}':11} {each.began_at:%Y-%m-%d %H:%M:%S}, {took_s:.1f} s, by {each.worker}: {ended}"
+    if story.progress is not None:
+        yield f"  progress    {story.progress:.0%}"
     for reader in story.readers:
         yield f"  {reader.state:11} {_format_reader(reader)}"
     if not story.readers:

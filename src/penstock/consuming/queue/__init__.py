@@ -10,6 +10,7 @@ first statement: a second worker with the same job waits for the first one's end
     in_flight          the jobs that slots have, and the results of the others
     job_deliverer      attempts at one job, by the decisions that all consumers share
     job_transaction    finishes the record, calls the handler, checks the lease, commits
+    job_notes          attempts, once one has failed, and progress
     job_dead_letters   dead letters, halts and counts, written in Postgres
     acknowledger       reports ended leases to the queue, in batches
 """

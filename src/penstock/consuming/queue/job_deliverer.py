@@ -6,6 +6,7 @@ taken here; a longer one, and every pause after a failed attempt, the job spends
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -35,7 +36,7 @@ from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
 from penstock.observer import DeadLettered, ShardHalted
-from penstock.records import Scope, Shard, ShardName, forget_parsed
+from penstock.records import RecordId, Scope, Shard, ShardName, forget_parsed
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -62,6 +63,7 @@ class Ended:
         settlement: How it is settled; None if the lease is not ours any more.
         halted: Why its shard is halted now; None if it is not.
         comes_back: The queue hands it over again after a pause, because of a failure.
+        error: Class of the error if the attempt failed; else empty.
     """
 
     lease: Lease
@@ -69,14 +71,15 @@ class Ended:
     settlement: Settlement | None
     halted: str | None = None
     comes_back: bool = False
+    error: str = ""
 
 
 class RetryStates:
     """Failures of jobs for which a server or another transaction was to blame: a job that was put back goes on from there."""
 
-    def __init__(self) -> None:
+    def __init__(self, consumer: str) -> None:
         self._of: dict[str, RetryState] = {}
-        self.refusals = Refusals()
+        self.refusals, self.log = Refusals(), FailureLog(consumer)
 
     def take(self, lease: Lease) -> RetryState:
         """The state of a job; attempts are counted by the queue."""
@@ -100,12 +103,12 @@ class JobDeliverer:
         transaction: JobTransaction,
         waiter: Waiter,
         states: RetryStates,
-        failures: FailureLog,
+        report_progress: Callable[[RecordId, float, str], None],
     ) -> None:
         self._worker, self._transaction, self._waiter = worker, transaction, waiter
         self._letters = JobDeadLetters(worker, scope)
         self._policy = Policy(worker.attempts, worker.on_poison)
-        self._states, self._failures = states, failures
+        self._states, self._report_progress = states, report_progress
 
     def deliver(self, lease: Lease) -> Ended:
         """Attempts a job until it can be settled."""
@@ -152,6 +155,7 @@ class JobDeliverer:
             message.deadline_ms,
             staged_us,
             lambda: lease.is_stale,
+            partial(self._report_progress, record),
         )
 
     def _is_ours(self, lease: Lease) -> bool:
@@ -188,11 +192,11 @@ class JobDeliverer:
 
     def _after(self, lease: Lease, job: Job[Any], state: RetryState, failed: NotApplied) -> Ended | RetryState:
         """Carries out the decision after a failure; returns the failures so far if there is to be another attempt at once."""
-        self._failures.show(_shard(job), failed)
+        self._states.log.show(_shard(job), failed)
         outcome = self._states.refusals.outcome(lease.message.id, state, failed)
         match decide(self._policy, 1, state, outcome):
             case Retry(_, known) if known.failures > state.failures:
-                return retried(lease, self._worker)
+                return retried(lease, self._worker, failed.kind)
             case Retry(after_s, known) as retry if is_long(retry) or isinstance(outcome, AskedToWait):
                 return self._put_back(lease, known, failed, after_s)
             case Retry(after_s, known):
@@ -233,7 +237,7 @@ class JobDeliverer:
             if written.halted is not None:
                 self._transaction.observers(ShardHalted(*where))
         ended = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
-        return replace(ended, halted=written.halted)
+        return replace(ended, halted=written.halted, error=kind)
 
     def _halt(self, lease: Lease, job: Job[Any], why: str, kind: str) -> Ended:
         """Halts the job's shard; the job goes back where it was."""
@@ -269,7 +273,7 @@ def released(lease: Lease) -> Ended:
     return _ended(lease, Counts(), "release")
 
 
-def retried(lease: Lease, worker: WorkerSpec) -> Ended:
+def retried(lease: Lease, worker: WorkerSpec, error: str) -> Ended:
     """Puts a job back after a failed attempt."""
     settlement = lease.held.settlement("retry", delay_s=pause_s(lease.message.attempts, worker.backoff))
-    return Ended(lease, Counts(retried=1), settlement, comes_back=True)
+    return Ended(lease, Counts(retried=1), settlement, comes_back=True, error=error)

@@ -18,11 +18,12 @@ from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
 from penstock.clients import Lease, QueueReader
 from penstock.consuming.delivery import Consumed, Counts
-from penstock.consuming.failures import FailureLog, NotApplied
+from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.acknowledger import Acknowledger
 from penstock.consuming.queue.in_flight import InFlight, RunningJob
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_deliverer import Ended, JobDeliverer, RetryStates, Waiter, released, retried
+from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import JobTransaction
 from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSlots, make_slots
 from penstock.consuming.setup import WorkerSetup
@@ -132,7 +133,7 @@ class QueueWorker(Worker[Job[Any]]):
             namespace=setup.scope.namespace,
         )
         self._letters = JobDeadLetters(consumer, setup.scope)
-        self._failures, self._states = FailureLog(consumer.name), RetryStates()
+        self._states, self._notes = RetryStates(consumer.name), JobNotes(channel.name, setup.scope)
         self._jobs = InFlight(channel.name)
         self._halted: set[Shard] = set()
         self._hung = HungSlots(consumer)
@@ -174,7 +175,8 @@ class QueueWorker(Worker[Job[Any]]):
 
     def _make_deliverer(self, waiter: Waiter) -> JobDeliverer:
         transaction = JobTransaction(self._setup, server_start_us=self._server_start_us)
-        return JobDeliverer(self._spec, self._scope, transaction, waiter, self._states, self._failures)
+        progress = self._notes.note_progress
+        return JobDeliverer(self._spec, self._scope, transaction, waiter, self._states, progress)
 
     def _deliver_in(self, slot: WorkerSlot, lease: Lease) -> None:
         """Delivers a job in a slot."""
@@ -194,7 +196,7 @@ class QueueWorker(Worker[Job[Any]]):
         except HandlerExited as error:
             # It counts as an attempt: a job that ends each process must not do so for ever.
             self._jobs.fail(error)
-            ended = retried(lease, self._spec)
+            ended = retried(lease, self._spec, "HandlerExited")
         except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
             self._jobs.fail(error)
             ended = released(lease)
@@ -213,6 +215,7 @@ class QueueWorker(Worker[Job[Any]]):
 
     def _end(self, ended: Ended) -> None:
         if self._jobs.end(ended.lease):
+            self._notes.note_attempt(ended)
             self._acknowledger.put(ended)
 
     @override
@@ -304,7 +307,7 @@ class QueueWorker(Worker[Job[Any]]):
         """Replaces slots whose handlers take longer than they may; other workers get their jobs."""
         for running in self._jobs.overdue(self._hung.limit_s):
             self._hung.abandon(running)
-            self._end(retried(running.lease, self._spec))
+            self._end(retried(running.lease, self._spec, "HandlerHung"))
             self._slots.start()
         self._hung.check()
 
@@ -328,8 +331,10 @@ class QueueWorker(Worker[Job[Any]]):
             self._warn_waiting(error, CHECK_S)
 
     def _write_counts(self) -> None:
-        """Writes counts since the last time; those that cannot be written now are written later."""
+        """Writes counts and notes since the last time; those that cannot be written now are written later."""
         assert self._transaction is not None
+        with suppress(NotApplied):
+            self._notes.write(self._transaction)
         counts = self._jobs.uncounted()
         try:
             for shard in self._shards:

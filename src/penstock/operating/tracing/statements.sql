@@ -103,6 +103,11 @@ LEFT JOIN {schema}.stopped_shards s ON s.channel = %(channel)s AND s.shard = %(s
 LEFT JOIN {schema}.retired_channels f ON f.channel = %(channel)s
 LEFT JOIN {schema}.waiting_records w ON w.record_id = %(id)s;
 
+-- :name job_notes
+SELECT attempts, progress
+FROM {schema}.job_notes
+WHERE record_id = %(id)s;
+
 -- :name readers
 -- Every consumer of a channel, its checkpoint in a shard, and its dead letter of the record; a member of an Ick has no record.
 -- What is parked is retried after the first dead letter of its key.

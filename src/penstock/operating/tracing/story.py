@@ -78,6 +78,24 @@ class ReaderProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class JobAttempt:
+    """An attempt at a job that failed, or that did the job after others had failed.
+
+    Attributes:
+        attempt: Its number.
+        worker: Host and process.
+        began_at: By the worker's clock, and so is ``ended_at``.
+        error: Class of the error; None if the job was done.
+    """
+
+    attempt: int
+    worker: str
+    began_at: datetime
+    ended_at: datetime
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Story:
     """The story of a record.
 
@@ -104,6 +122,8 @@ class Story:
         stopped: Reason that the streamer leaves its shard out; None if it does not.
         state: Its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
             ``done``; None if nothing.
+        attempts: At a job, once one has failed: the last twenty.
+        progress: What the handler of a job said last: the part that is done; None if nothing.
     """
 
     id: RecordId
@@ -132,6 +152,8 @@ class Story:
     state: str | None = None
     why: str | None = None
     readers: tuple[ReaderProgress, ...] = ()
+    attempts: tuple[JobAttempt, ...] = ()
+    progress: float | None = None
 
     @property
     def shard_name(self) -> ShardName:
@@ -264,6 +286,7 @@ class StoryReader:
             [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
             rows = self._rows("readers", names)
             trace_id = self._read_trace_id(record)
+            notes = self._rows("job_notes", {"id": record}) if kind == "queue" else ()
             pauses = read_pauses(self._connection, self._scope)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
@@ -271,6 +294,8 @@ class StoryReader:
             }
         found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
         story = replace(story, **found)
+        for attempts, progress in notes:
+            story = replace(story, attempts=tuple(map(_make_attempt, attempts)), progress=progress)
         story = self._ask_redis(story, waiting)
         readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
         return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
@@ -378,6 +403,11 @@ class StoryReader:
     def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
         with postgres_errors("tracing a record"):
             return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+
+
+def _make_attempt(found: dict[str, Any]) -> JobAttempt:
+    times = {name: datetime.fromisoformat(found[name]) for name in ("began_at", "ended_at")}
+    return JobAttempt(**{**found, **times})
 
 
 def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]) -> ReaderProgress:
