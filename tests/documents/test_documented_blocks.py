@@ -27,7 +27,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from fixtures.command_line import load_settings
 from fixtures.documents import BLOCK, DOCS, ROOT, blocks, run_page
 from fixtures.postgres import engine_url
-from penstock import Log, Pipeline, Queue, errors
+from penstock import Log, Pipeline, errors
 from penstock.clients import DirtyList, LogWriter
 from penstock.errors import UnstagedChanges
 from penstock.observer import ShardStopped, Streamed
@@ -166,7 +166,6 @@ def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str
     mails: list[str] = []
     sessions = sessionmaker(tables)
     names: dict[str, Any] = {"Ride": Ride, "mail": lambda to, **_: mails.append(to), "Session": sessions}
-    names |= {"reports": Queue("reports"), "write": print}
     run_page("docs/how-to/do-the-jobs-of-a-queue.md", names)
     names["pipeline"].attach(sessions)
     with tables.begin() as connection:
