@@ -355,6 +355,8 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
         last = _parse_position(given["after"])
         found = letters.newest(connection, chosen, after=last, limit=LETTERS + 1, scope=reading.scope)
         groups = letters.group(connection, chosen, scope=reading.scope) if last is None else []
+    if not visitor.may("keys"):
+        groups = [replace(each, error=_find_class(each.error)) for each in groups]
     shown = [_conceal_letter(each, visitor) for each in found[:LETTERS]]
     kept = {name: text for name, text in given.items() if text is not None and name != "after"}
     values = {
@@ -443,9 +445,10 @@ def _parse_wanted(text: str, *, is_key: bool) -> RecordId | Place | str:
     return parse_place(text) if is_place(text) else text
 
 
-def _first_words(text: str) -> str:
-    """What a message says before what it may quote."""
-    return text.partition(":")[0]
+def _find_class(reason: str) -> str:
+    """The class of an error, without its message, which may quote a record."""
+    name = reason.partition(":")[0]
+    return name if name.isidentifier() else HIDDEN
 
 
 def _conceal(found: Status) -> Status:
@@ -463,7 +466,7 @@ def _conceal(found: Status) -> Status:
 
 
 def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
-    return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_first_words(letter.reason))
+    return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_find_class(letter.reason))
 
 
 def _conceal_story(story: Any, visitor: Visitor) -> Any:

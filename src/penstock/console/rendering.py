@@ -54,7 +54,7 @@ def _finalize(value: object) -> object:
     """A text without invisible characters: Jinja escapes those of HTML alone."""
     if value is None:
         return NOTHING
-    return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return value if isinstance(value, Markup) else escape(str(value))
 
 
 def _number(value: float | None) -> str:
@@ -90,7 +90,7 @@ def draw_line(values: Sequence[float], label: str) -> Markup:
     return Markup(
         '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{label}">'
         '<polygon points="0,{h} {line} {w},{h}"/><polyline points="{line}"/></svg>'
-    ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=label)
+    ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=escape(label))
 
 
 def respond(request: Request, body: str, kind: str, status: int = 200) -> Response:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 from penstock.batches import compress
 from penstock.consuming.dead_lettering import how_to_resume
@@ -128,10 +129,11 @@ def consumers(context: CheckContext) -> Results:
 
 def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     yield from _check_sequencing(current)
+    has_letters = cache(current.has_letters)  # it looks at every shard, and each of them may be halted
     for consumer, shard, reason in current.halted:
         yield error(
             f"{consumer} is halted in {shard}: {reason}",
-            f"fix the cause, {how_to_resume(consumer, shard, reason, current.has_letters(consumer))}",
+            f"fix the cause, {how_to_resume(consumer, shard, reason, has_letters(consumer))}",
         )
     for pause in current.pauses:
         yield warning(f"{pause}", pause.how_to_resume, "paused")
