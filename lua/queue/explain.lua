@@ -1,55 +1,64 @@
--- Explain where a message is, and what it waits for; writes nothing.
+-- Explain where messages are, and what they wait for; writes nothing.
 -- includes: queue/_queue, queue/_records, queue/_accounts
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
--- args: id
--- returns: {"explained", name, value, …} | {"unknown"} | {"lost"} | {"foreign", key}
+-- args: ids...
+-- returns: {"explained", {name, value, …} | {}, …} | {"lost"} | {"foreign", key}
 --
--- Times are milliseconds from now.  Cost: O(log messages).
+-- Nothing of one that is unknown.  Times are milliseconds from now.  Cost: O(ids × log messages).
 
 if is_lost() then
   return {"lost"}
 end
-local record = read_record(id)
-if not record then
-  return {"unknown"}
-end
-local account = tenant_account(record.tenant)
-local reply = {"explained"}
-local function tell(name, value)
-  reply[#reply + 1] = name
-  reply[#reply + 1] = type(value) == "number" and string.format("%.3f", value) or tostring(value)
+
+local function explain(id)
+  local record = read_record(id)
+  if not record then
+    return {}
+  end
+  local account = tenant_account(record.tenant)
+  local reply = {}
+  local function tell(name, value)
+    reply[#reply + 1] = name
+    reply[#reply + 1] = type(value) == "number" and string.format("%.3f", value) or tostring(value)
+  end
+
+  tell("state", ({w = "waiting", l = "leased", d = "delayed", x = "dead", f = "finished"})[record.state])
+  tell("tenant", record.tenant)
+  tell("key", record.key)
+  tell("attempts", record.attempts)
+  tell("age", now - record.since)
+  tell("stream", record.stream)
+  if record.state == "w" then
+    local own = record.tenant .. "\0"
+    tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. own, "(" .. own .. record.rank))
+    tell("turn", redis.call("ZRANK", ready, record.tenant) or -1)
+    tell("tenant_is", ({r = "ready", o = "over", b = "blocked"})[account.class] or "idle")
+    local score = redis.call("ZSCORE", blocked, record.tenant)
+    if score and score ~= "inf" then
+      tell("blocked_for", math.max(0, tonumber(score) - now))
+    end
+  end
+  tell("has_name", record.unique ~= "" and redis.call("HGET", uniques, record.unique) == id and 1 or 0)
+  tell("in_flight", account.in_flight)
+  tell("paused", account.limits.paused and 1 or 0)
+  local expiry = redis.call("ZSCORE", leases, id)
+  if expiry then
+    tell("lease", tonumber(expiry) - now)
+    tell("holder", record.token)
+  end
+  local due = redis.call("ZSCORE", delayed, parked_member(id, record))
+  if due then
+    tell("due", tonumber(due) - now)
+  end
+  local body = record.state == "x" and redis.call("HGET", parked, id)
+  if record.state == "x" then
+    tell("reason", body and cmsgpack.unpack(body)[3] or "its body was deleted from Redis")
+  end
+  return reply
 end
 
-tell("state", ({w = "waiting", l = "leased", d = "delayed", x = "dead", f = "finished"})[record.state])
-tell("tenant", record.tenant)
-tell("key", record.key)
-tell("attempts", record.attempts)
-tell("age", now - record.since)
-tell("stream", record.stream)
-if record.state == "w" then
-  local own = record.tenant .. "\0"
-  tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. own, "(" .. own .. record.rank))
-  tell("turn", redis.call("ZRANK", ready, record.tenant) or -1)
-  tell("tenant_is", ({r = "ready", o = "over", b = "blocked"})[account.class] or "idle")
-  local score = redis.call("ZSCORE", blocked, record.tenant)
-  if score and score ~= "inf" then
-    tell("blocked_for", math.max(0, tonumber(score) - now))
-  end
+local explained = {"explained"}
+for i = ids, #ARGV do
+  explained[#explained + 1] = explain(ARGV[i])
 end
-tell("has_name", record.unique ~= "" and redis.call("HGET", uniques, record.unique) == id and 1 or 0)
-tell("in_flight", account.in_flight)
-tell("paused", account.limits.paused and 1 or 0)
-local expiry = redis.call("ZSCORE", leases, id)
-if expiry then
-  tell("lease", tonumber(expiry) - now)
-  tell("holder", record.token)
-end
-local due = redis.call("ZSCORE", delayed, parked_member(id, record))
-if due then
-  tell("due", tonumber(due) - now)
-end
-local body = record.state == "x" and redis.call("HGET", parked, id)
-if record.state == "x" then
-  tell("reason", body and cmsgpack.unpack(body)[3] or "its body was deleted from Redis")
-end
-return reply
+return explained

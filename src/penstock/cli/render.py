@@ -68,6 +68,15 @@ def with_payload(known: dict[str, Any], record: Record) -> str:
     return f"{to_json(known)[:-1]}, {payload}}}"
 
 
+def payload_lines(record: Record) -> list[str]:
+    """The payload and the headers of a record, for people."""
+    headers = [f"headers: {record.headers_json}"] if record.headers_json not in {"", "{}"} else []
+    try:
+        return [*to_json(record.data, indent=2).split("\n"), *headers]
+    except ValueError:  # it may be here because it cannot be read
+        return [record.data_json, *headers]
+
+
 def clear_screen() -> None:
     """Empties the terminal, if stdout is one."""
     if sys.stdout.isatty():

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick import oldest
 from penstock.channels.log.streams import read_newest
-from penstock.channels.queue.inspection import busiest_tenants, explain_message, oldest_messages
+from penstock.channels.queue.inspection import busiest_tenants, explain_messages, oldest_messages
 from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
@@ -278,11 +278,11 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
             ]
         elif channel.kind == "queue":
             found = oldest_messages(client, namespace, shards, CONTENTS)
-            known = [(each, explain_message(client, namespace, each)) for each in found]
+            known = explain_messages(client, namespace, ((each.shard, each.id) for each in found))
             contents = [
                 Content(f"{each.shard} {each.id}", why.facts["key"], why.facts["tenant"], why.state, each.since)
-                for each, why in known
-                if why is not None
+                for each in found
+                if (why := known[each.id]) is not None
             ]
         else:
             members = oldest(client, namespace, shards, CONTENTS)

@@ -1,12 +1,13 @@
 """Looks into the shards of queues for reports; it writes nothing, not even a repair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from penstock.channels.commands import RedisClient, RedisCommands
 from penstock.channels.driving import Steps, drive
+from penstock.channels.queue.shard import read_facts
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, parse_stats, sum_stats
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
@@ -191,15 +192,27 @@ def _require_time(shard: ShardName, seconds: float) -> datetime:
 
 def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
     """The reason why a message waits; None if it is gone meanwhile.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
-    call = Call(queue_keys(namespace, found.shard).all(MAX_STREAMS), (found.id,))
-    with redis_errors(f"reading {found.shard}"):
-        [reply] = script("queue/explain").call_each(client, [call])
-    if isinstance(reply, REDIS_ERRORS):
-        raise translate_error(reply, f"reading {found.shard}") from reply
-    if reply[0] != b"explained":
-        return None
-    texts = [as_text(each) for each in reply[1:]]
-    return explanation(found.id, dict(zip(texts[::2], texts[1::2], strict=True)))
+    return explain_messages(client, namespace, [(found.shard, found.id)])[found.id]
+
+
+def explain_messages(
+    client: RedisClient, namespace: str, messages: Iterable[tuple[ShardName, str]]
+) -> dict[str, Explanation | None]:
+    """As ``explain_message`` for several of a queue, by their ids, in one round trip."""
+    ids: dict[ShardName, list[str]] = {}
+    for shard, id_ in messages:
+        ids.setdefault(shard, []).append(id_)
+    calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), some) for shard, some in ids.items()]
+    with redis_errors("reading queues"):
+        replies = script("queue/explain").call_each(client, calls)
+    explained: dict[str, Explanation | None] = {}
+    for (shard, some), reply in zip(ids.items(), replies, strict=True):
+        if isinstance(reply, REDIS_ERRORS):
+            raise translate_error(reply, f"reading {shard}") from reply
+        known = map(read_facts, reply[1:]) if reply[0] == b"explained" else [None for _ in some]
+        for id_, facts in zip(some, known, strict=True):
+            explained[id_] = None if facts is None else explanation(id_, facts)
+    return explained
 
 
 def find_foreign_keys(client: RedisClient, keys: QueueKeys, streams: int) -> dict[str, str]:

@@ -303,9 +303,13 @@ class QueueShard:
     def explain(self, id_: str) -> Steps[dict[str, str] | None]:
         """State of a message, and the reason why it waits; None if there is none."""
         reply = yield from self.call("queue/explain", (id_,))
-        if reply[0] == b"unknown":
-            return None
-        return {as_text(name): as_text(value) for name, value in zip(reply[1::2], reply[2::2], strict=True)}
+        return read_facts(reply[1])
+
+
+def read_facts(reply: Sequence[Any]) -> dict[str, str] | None:
+    """What ``explain.lua`` says of a message, by name; None of one that is unknown."""
+    texts = [as_text(each) for each in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True)) or None
 
 
 class QueueShape:

@@ -14,7 +14,7 @@ import typer
 
 from penstock.channels.ick import oldest
 from penstock.channels.log import Follower, extents
-from penstock.channels.queue.inspection import explain_message, oldest_messages
+from penstock.channels.queue.inspection import explain_messages, oldest_messages
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
@@ -130,9 +130,12 @@ def _not_a_log(channel: str, kind: str) -> InvalidSetting:
 
 
 def _show_jobs(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
-    for found in oldest_messages(servers.client, servers.scope.namespace, shards, most):
-        known = explain_message(servers.client, servers.scope.namespace, found)
-        if known is None:
+    oldest_first = oldest_messages(servers.client, servers.scope.namespace, shards, most)
+    explained = explain_messages(
+        servers.client, servers.scope.namespace, ((each.shard, each.id) for each in oldest_first)
+    )
+    for found in oldest_first:
+        if (known := explained[found.id]) is None:
             continue
         whose = {name: known.facts[name] for name in ("tenant", "key")}
         facts = {"id": found.id, **whose, "state": known.state, "since": found.since, "why": known.text}

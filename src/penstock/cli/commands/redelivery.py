@@ -8,15 +8,14 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
-from penstock.cli.render import say, show, show_found, with_payload
+from penstock.cli.render import payload_lines, say, show, show_found, with_payload
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.display import to_json
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import check_registered
 from penstock.operating.letters import LetterFilter
 from penstock.operating.letters import retry as retry_letters
-from penstock.records import Record, parse_moment, parse_place, parse_places
+from penstock.records import parse_moment, parse_place, parse_places
 from penstock.settings import Settings
 
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
@@ -100,17 +99,8 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
         f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
         f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}",
         *([f"superseded by: {letter.superseded_by}"] if letter.superseded_by else []),
-        *_format_payload(record),
+        *payload_lines(record),
     )
-    if record.headers_json not in {"", "{}"}:
-        show(f"headers: {record.headers_json}")
-
-
-def _format_payload(record: Record) -> list[str]:
-    try:
-        return to_json(record.data, indent=2).split("\n")
-    except ValueError:  # it may be here because it cannot be read
-        return [record.data_json]
 
 
 @dead_letters.command("retry")

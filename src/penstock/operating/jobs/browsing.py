@@ -1,0 +1,163 @@
+"""Jobs that are not done, in pages.  Postgres says which there are, Redis what each of them waits for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain, islice
+from typing import Any, Literal, get_args
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.queue.inspection import explain_messages
+from penstock.database.connections import Connection
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.unique import name_as_staged
+from penstock.errors import Unknown
+from penstock.operating.channels import find_channel
+from penstock.records import BEGINNING, DEFAULT_SCOPE, Record, RecordId, Scope, Shard, ShardName, to_time
+from penstock.streaming.queues import make_queued
+
+JobState = Literal["waiting", "leased", "delayed", "dead"]
+"""``dead``: its deadline has passed, and a worker is about to make it a dead letter."""
+
+PAGE = 500
+"""Jobs that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs; None leaves an attribute open."""
+
+    ids: tuple[int, ...] | None = None
+    tenant: str | None = None
+    key: str | None = None
+    unique: str | None = None
+    state: JobState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that is not done.
+
+    Attributes:
+        id: The job: ``job.id`` in its handler.
+        key: Its key within the tenant; empty if it has none.
+        unique: Its unique name; empty if it has none.
+        due: When it may be handed over; None if that was said by nobody.
+        why: What it waits for, as a sentence.
+    """
+
+    id: RecordId
+    shard: ShardName
+    tenant: str
+    key: str
+    unique: str
+    action: str
+    object: str
+    staged_at: datetime | None
+    due: datetime | None
+    state: JobState
+    why: str
+
+
+def list_jobs(  # noqa: PLR0913  what a page is
+    connection: Connection,
+    client: RedisClient,
+    channel: str,
+    of: JobFilter = JobFilter(),
+    *,
+    after: int = 0,
+    limit: int = 50,
+    scope: Scope = DEFAULT_SCOPE,
+) -> list[QueuedJob]:
+    """A page of jobs in the order of their ids; ``after``: the id of the last one of the page before.
+
+    Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
+    """
+    pages = find_jobs(connection, client, channel, of, after=after, size=min(limit, PAGE), scope=scope)
+    return list(islice(chain.from_iterable(pages), limit))
+
+
+def find_jobs(  # noqa: PLR0913  the same
+    connection: Connection,
+    client: RedisClient,
+    channel: str,
+    of: JobFilter,
+    *,
+    after: int = 0,
+    size: int = PAGE,
+    scope: Scope = DEFAULT_SCOPE,
+) -> Iterator[list[QueuedJob]]:
+    """All jobs that a filter takes, in the order of their ids, so many at a time.  Raises as ``list_jobs``."""
+    check_queue(connection, channel, scope)
+    sql = statements("penstock.operating.jobs", scope.schema)["jobs"]
+    given = {"channel": channel, "tenant": of.tenant, "key": of.key, "unique": of.unique, "reserved": RESERVED}
+    ids = None if of.ids is None else list(of.ids)
+    while True:
+        with postgres_errors(f"reading the jobs of {channel}"):
+            rows = connection.execute(sql, {**given, "ids": ids, "after": after, "limit": size}).fetchall()
+        jobs = _add_states(client, [_make_job(channel, *row) for row in rows], scope)
+        yield [job for job in jobs if of.state in {None, job.state}]
+        if len(rows) < size:
+            return
+        after = rows[-1][0]
+
+
+def check_queue(connection: Connection, channel: str, scope: Scope) -> None:
+    """Raises ``Unknown`` unless it is a registered queue."""
+    if (kind := find_channel(connection, channel, scope=scope).kind) != "queue":
+        raise Unknown(f"{channel} is of kind {kind}: it has records, not jobs; penstock tail {channel}")
+
+
+def _make_job(channel: str, *row: Any) -> QueuedJob:
+    *message, shard, is_refused, now = row
+    queued = make_queued(BEGINNING, message)
+    staged_at, due = (
+        to_time(queued.staged_us / 1_000_000),
+        None if queued.due_ms is None else to_time(queued.due_ms / 1000),
+    )
+    is_delayed = due is not None and due > now
+    why = "the streamer has not written it to Redis"
+    if is_refused:
+        why = "its tenant has no room in Redis"
+    elif is_delayed:
+        why = "it is given to Redis an hour before it is due"
+    name = ShardName(channel, Shard(shard))
+    what = queued.id, name, queued.tenant, queued.key, name_as_staged(queued.unique[0]), row[2], row[3], staged_at, due
+    return QueuedJob(*what, "delayed" if is_delayed else "waiting", why)
+
+
+def _add_states(client: RedisClient, jobs: list[QueuedJob], scope: Scope) -> list[QueuedJob]:
+    """Jobs with what Redis says of them, as far as it has them."""
+    known = explain_messages(client, scope.namespace, ((job.shard, str(job.id)) for job in jobs))
+
+    def add(job: QueuedJob) -> QueuedJob:
+        found = known[str(job.id)]
+        if found is None or found.state not in get_args(JobState):
+            return job
+        return replace(job, state=found.state, why=found.text)  # type: ignore[arg-type]  # it was looked up
+
+    return [add(job) for job in jobs]
+
+
+def read_job(
+    connection: Connection, client: RedisClient, channel: str, id_: int, *, scope: Scope = DEFAULT_SCOPE
+) -> tuple[QueuedJob, Record]:
+    """A job with its payload.
+
+    Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
+    """
+    found = list_jobs(connection, client, channel, JobFilter((id_,)), scope=scope)
+    values = {"channel": channel, "id": id_}
+    with postgres_errors("reading a job"):
+        row = connection.execute(statements("penstock.operating.jobs", scope.schema)["payload"], values).fetchone()
+    if not found or row is None:
+        raise Unknown(
+            f"{channel} has no job {id_}: it is done, was cancelled, or is a dead letter; penstock trace {id_} says which"
+        )
+    [job] = found
+    data, headers, staged_us = row
+    return job, Record(
+        channel, job.shard.shard, BEGINNING, job.id, job.tenant, job.action, job.object, data, headers, staged_us
+    )

@@ -1,0 +1,89 @@
+"""The jobs of a queue are listed and shown by what they wait for, wherever they are."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from fixtures.command_line import CommandLine
+from penstock import Pipeline, Queue
+from penstock.channels.commands import RedisClient
+from penstock.clients import FairQueue
+from penstock.database.connections import Connection
+from penstock.declaring.unique import TenantLimits
+from penstock.operating.jobs import JobFilter, list_jobs
+from penstock.streaming import Streamer
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT 'jobs', 0, %s, 'send', 'receipt', '{"fare": 12}', %s::jsonb
+FROM generate_series(1, %s)
+"""
+
+
+@pytest.fixture
+def flow() -> Pipeline:
+    return Pipeline([Queue("jobs", keep=timedelta(0))])
+
+
+def stage(connection: Connection, tenant: str = "a", count: int = 1, own: str = "null") -> None:
+    connection.execute(STAGE, (tenant, f'{{"penstock": {own}}}', count))
+
+
+def test_jobs_are_listed_wherever_they_are(
+    connection: Connection, redis_client: RedisClient, flow: Pipeline, streamer: Streamer
+) -> None:
+    queue = FairQueue(redis_client, "jobs")
+    queue.limit("full", TenantLimits(bytes=5))
+    stage(connection, count=2)
+    stage(connection, "full")
+    stage(connection, own='{"delay_ms": 60000, "key": "k", "unique": {"name": "n"}}')
+    stage(connection, own='{"delay_ms": 7200000, "key": "k"}')
+    streamer.drain()
+    stage(connection, "late")
+    with queue.reader() as reader:
+        [lease, *_] = reader.read(1)
+        found = list_jobs(connection, redis_client, "jobs")
+
+        assert [(job.id, job.tenant, job.state) for job in found] == [
+            (1, "a", "leased"),
+            (2, "a", "waiting"),
+            (3, "full", "waiting"),
+            (4, "a", "delayed"),
+            (5, "a", "delayed"),
+            (6, "late", "waiting"),
+        ]
+        assert "is leased" in found[0].why
+        assert found[2].why == "its tenant has no room in Redis"
+        assert found[4].why == "it is given to Redis an hour before it is due"
+        assert found[5].why == "the streamer has not written it to Redis"
+        assert [(job.key, job.unique, job.due is not None) for job in found[2:5]] == [
+            ("", "", False),
+            ("k", "n", True),
+            ("k", "", True),
+        ]
+
+        def ids(of: JobFilter, after: int = 0, limit: int = 50) -> list[int]:
+            return [job.id for job in list_jobs(connection, redis_client, "jobs", of, after=after, limit=limit)]
+
+        assert ids(JobFilter(tenant="full")) == [3]
+        assert ids(JobFilter(key="k")) == [4, 5]
+        assert ids(JobFilter(unique="n")) == [4]
+        assert ids(JobFilter(ids=(2, 6, 99))) == [2, 6]
+        assert ids(JobFilter(state="waiting"), after=2, limit=1) == [3]
+        assert ids(JobFilter(state="leased")) == [1]
+        lease.done()
+
+
+def test_the_commands_list_and_show_jobs(connection: Connection, streamer: Streamer, penstock: CommandLine) -> None:
+    stage(connection, own='{"delay_ms": 60000, "key": "k", "unique": {"name": "n"}}')
+    streamer.drain()
+
+    found = json.loads(penstock("jobs", "list", "jobs", "--tenant", "a", "--state", "delayed", "--json").stdout)
+
+    assert [(job["id"], job["key"], job["unique"]) for job in found] == [(1, "k", "n")]
+    shown = penstock("jobs", "show", "jobs", "1").stdout
+    assert "job 1 of a, key k" in shown
+    assert '"fare": 12' in shown
+    unknown = penstock("jobs", "show", "jobs", "2")
+    assert (unknown.returncode, "has no job 2" in unknown.stderr) == (2, True)
