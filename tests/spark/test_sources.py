@@ -323,6 +323,11 @@ def test_a_damaged_entry_is_reported_with_its_offsets(
         read_all()
     assert seen == [*range(1, 21)]
 
+    seen.clear()
+    [planned] = BatchReader(store(where, endingOffsets='{"0": 20}')).partitions()
+    read_all()  # only what is asked for is parsed
+    assert seen == [*range(1, 20)]
+
 
 @pytest.mark.parametrize("fields", [*BROKEN.values(), OURS | {"id": "9" * 30}])
 def test_a_foreign_entry_in_the_stream_is_reported(

@@ -25,7 +25,7 @@ from penstock.spark.sources.record_columns import batch, text
 from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.task_process import postgres, redis_client
 
-FIRST_ENTRIES = 16
+FIRST_ENTRIES = 4
 """Limit of entries in a first read, of which any may hold a record or a thousand."""
 
 ENTRIES_A_READ = 5000
@@ -81,7 +81,7 @@ class LogStore(RecordStore):
 
     def _read_log(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries, each column straight from the wire."""
-        first, asked = int(wanted.first), FIRST_ENTRIES
+        first, asked = int(wanted.first), min(FIRST_ENTRIES, len(wanted))
         while first <= wanted.last:
             # Without an end: an entry that begins in the range may end beyond it.
             with redis_errors(f"reading {wanted.shard}"):
@@ -94,9 +94,12 @@ class LogStore(RecordStore):
                 first = read.column("offset")[-1].as_py() + 1
                 if (within := _within(read, wanted)).num_rows:
                     yield within
+                if first > wanted.last:
+                    return
             if len(entries) < asked:
                 return
-            asked = min(ENTRIES_A_READ, 1 + RECORDS_A_READ * len(entries) // max(1, records))
+            rest = min(RECORDS_A_READ, wanted.last + 1 - first)
+            asked = min(ENTRIES_A_READ, 1 + rest * len(entries) // records)
 
     def _evicts(self, shard: ShardName) -> bool:
         """True if entries leave Redis when the memory of the channel is used up, and may be in the journal."""
