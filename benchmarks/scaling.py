@@ -1,9 +1,9 @@
 """How the streamer scales past this machine: a simulation from what a record costs each process.
 
-    python -m benchmarks.scaling --python 3.4 --postgres 2.6 --sequencer 0.8 --redis 2.3
+    python -m benchmarks.scaling --postgres-cores 16
 
-The costs are those of the case ``shares-cost``.  Records are committed at a fixed rate; the rate at which every streamer still
-keeps up is found by bisection.  A streamer reads batches of its share on one connection to Postgres, works on them in one
+The costs are those of the case ``shares-cost`` in docs/reference/bench.md, or others that are given.  Records are committed
+at a fixed rate; the rate at which every streamer still keeps up is found by bisection.  A streamer reads batches of its share on one connection to Postgres, works on them in one
 thread and sends them to the Redis servers of its shards, with as many batches under way as it has in reality; the first
 streamer interrupts that for a tick after every round.  Postgres has a number of cores, every streamer and every Redis server one.  The network takes no time.
 """
@@ -180,10 +180,10 @@ Cost = Annotated[float, typer.Option(help="µs per record", min=0.01)]
 
 
 def main(
-    sequencer: Cost = 0.8,
-    postgres: Cost = 2.6,
-    python: Cost = 3.4,
-    redis: Cost = 2.3,
+    sequencer: Cost = 0.48,
+    postgres: Cost = 2.3,
+    python: Cost = 0.68,
+    redis: Cost = 0.54,
     postgres_cores: Annotated[int, typer.Option(min=1)] = 16,
 ) -> None:
     """Prints the table."""
