@@ -149,7 +149,7 @@ class Asynchronous:
 class Queued:
     """The face for an application's Redis pipeline: an operation of one call is queued, and its result comes later."""
 
-    def _queue(self, steps: Steps[Any]) -> None:
+    def _drive(self, steps: Steps[Any]) -> None:
         raise NotImplementedError
 
 
@@ -207,28 +207,22 @@ class Both(Generic[P, T]):
     def __get__(self, instance: Any, owner: type[object]) -> Any:
         """The method of an instance, as its face has it; of a class, the generator function with its documentation."""
         steps = self._steps
-        if isinstance(instance, Blocking):
-
-            @wraps(steps)
-            def call(*args: P.args, **options: P.kwargs) -> T:
-                return instance._drive(steps(instance, *args, **options))  # noqa: SLF001  a face of this module
-
-            return call
+        if instance is None:
+            return steps
         if isinstance(instance, Asynchronous):
 
             @wraps(steps)
             async def call_async(*args: P.args, **options: P.kwargs) -> T:
-                return await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
+                return await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  a face of this module
 
             return call_async
-        if isinstance(instance, Queued):
 
-            @wraps(steps)
-            def queue(*args: P.args, **options: P.kwargs) -> None:
-                instance._queue(steps(instance, *args, **options))  # noqa: SLF001  the same
+        @wraps(steps)
+        def call(*args: P.args, **options: P.kwargs) -> T | None:
+            result: T | None = instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
+            return result
 
-            return queue
-        return steps
+        return call
 
 
 def both(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Both[P, T]:

@@ -6,7 +6,7 @@ connection checks that the server is new enough: an older one lacks commands of 
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -205,7 +205,7 @@ def _server_version(connection: Any) -> tuple[str, str]:
     """Name and version of the server: from its greeting, if the protocol has one, or on request."""
     greeting = getattr(connection, "handshake_metadata", None) or _ask(connection, "HELLO")
     if greeting:
-        pairs = greeting.items() if isinstance(greeting, dict) else _pairs(greeting)
+        pairs = greeting.items() if isinstance(greeting, dict) else zip(greeting[::2], greeting[1::2], strict=False)
         found = {_as_text(key): _as_text(value) for key, value in pairs}
         name = "Valkey" if found.get("server") == "valkey" else "Redis"
         return name, found.get("version", "")
@@ -213,10 +213,6 @@ def _server_version(connection: Any) -> tuple[str, str]:
     info = _as_text(_ask(connection, "INFO", "server") or "")
     found_version = re.search(r"^redis_version:(\S+)", info, re.MULTILINE)
     return "Redis", found_version[1] if found_version else ""
-
-
-def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=False)
 
 
 def _ask(connection: Any, *command: str) -> Any:
@@ -353,12 +349,6 @@ def _word(error: Exception) -> str:
     return _text(error).split(" ", 1)[0].rstrip(":")
 
 
-def info_text(client: RedisClient, section: str) -> dict[str, Any]:
-    """``INFO section`` of one server; of a Cluster's first node."""
-    found: dict[str, Any] = client.info(section)
-    return found
-
-
 def check_eviction(client: RedisClient) -> None:
     """Checks that Redis does not evict our keys when its memory is full.
 
@@ -370,7 +360,7 @@ def check_eviction(client: RedisClient) -> None:
         AppendRefused: Redis refuses ``INFO``.
     """
     with redis_errors("reading Redis' memory settings"):
-        policy = str(info_text(client, "memory").get("maxmemory_policy", ""))
+        policy = str(client.info("memory").get("maxmemory_policy", ""))
     if policy.startswith("allkeys-"):
         raise UnsafeSetting(
             f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key: the log, locks and pinned values too. "

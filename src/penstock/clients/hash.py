@@ -112,7 +112,7 @@ class _VolatileHash(Operations[C]):
             raise InvalidStructureCall(
                 "values", f"have {size:,} bytes; one call takes {MAX_VALUE_BYTES:,}: make several"
             )
-        ttl_ms = _ttl_ms(ttl_s)
+        ttl_ms = _FOR_EVER if ttl_s is None else checked_ms("ttl_s", ttl_s)
         native = yield from self._is_native()
         reply = yield from self._call("set", [int(native), ttl_ms, *items], "setting fields of")
         if reply[3]:
@@ -241,10 +241,6 @@ class VolatileHash(_VolatileHash[RedisClient], BlockingClient):
 
 class AsyncVolatileHash(_VolatileHash[AsyncRedisClient], AsyncClient):
     """As ``VolatileHash``, for asyncio."""
-
-
-def _ttl_ms(ttl_s: float | None) -> int:
-    return _FOR_EVER if ttl_s is None else checked_ms("ttl_s", ttl_s)
 
 
 def _checked_fields(fields: Sequence[Text]) -> list[Argument]:

@@ -7,9 +7,9 @@ import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.clients.calls import SLICE, Text, checked_ms, checked_value
+from penstock.clients.calls import MAX_FIELDS, SLICE, Text, checked_count, checked_ms, checked_value
 from penstock.clients.locks import AsyncFencedLock, FencedLock, try_lock, unlock
-from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown
+from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown, value_name
 from penstock.errors import LockBusy, ServerUnavailable
 
 log = structlog.get_logger("penstock.structures")
@@ -64,7 +64,9 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
             AppendRefused: Redis refuses it; nothing was written.
             ForeignStructure: A key holds another type; nothing was written.
         """
-        return (yield from self._operations.put(key, value, ttl_s, only_new=only_new))
+        ttl_ms = checked_ms("ttl_s", ttl_s)
+        arguments = (value_name(key), ttl_ms, ttl_ms, int(only_new), "", "", checked_value("value", value))
+        return (yield from self._operations.did(b"put", "put", arguments, "pinning a value of"))
 
     @both
     def get(self, key: Text) -> Steps[bytes | None]:
@@ -81,12 +83,13 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
     @both
     def renew(self, key: Text, ttl_s: float) -> Steps[bool]:
         """Gives a value another time from now; returns whether there was one.  Raises as ``put``."""
-        return (yield from self._operations.renew(key, ttl_s))
+        arguments = (value_name(key), b"", checked_ms("ttl_s", ttl_s))
+        return (yield from self._operations.did(b"renewed", "renew", arguments, "renewing a value of"))
 
     @both
     def delete(self, key: Text) -> Steps[bool]:
         """Deletes a value; returns whether there was one.  Raises as ``put``."""
-        return (yield from self._operations.delete(key))
+        return (yield from self._operations.did(b"deleted", "delete", (value_name(key), b""), "deleting a value of"))
 
     @both
     def compute(
@@ -150,8 +153,10 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
                 yield from unlock(self._operations, lock)
                 return found.value
             value = checked_value("the function's result", (yield Invoke(make)))
+            ttl_ms, fresh_ms = checked_ms("ttl_s", ttl_s), checked_ms("fresh_s", fresh_s)
+            arguments = (value_name(key), ttl_ms, fresh_ms, 0, lock.record, lock.token, value)
             try:
-                if not (yield from self._operations.put_computed(key, value, ttl_s, fresh_s, lock)):
+                if not (yield from self._operations.did(b"put", "put", arguments, "computing a value of")):
                     log.warning("value not pinned", reason="computing it took longer than lease_s", lease_s=lease_s)
             except ServerUnavailable as error:
                 log.warning("value not pinned", reason=type(error).__name__)
@@ -169,7 +174,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
 
         Raises as ``put``.
         """
-        return (yield from self._operations.reap(most))
+        return int((yield from self._operations.call("reap", [checked_count("most", most, MAX_FIELDS)], "reaping"))[1])
 
 
 class PinnedKeys(_PinnedKeys[RedisClient, Callable[[], Text]], BlockingClient):

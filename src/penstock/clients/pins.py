@@ -7,23 +7,13 @@ counts fencing numbers; losing either costs memory or nothing.
 import random
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
-from penstock.clients.calls import (
-    MAX_FIELDS,
-    Text,
-    call,
-    checked_count,
-    checked_keys,
-    checked_ms,
-    checked_text,
-    checked_value,
-    checked_wait_s,
-)
+from penstock.clients.calls import Text, call, checked_keys, checked_ms, checked_text, checked_wait_s
 from penstock.errors import InvalidStructureCall
 
 MAX_NUMBER = 2**52
@@ -63,80 +53,52 @@ class LockName:
     """The record of a lock, and the token of a process that takes it."""
 
     record: bytes
-    token: bytes
+    token: bytes = field(default_factory=lambda: secrets.token_hex(16).encode())
 
 
 def lock_name(name: Text) -> LockName:
     """A lock of the application, to be taken with a new token; raises ``InvalidStructureCall`` if the name is not valid."""
-    return LockName(_LOCK + checked_text("lock", name), _new_token())
+    return LockName(_LOCK + checked_text("lock", name))
 
 
 def computing_name(key: Text) -> LockName:
     """The lock of the process that computes a value."""
-    return LockName(_COMPUTING + checked_text("key", key), _new_token())
-
-
-def _new_token() -> bytes:
-    return secrets.token_hex(16).encode()
+    return LockName(_COMPUTING + checked_text("key", key))
 
 
 class PinOperations:
-    """The operations of one set of pinned keys."""
+    """The scripts of one set of pinned keys, and the operations that are called in several places."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
         self._keys = checked_keys(namespace, name, ("pins", "pin-times", "pin-counter"))
 
-    def put(self, key: Text, value: Text, ttl_s: float, *, only_new: bool = False) -> Steps[bool]:
-        """Pins a value; returns whether it did."""
-        ttl_ms = checked_ms("ttl_s", ttl_s)
-        arguments = (_value_name(key), ttl_ms, ttl_ms, int(only_new), "", "", checked_value("value", value))
-        return (yield from self._is(b"put", "put", arguments, "pinning a value of"))
-
-    def put_computed(self, key: Text, value: bytes, ttl_s: float, fresh_s: float, lock: LockName) -> Steps[bool]:
-        """Pins a computed value and releases the lock; returns whether the lock was still held."""
-        ttl_ms, fresh_ms = checked_ms("ttl_s", ttl_s), checked_ms("fresh_s", fresh_s)
-        arguments = (_value_name(key), ttl_ms, fresh_ms, 0, lock.record, lock.token, value)
-        return (yield from self._is(b"put", "put", arguments, "computing a value of"))
-
     def get(self, key: Text) -> Steps[Pin | None]:
         """The live value of a key."""
-        [_, found] = yield from self._call("get", [_value_name(key)], "reading")
+        [_, found] = yield from self.call("get", [value_name(key)], "reading")
         return None if found is None else Pin(found[0], int(found[1]) / 1000, int(found[2]) / 1000)
-
-    def renew(self, key: Text, ttl_s: float) -> Steps[bool]:
-        """Gives a live value another time; returns whether there was one."""
-        arguments = (_value_name(key), b"", checked_ms("ttl_s", ttl_s))
-        return (yield from self._is(b"renewed", "renew", arguments, "renewing a value of"))
-
-    def delete(self, key: Text) -> Steps[bool]:
-        """Deletes a value; returns whether there was a live one."""
-        return (yield from self._is(b"deleted", "delete", (_value_name(key), b""), "deleting a value of"))
 
     def lock(self, lock: LockName, lease_s: float, above: int = 0) -> Steps[Granted | LockRefusal]:
         """Takes a lock, unless somebody holds it."""
         arguments = (lock.record, lock.token, checked_ms("lease_s", lease_s), _checked_number(above))
-        word, number = yield from self._call("lock", arguments, _locking(lock))
+        word, number = yield from self.call("lock", arguments, _locking(lock))
         return Granted(int(number)) if word == b"granted" else LockRefusal(int(number) / 1000)
 
     def renew_lock(self, lock: LockName, lease_s: float) -> Steps[bool]:
         """Lets a lock that is held be held for longer; returns whether it was."""
         arguments = (lock.record, lock.token, checked_ms("lease_s", lease_s))
-        return (yield from self._is(b"renewed", "renew", arguments, _locking(lock)))
+        return (yield from self.did(b"renewed", "renew", arguments, _locking(lock)))
 
     def unlock(self, lock: LockName) -> Steps[bool]:
         """Releases a lock; returns whether it was held."""
-        return (yield from self._is(b"deleted", "delete", (lock.record, lock.token), _locking(lock)))
+        return (yield from self.did(b"deleted", "delete", (lock.record, lock.token), _locking(lock)))
 
-    def reap(self, most: int) -> Steps[int]:
-        """Deletes what is over, values and locks; returns how many."""
-        return int((yield from self._call("reap", [checked_count("most", most, MAX_FIELDS)], "reaping"))[1])
-
-    def _is(self, word: bytes, script: str, arguments: Sequence[Argument], what: str) -> Steps[bool]:
+    def did(self, word: bytes, script: str, arguments: Sequence[Argument], what: str) -> Steps[bool]:
         """True if a script replies with this word."""
-        return bool((yield from self._call(script, arguments, what))[0] == word)
+        return bool((yield from self.call(script, arguments, what))[0] == word)
 
-    def _call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
+    def call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
+        """The reply of a script."""
         return call(f"pinned/{script}", self._keys, arguments, f"{what} {self.name}")
 
 
@@ -146,7 +108,8 @@ def _checked_number(above: object) -> int:
     return above
 
 
-def _value_name(key: Text) -> bytes:
+def value_name(key: Text) -> bytes:
+    """The record of a value."""
     return _VALUE + checked_text("key", key)
 
 

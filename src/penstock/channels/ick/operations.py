@@ -109,7 +109,8 @@ def slices(arguments: Sequence[Argument], size: int) -> list[Sequence[Argument]]
 
 def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
     """Adds marks, encoded by ``encode_marks``, in one call."""
-    return Operation("ick/add", Call(plain_keys(keys), arguments), _read_added)
+    call = Call(plain_keys(keys), arguments)
+    return Operation("ick/add", call, lambda reply: Added(int(reply[1]), int(reply[2])))
 
 
 def exchange(keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool) -> Operation[Exchanged]:
@@ -117,8 +118,8 @@ def exchange(keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bo
 
     Raises ``InvalidIckCall``.
     """
-    head = (check_size(keys.version, size, 0), int(backwash))
-    return Operation("ick/exchange", Call(plain_keys(keys), (*head, *done)), _read_exchanged)
+    call = Call(plain_keys(keys), (check_size(keys.version, size, 0), int(backwash), *done))
+    return Operation("ick/exchange", call, lambda reply: Exchanged(int(reply[1]), read_marks(reply[2:])))
 
 
 def stats(keys: IckKeys) -> Operation[IckStats | None]:
@@ -159,14 +160,6 @@ def read_marks(flat: Sequence[Any]) -> list[Mark]:
 def as_bytes(value: bytes | str) -> bytes:
     """A member as bytes; a client that decodes replies may have returned text."""
     return value if isinstance(value, bytes) else value.encode()
-
-
-def _read_added(reply: Any) -> Added:
-    return Added(int(reply[1]), int(reply[2]))
-
-
-def _read_exchanged(reply: Any) -> Exchanged:
-    return Exchanged(int(reply[1]), read_marks(reply[2:]))
 
 
 def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:

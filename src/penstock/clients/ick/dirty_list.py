@@ -165,7 +165,7 @@ class QueuedDirtyList(_DirtyList[Any], Queued):
 
     _slice = sys.maxsize
 
-    def _queue(self, steps: Steps[Any]) -> None:
+    def _drive(self, steps: Steps[Any]) -> None:
         request: Any = next(steps)
         [call] = request.calls
         _install_parser(self._client)

@@ -26,7 +26,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -36,6 +36,7 @@ from penstock.channels.scripts import Argument, Call, Operation, as_text
 from penstock.clients.ick.dirty_list import checked_keys, run_each
 
 T = TypeVar("T")
+R = TypeVar("R", bound="CurrentReservation")
 
 
 class AllMembers(Enum):
@@ -198,10 +199,8 @@ class Reservations:
             AppendRefused: Redis does not take writes.
         """
         id_ = self._first_request if request is None else request
-        reply = self._exchange(id_, in_place_of, (0,), above, follows=False)
-        if isinstance(reply, CurrentReservation):
-            return Busy(*astuple(reply))
-        if request is None:
+        reply = self._exchange(id_, in_place_of, (0,), above, Busy)
+        if request is None and isinstance(reply, Reservation):
             self._first_request = _request_id()
         return reply
 
@@ -227,10 +226,7 @@ class Reservations:
         """
         arguments = self._done(done)
         request = _request_for(reservation.next_request, arguments)
-        reply = self._exchange(request, reservation, arguments, above, follows=True)
-        if isinstance(reply, CurrentReservation):
-            return Superseded(*astuple(reply))
-        return reply
+        return self._exchange(request, reservation, arguments, above, Superseded)
 
     def read(self, reservation: Reservation) -> Reservation | Superseded:
         """The members that the reservation still holds, without those that were committed.  Writes nothing.
@@ -240,10 +236,8 @@ class Reservations:
             ServerUnavailable: Redis does not answer.
         """
         # A repeated request only returns the reservation that it began.
-        reply = self._exchange(reservation.request, reservation, (0,), 0, follows=True)
-        if isinstance(reply, CurrentReservation):
-            return Superseded(*astuple(reply))
-        return replace(reply, next_request=reservation.next_request)
+        reply = self._exchange(reservation.request, reservation, (0,), 0, Superseded)
+        return replace(reply, next_request=reservation.next_request) if isinstance(reply, Reservation) else reply
 
     def commit(self, reservation: Reservation, members: Iterable[Member]) -> Committed | Superseded:
         """Commits members; the reservation goes on with the others.  Without members the call is only a heartbeat.
@@ -283,13 +277,13 @@ class Reservations:
         replaced: CurrentReservation | Reservation | None,
         done: Sequence[Argument],
         above: int,
-        *,
-        follows: bool,
-    ) -> Reservation | CurrentReservation:
-        arguments: list[Argument] = [request, self.holder, int(follows)]
+        refusal: type[R],
+    ) -> Reservation | R:
+        """A new reservation, or one that follows another, which may be superseded."""
+        arguments: list[Argument] = [request, self.holder, int(refusal is Superseded)]
         arguments += (replaced.number, replaced.request) if replaced else (0, "")
         arguments += (above, self._size, int(self._adopt), *done)
-        return self._run("ick/fenced/exchange", arguments, _read_exchange)
+        return self._run("ick/fenced/exchange", arguments, lambda reply: _read_exchange(reply, refusal))
 
     def _run(self, name: str, arguments: Sequence[Argument], read: Callable[[Any], T]) -> T:
         operation = Operation(name, Call(all_keys(self.keys), arguments), read)
@@ -323,23 +317,23 @@ class HolderWatch:
         return now - self._since >= self._takeover_after_s
 
 
-def _current(reply: Sequence[Any]) -> CurrentReservation:
+def _read_refusal(reply: Sequence[Any], refusal: type[R]) -> R:
     number, request, holder, heartbeats = reply[1:]
-    return CurrentReservation(int(number), as_text(request), as_text(holder), int(heartbeats))
+    return refusal(int(number), as_text(request), as_text(holder), int(heartbeats))
 
 
-def _read_exchange(reply: Any) -> Reservation | CurrentReservation:
+def _read_exchange(reply: Any, refusal: type[R]) -> Reservation | R:
     if as_text(reply[0]) != "held":
-        return _current(reply)
+        return _read_refusal(reply, refusal)
     marks = tuple(read_marks(reply[4:]))
     return Reservation(int(reply[1]), as_text(reply[2]), marks, int(reply[3]))
 
 
 def _read_commit(reply: Any) -> Committed | Superseded:
-    return Committed(int(reply[1])) if as_text(reply[0]) == "committed" else Superseded(*astuple(_current(reply)))
+    return Committed(int(reply[1])) if as_text(reply[0]) == "committed" else _read_refusal(reply, Superseded)
 
 
 def _read_release(reply: Any) -> Released | Superseded:
     if as_text(reply[0]) == "released":
         return Released(int(reply[1]), int(reply[2]))
-    return Superseded(*astuple(_current(reply)))
+    return _read_refusal(reply, Superseded)

@@ -12,7 +12,7 @@ from penstock.channels.isolation import ShardError
 from penstock.channels.log import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
-from penstock.channels.server import check_eviction, info_text, pipelined, redis_errors
+from penstock.channels.server import check_eviction, pipelined, redis_errors
 from penstock.clients import repair
 from penstock.declaring.declarations import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
@@ -47,8 +47,9 @@ def redis(context: CheckContext) -> Results:
 
 
 def _read_info(context: CheckContext, section: str) -> Any:
+    """``INFO section`` of one server; of a Cluster's first node."""
     with redis_errors("looking at Redis"):
-        return info_text(context.client, section)
+        return context.client.info(section)
 
 
 def eviction(context: CheckContext) -> Results:
