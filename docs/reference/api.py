@@ -26,6 +26,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "penstock.journal.journal_records": (),
     "penstock.schema.migrations": (),
     "penstock.testing": (),
+    "penstock.django": (),
     "penstock.spark": (),
     "penstock.errors": (),
     "penstock.observer": (),

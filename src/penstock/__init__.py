@@ -33,12 +33,13 @@ Around them:
     cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal
     embedded     Postgres and Valkey from wheels
     testing      what an application's own tests need
+    django       rules for models, handlers with the ORM
     demo         an application that shows it all, with faults
     crashpoints  the places where the order of two writes matters, by name, for tests
     parallel     loops side by side in one process
 
-An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.spark``: these are
-the public names; beside them ``penstock.engines.stealing`` for processes that do the work themselves, ``penstock.journal.journal_records``
+An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.django``,
+``penstock.spark``: these are the public names; beside them ``penstock.engines.stealing`` for processes that do the work themselves, ``penstock.journal.journal_records``
 for readers of what has left Redis, ``penstock.observer`` for events, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has every error.
 
 A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, TypeVar, Unpack, overload
 
 from penstock.declaring.declarations import (
     CHANGES,
@@ -68,7 +68,10 @@ class Pipeline:
         scope: The schema of its tables in Postgres, and the namespace of its keys in Redis.
         observers: See ``observe``.
         trouble_handlers: See ``on_trouble``.
+        default_capture: How rules that do not say it capture changes.
     """
+
+    default_capture: ClassVar[Capture] = "orm"
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Pipeline:
         data: Sequence[str] | Callable[[Any], Any] | None = None,
         when: Callable[[Any], bool] | str | None = None,
         object: str | None = None,  # noqa: A002  the word of the rule
-        capture: Capture = "orm",
+        capture: Capture | None = None,
         headers: Mapping[str, Any] | Callable[[Any], dict[str, Any] | None] | None = None,
         tenant: Named | None = None,
     ) -> StagingRule:
@@ -181,12 +184,20 @@ class Pipeline:
                 the rule, or a part of the rule does not go with another.
         """
         self._own(to, f"staging rule of {model.__name__}")
-        changes = checked_changes(on)
-        rule = StagingRule(model, to, changes, key, data, when, object, capture, headers, tenant=tenant)
+        mapped, capture = self.find_mapped(model), capture or self.default_capture
+        if mapped is not model and capture == "orm":
+            raise DeclarationError(
+                f'staging rule of {model.__name__}: capture="orm" is for sessions of SQLAlchemy; leave it out'
+            )
+        rule = StagingRule(mapped, to, checked_changes(on), key, data, when, object, capture, headers, tenant=tenant)
         rule_checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
         return rule
+
+    def find_mapped(self, model: type[Any]) -> type[Any]:
+        """The class of SQLAlchemy's for the class of a rule: itself, unless a pipeline takes models of another ORM."""
+        return model
 
     def marks_dirty(
         self,
@@ -195,7 +206,7 @@ class Pipeline:
         to: Ick,
         key: Named,
         on: Change | Collection[Change] = CHANGES,
-        capture: Capture = "orm",
+        capture: Capture | None = None,
     ) -> StagingRule:
         """Declares that changes to a mapped class mark members of an Ick dirty.
 

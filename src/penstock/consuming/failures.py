@@ -19,7 +19,7 @@ from penstock.records import Offset, ShardName
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
 MAX_CAUSES = 20
-_OURS = re.compile(r"penstock[\\/](?:consuming|engines[\\/]spark)[\\/]")
+_OURS = re.compile(r"penstock[\\/](?:consuming|declaring|django|engines[\\/]spark)[\\/]")
 
 
 @dataclass

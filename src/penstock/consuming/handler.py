@@ -83,8 +83,9 @@ def _guarding_django(connection: EngineConnection) -> Iterator[None]:
         return
     db, signals = sys.modules["django.db"], import_module("django.db.backends.signals")
     signals.connection_created.connect(_guard_django, dispatch_uid="penstock")
-    for opened in db.connections.all(initialized_only=True):
-        _guard_django(connection=opened)
+    if sys.modules["django.conf"].settings.configured:  # otherwise none is open
+        for opened in db.connections.all(initialized_only=True):
+            _guard_django(connection=opened)
     token = _handled_in.set(connection.engine.url.database)
     try:
         yield
@@ -108,7 +109,8 @@ def _refuse_write(
     if database == _handled_in.get() and str(sql).lstrip().upper().startswith(_DJANGO_WRITES):
         raise BrokenTransaction(
             "the handler writes through Django's own connection, which commits apart from the checkpoint: the effect would "
-            "stay though the batch is rolled back. Write through the session that the handler is given"
+            "stay though the batch is rolled back. Declare the pipeline as a penstock.django.DjangoPipeline, or write through the "
+            "session that the handler is given"
         )
     return execute(sql, params, many, context)
 

@@ -39,6 +39,9 @@ log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
 
+AFTER_COMMIT = "penstock_after_commit"
+"""Key in the ``info`` of a connection: functions that are called when its transaction is committed, and do not raise."""
+
 Locked = Mapping[ShardName, Checkpoint]
 """The checkpoints that this transaction holds; those that another process works on are missing."""
 
@@ -302,6 +305,7 @@ class HandlerTransaction:
         assert self._connection is not None
         try:
             if keep:
+                self._connection.info.pop(AFTER_COMMIT, None)
                 self._connection.rollback()
                 return
             self._connection.invalidate()
@@ -323,3 +327,5 @@ def commit(transaction: RootTransaction) -> None:
         transaction.commit()
     except Exception as error:
         raise NotApplied(find_outcome(error), error, at_commit=True) from error
+    for function in transaction.connection.info.pop(AFTER_COMMIT, ()):
+        function()

@@ -67,9 +67,11 @@ class ErrorKind(Enum):
 
 
 def driver_error(error: BaseException) -> BaseException:
-    """The driver's error below SQLAlchemy's, or the error itself."""
+    """The driver's error below SQLAlchemy's or Django's, or the error itself."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return error.orig
+    if type(error).__module__ == "django.db.utils" and isinstance(error.__cause__, psycopg.Error):
+        return error.__cause__
     return error
 
 

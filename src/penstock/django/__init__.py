@@ -1,0 +1,9 @@
+"""Penstock in a Django project: ``"penstock.django"`` in ``INSTALLED_APPS``, and a ``DjangoPipeline``.
+
+django_pipeline   rules for models, captured by trigger, and handlers with the ORM
+orm_connection    the ORM on the worker's session of Postgres, while a handler runs
+"""
+
+from penstock.django.django_pipeline import DjangoPipeline
+
+__all__ = ["DjangoPipeline"]

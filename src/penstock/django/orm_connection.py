@@ -1,0 +1,156 @@
+"""Django's ORM in a handler: on the worker's session of Postgres, in the transaction that also carries the checkpoint.
+
+While a handler runs, ``connections[alias]`` of its thread is a connection of Django's class over the same libpq connection as the
+worker's, with Django's own adapters and cursors.  It is within ``atomic()``: a block of the handler's is a savepoint, and commit,
+rollback and autocommit are refused by Django itself.  Functions given to ``on_commit`` run after the worker's COMMIT.
+
+A handler that is ``async def`` has a thread of its own for the ORM, as Django's asynchronous methods and ``sync_to_async`` need
+one; the event loop does not use the connection meanwhile.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import structlog
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections, transaction
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
+from typing_extensions import override
+
+from penstock.consuming.transaction import AFTER_COMMIT
+from penstock.database.connections import HandlerConnection
+from penstock.errors import BrokenTransaction
+
+log = structlog.get_logger("penstock.consumer")
+
+Commits = list[Callable[[], None]]
+"""Functions to be called after the worker's COMMIT."""
+
+BEGIN_S = 60
+"""Longest wait, in seconds, of the ORM's thread until the event loop has begun the transaction."""
+
+_BEGIN = text("SELECT 1")
+
+
+class SharedConnection(HandlerConnection):
+    """Django's psycopg connection over the worker's: another object for the same session of the server."""
+
+    def __init__(self, worker: Any, wrapper: Any, begin: Callable[[], object]) -> None:
+        """Sets up; ``begin`` begins the worker's transaction, if its first statement is the ORM's."""
+        pgconn = worker.pgconn
+        handlers = pgconn.notice_handler, pgconn.notify_handler
+        super().__init__(pgconn)
+        pgconn.notice_handler, pgconn.notify_handler = handlers
+        parameters = wrapper.get_connection_params()
+        self.prepare_threshold = None  # the worker's has statements of the same names
+        self.cursor_factory = parameters["cursor_factory"]
+        self.longest_silence_s = worker.longest_silence_s
+        self._own_adapters = AdaptersMap(parameters["context"].adapters)
+        self._timezone, self._begin, self._is_prepared = wrapper.timezone_name, begin, False
+
+    @property
+    @override
+    def adapters(self) -> AdaptersMap:
+        return self._own_adapters
+
+    @override
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._prepare()
+        return super().wait(gen, *args, **options)
+
+    def _prepare(self) -> None:
+        if self.pgconn.transaction_status == TransactionStatus.IDLE:
+            self._begin()
+        # Django takes times for those of its own zone, and sets it for its connections.
+        if self._timezone and self.info.parameter_status("TimeZone") != self._timezone:
+            self.pgconn.exec_params(b"SELECT pg_catalog.set_config('TimeZone', $1, true)", [self._timezone.encode()])
+
+    @override
+    def close(self) -> None:
+        """Nothing: the worker closes it."""
+
+    @override
+    def __del__(self, *_: Any) -> None:
+        """Nothing: the worker's is open."""
+
+
+@contextmanager
+def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits: Commits) -> Iterator[None]:
+    """Has the ORM use the worker's connection in this thread, while the block runs."""
+    own, shared = connections[using], connections.create_connection(using)
+    shared.connection = SharedConnection(worker, shared, begin)
+    shared.autocommit = False
+    connections[using] = shared
+    try:
+        with transaction.atomic(using, savepoint=False):
+            yield
+    finally:
+        connections[using] = own
+    if shared.needs_rollback:
+        raise BrokenTransaction(
+            "the handler went on in a transaction that Django has marked for rollback: after an error in "
+            "atomic(savepoint=False), set_rollback(True) or connection.close(). Let the error out, or use atomic()"
+        )
+    commits += [function for _, function, _ in shared.run_on_commit]
+
+
+def call_within(using: str, call: Callable[..., Any], session: Session, items: Any) -> Any:
+    """Calls a handler with the ORM on its session's connection: see ``Pipeline.around``."""
+    commits: Commits = []
+    connection = session.connection()
+    worker: Any = connection.connection.driver_connection
+    try:
+        with orm_connected(using, worker, partial(session.execute, _BEGIN), commits):
+            returned = call(session, items)
+    finally:
+        close_old_connections()
+    if commits:
+        connection.info.setdefault(AFTER_COMMIT, []).append(partial(_run, commits))
+    return returned
+
+
+async def call_within_async(using: str, call: Callable[..., Any], session: AsyncSession, items: Any) -> Any:
+    """The same for one that is ``async def``; the ORM's statements run in a thread of the handler's."""
+    commits: Commits = []
+    connection: Any = (await session.connection()).sync_connection
+    loop = asyncio.get_running_loop()
+
+    def begin() -> None:
+        asyncio.run_coroutine_threadsafe(session.execute(_BEGIN), loop).result(BEGIN_S)
+
+    async with ThreadSensitiveContext():
+        block = orm_connected(using, connection.connection.driver_connection, begin, commits)
+        await sync_to_async(block.__enter__)()
+        try:
+            returned = await call(session, items)
+        except BaseException:
+            await sync_to_async(block.__exit__)(*sys.exc_info())
+            raise
+        else:
+            await sync_to_async(block.__exit__)(None, None, None)
+        finally:
+            await sync_to_async(connections.close_all)()
+    if commits:
+        connection.info.setdefault(AFTER_COMMIT, []).append(lambda: await_only(sync_to_async(_run)(commits)))
+    return returned
+
+
+def _run(commits: Commits) -> None:
+    """Calls what was given to ``on_commit``; the effects are committed, whatever it raises."""
+    for function in commits:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001  an application's
+            log.error("after commit failed", error=type(error).__name__)  # noqa: TRY400  its text may quote a payload
+    close_old_connections()

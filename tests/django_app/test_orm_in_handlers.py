@@ -1,0 +1,282 @@
+"""Handlers that write through Django's ORM: in the transaction that carries the checkpoint, or the end of the job."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from structlog.testing import capture_logs
+
+from fixtures.intervals import check_now
+from fixtures.jobs import JOBS, Bench
+from fixtures.reader import ALL, Reader
+from penstock import Log, Record
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.crashpoints import install_crashpoint
+from penstock.django import DjangoPipeline
+from staging.test_connections import make_django
+
+pytest.importorskip("django", reason="Django is not installed")
+
+
+@cache
+def make_model() -> Any:
+    """The model of the table ``effects``, once Django is set up."""
+    from django.db import models  # noqa: PLC0415  after the settings
+
+    class Effect(models.Model):  # noqa: DJ008  nobody shows it
+        record_id = models.BigIntegerField(primary_key=True)
+        key = models.TextField()
+
+        class Meta:
+            app_label, db_table, managed = "effects", "effects", False
+
+    return Effect
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Any]:
+    found = make_django(database_url)
+    yield found
+    found.connections.close_all()
+
+
+@pytest.fixture
+def flow(db: Any, things: Log) -> DjangoPipeline:
+    return DjangoPipeline([things])
+
+
+def write(record: Record) -> None:
+    make_model().objects.create(record_id=record.id, key=record.key)
+
+
+def write_each(_: object, records: Sequence[Record]) -> None:
+    for record in records:
+        write(record)
+
+
+async def write_each_async(_: object, records: Sequence[Record]) -> None:
+    for record in records:
+        await make_model().objects.acreate(record_id=record.id, key=record.key)
+
+
+class _Crash(BaseException):
+    """A process that dies there."""
+
+
+@pytest.mark.parametrize("point", ["consumer.after_apply", "consumer.after_checkpoint"])
+@pytest.mark.parametrize("handler", [write_each, write_each_async])
+@pytest.mark.usefixtures("twenty_records")
+def test_what_the_orm_writes_and_the_checkpoint_commit_together_or_not_at_all(
+    reader: Reader, handler: Callable[..., Any], point: str
+) -> None:
+    """Guarantee 27: a crash before COMMIT takes both back."""
+
+    def crash(name: str) -> None:
+        if name == point:
+            raise _Crash
+
+    reader.declare(handler)
+    install_crashpoint(crash)
+    try:
+        with pytest.raises(_Crash):
+            reader.drain()
+    finally:
+        install_crashpoint(None)
+    assert (reader.effects(), reader.checkpoints('"offset"')) == ([], [0, 0])
+
+    reader.drain()
+
+    assert reader.effects() == ALL
+    assert reader.checkpoints('"offset"') == [10, 10]
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_a_block_within_a_handler_is_a_savepoint(reader: Reader, db: Any) -> None:
+    def handler(_: object, records: Sequence[Record]) -> None:
+        for record in records:
+            with suppress(ZeroDivisionError), db.transaction.atomic():
+                write(record)
+                raise ZeroDivisionError
+            with db.transaction.atomic():
+                write(record)
+            with pytest.raises(RuntimeError, match="durable"), db.transaction.atomic(durable=True):
+                raise AssertionError
+
+    reader.declare(handler)
+    reader.drain()
+
+    assert reader.effects() == ALL
+    assert not reader.dead()
+
+
+def commits(db: Any, record: Record) -> None:
+    db.transaction.commit()
+
+
+def rolls_back(db: Any, record: Record) -> None:
+    db.transaction.rollback()
+
+
+def takes_autocommit(db: Any, record: Record) -> None:
+    db.transaction.set_autocommit(True)
+
+
+def closes(db: Any, record: Record) -> None:
+    db.connection.close()
+
+
+def hides_an_error(db: Any, record: Record) -> None:
+    with pytest.raises(db.ProgrammingError), db.connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM nowhere")
+
+
+def hides_an_error_in_a_block(db: Any, record: Record) -> None:
+    with pytest.raises(ZeroDivisionError), db.transaction.atomic(savepoint=False):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error"),
+    [
+        (commits, "TransactionManagementError"),
+        (rolls_back, "TransactionManagementError"),
+        (takes_autocommit, "TransactionManagementError"),
+        (closes, "BrokenTransaction"),
+        (hides_an_error, "BrokenTransaction"),
+        (hides_an_error_in_a_block, "BrokenTransaction"),
+    ],
+)
+@pytest.mark.usefixtures("twenty_records")
+def test_a_handler_that_ends_its_transaction_has_no_effect(
+    reader: Reader, db: Any, breaks: Callable[[Any, Record], None], error: str
+) -> None:
+    def handler(_: object, record: Record) -> None:
+        write(record)
+        if record.id == 2:
+            breaks(db, record)
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+
+    assert reader.effects() == [number for number in ALL if number != 2]
+    assert [(number, reason.partition(":")[0]) for number, reason in reader.dead()] == [(2, error)]
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.usefixtures("twenty_records")
+def test_functions_of_on_commit_run_after_the_commit_and_only_then(reader: Reader, db: Any, face: str) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def note(record: Record) -> None:
+        seen.append((record.id, record.id in reader.effects()))
+        if record.id == 3:
+            raise ValueError(record.key)
+
+    def handle(record: Record) -> None:
+        write(record)
+        db.transaction.on_commit(lambda: note(record))
+        if record.id == 2:
+            raise ValueError
+
+    def handler(_: object, records: Sequence[Record]) -> None:
+        for record in records:
+            handle(record)
+
+    async def handler_async(_: object, records: Sequence[Record]) -> None:
+        from asgiref.sync import sync_to_async  # noqa: PLC0415  comes with Django
+
+        for record in records:
+            await sync_to_async(handle)(record)
+
+    reader.declare(handler if face == "sync" else handler_async, attempts=1)
+    with capture_logs() as logs:
+        reader.drain()
+
+    assert sorted(seen) == [(number, True) for number in ALL if number != 2]
+    assert [line for line in logs if line["event"] == "after commit failed"] == [
+        {"event": "after commit failed", "log_level": "error", "error": "ValueError"}
+    ]
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_other_databases_are_as_ever(reader: Reader, db: Any) -> None:
+    lite = db.connections["lite"]
+    with lite.cursor() as cursor:
+        cursor.execute("CREATE TABLE seen (number)")
+
+    def handler(_: object, record: Record) -> None:
+        with lite.cursor() as cursor:
+            cursor.execute("INSERT INTO seen VALUES (%s)", [record.id])
+        write(record)
+        if record.id == 2:
+            raise ValueError
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+
+    with lite.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM seen WHERE number = 2")
+        assert cursor.fetchone()[0] >= 1
+    assert reader.effects() == [number for number in ALL if number != 2]
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_values_are_as_the_orm_reads_them_and_the_sessions_stay_as_they_are(
+    reader: Reader, db: Any, database_url: str
+) -> None:
+    """The server's time zone is not Django's, and each of the two reads JSON in its own way."""
+    reader.connection.execute(f"ALTER DATABASE {reader.connection.info.dbname} SET timezone = 'Asia/Kolkata'".encode())
+    query = "SELECT timestamptz '2026-11-27 12:00+00', jsonb '{\"n\": 1}'"
+    seen: set[str] = set()
+
+    def handler(session: Any, records: Sequence[Record]) -> None:
+        for _ in range(7):  # psycopg prepares what comes often
+            session.execute(text(query)).one()
+            with db.connection.cursor() as cursor:
+                cursor.execute(query)
+                seen.add(f"{cursor.fetchone()}")
+        [(time, parsed)] = session.execute(text(query))
+        seen.add(f"{time.timestamp():.0f} {parsed}")
+
+    reader.declare(handler)
+    reader.drain()
+
+    assert seen == {
+        "(datetime.datetime(2026, 11, 27, 12, 0, tzinfo=datetime.timezone.utc), '{\"n\": 1}')",
+        "1795780800 {'n': 1}",
+    }
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_jobs_at_the_same_time_each_have_a_connection(
+    bench: Bench, db: Any, face: str, database_url: str, redis_url: str
+) -> None:
+    """Also if the first statement, with which the transaction begins, is the ORM's."""
+    working = DjangoPipeline([JOBS])
+
+    def insert(job: Any) -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("INSERT INTO public.effects (job, attempt) VALUES (%s, %s)", [job.id, job.attempts])
+        if job.attempts == 1 and job.data:
+            raise ValueError
+
+    def handler(_: object, job: Any) -> None:
+        insert(job)
+
+    async def handler_async(_: object, job: Any) -> None:
+        from asgiref.sync import sync_to_async  # noqa: PLC0415  comes with Django
+
+        await sync_to_async(insert)(job)
+
+    working.worker(reads=JOBS, name="receipts", concurrency=4, backoff=0)(handler if face == "sync" else handler_async)
+    staged = bench.stage(20) + bench.stage(4, data=True)
+    worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
+    worker.drain(lambda _: check_now(worker))
+    worker.close()
+
+    assert bench.effects == staged
+    assert bench.unfinished == []
