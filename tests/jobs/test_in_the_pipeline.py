@@ -286,3 +286,14 @@ def test_declarations_that_cannot_work_are_refused(working: Pipeline) -> None:
     with pytest.raises(DeclarationError, match="already"):
         declare(working, name="second")
     assert DeadLetter("why").reason == "why"
+
+
+def test_staging_a_job_returns_its_id(working: Pipeline, sessions: sessionmaker[Session], bench: Bench) -> None:
+    receipts = working.worker(reads=JOBS, name="receipts")(lambda _session, _job: None)
+    with sessions.begin() as session:
+        ids = [stage(session, to=JOBS, action="send", object="receipt", data={}, tenant="t") for _ in range(2)]
+        ids.append(receipts.stage(session.connection(), {}, tenant="t"))
+        assert bench.unfinished == [], "it is not committed"
+    with bench.connection.transaction():
+        ids.append(receipts.stage(bench.connection, {}, tenant="t"))
+    assert bench.unfinished == ids

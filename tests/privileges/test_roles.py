@@ -251,7 +251,7 @@ NOT_A_PRODUCERS = [
     ONE.replace("(channel", "(created_at, channel").replace("('things", "('infinity', 'things"),
     ONE.replace("(channel", "(xid, channel").replace("('things", "('1', 'things"),
     ONE.replace("(channel", "(id, channel").replace("VALUES ('things", "OVERRIDING SYSTEM VALUE VALUES (1, 'things"),
-    ONE + " RETURNING id",
+    ONE + " RETURNING xid",
     "COPY penstock.staged_records (xid) FROM STDIN",
     "SELECT data FROM penstock.staged_records",
     "SELECT last_value FROM penstock.staged_records_id_seq",
@@ -423,7 +423,7 @@ def test_the_doctor_names_a_command_that_redis_refuses(
         ("a_streamer", "a_streamer has what it takes to stream"),
         ("a_consumer", "a_consumer has what it takes to consume"),
         ("a_producer", "a_producer has what it takes to stage"),
-        ("nobody", "nobody lacks some of what it takes to stage: USAGE on the schema; INSERT (channel, "),
+        ("nobody", "nobody lacks some of what it takes to stage: USAGE on the schema; SELECT (id), INSERT (channel, "),
     ],
 )
 def test_the_doctor_runs_as_any_role(

@@ -44,7 +44,7 @@ _REGISTERING = {
 """Privileges of each worker: it registers what it declares."""
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
-    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)})", **_CHECK_CHANNEL},
+    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)", **_CHECK_CHANNEL},
     "streamer": {
         **_REGISTERING,
         "staged_records": "SELECT, DELETE",

@@ -4,7 +4,7 @@
                         (row locks are taken)      (ids are drawn, after the locks)
 
 This package works inside the application's transaction, on its session or connection.  It opens no connection,
-commits nothing, starts no thread, and needs only the INSERT privilege.  As a result:
+commits nothing, starts no thread, and needs only the INSERT privilege, and for jobs that of reading their ids.  As a result:
 
 * A rollback, also to a savepoint, removes the records.  Nothing is kept in memory until commit.
 * Records of one key are ordered as their transactions took the lock on the key's row.

@@ -5,27 +5,13 @@ that has none need not.
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from penstock.declaring.declarations import Channel
 from penstock.errors import NotAttached, StagingError
-from penstock.staging.rows import (
-    AUTOCOMMIT,
-    Check,
-    Row,
-    Rows,
-    check_channels,
-    insert_rows,
-    insert_sql,
-    known_at,
-    make_refusal,
-    next_question,
-    run_check,
-    split_rows,
-)
+from penstock.staging.rows import AUTOCOMMIT, Insert, Rows, insert_rows, insert_steps, known_at, make_refusal, run_steps
 
 _PARAMETER = "%({})s"
 
@@ -42,13 +28,10 @@ def is_async_driver(connection: object) -> bool:
     return _is_instance(connection, "psycopg", "AsyncConnection")
 
 
-def insert_directly(
-    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel], caller: str
-) -> None:
-    """Inserts the rows in order, in the connection's transaction."""
+def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
+    """Inserts the rows in order, in the connection's transaction; returns their ids, if they are wanted."""
     if isinstance(connection, Connection):
-        insert_rows(connection, schema, rows, channels)
-        return
+        return insert_rows(connection, insert)
     errors: Any
     if _is_instance(connection, "psycopg", "Connection"):
         _refuse_psycopg_autocommit(connection)
@@ -65,16 +48,14 @@ def insert_directly(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
             f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await {caller}_async(…)"
         )
-    refusal = None
     try:
         with opened as cursor:
-            _insert(cursor, schema, rows, check_channels(known, schema, channels, _PARAMETER))
+            return run_steps(insert_steps(insert, known, _PARAMETER), partial(_execute, cursor))
     except errors as error:
         # Django's has the driver's as its cause.
         if (refusal := make_refusal(error.__cause__ if _is_django(connection) else error)) is None:
             raise
-    if refusal is not None:
-        raise refusal  # outside ``except``: the driver's error may quote the payload
+    raise refusal  # outside ``except``: the driver's error may quote the payload
 
 
 def read_directly(connection: Any, sql: str) -> Rows:
@@ -95,45 +76,32 @@ def read_directly(connection: Any, sql: str) -> Rows:
         return found
 
 
-async def insert_by_async_psycopg(
-    connection: Any, schema: str, rows: Sequence[Row], channels: Collection[Channel]
-) -> None:
+async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
     """Inserts the rows through psycopg's ``AsyncConnection``: see ``insert_directly``."""
     _refuse_psycopg_autocommit(connection)
-    psycopg, refusal = sys.modules["psycopg"], None
+    psycopg, info = sys.modules["psycopg"], connection.info
+    steps = insert_steps(insert, known_at(info.host, info.port, info.dbname), _PARAMETER)
+    refusal = None
     try:
-        tuples = psycopg.rows.tuple_row
-        async with psycopg.AsyncCursor(connection, row_factory=tuples) as cursor:
-            info = connection.info
-            check = check_channels(known_at(info.host, info.port, info.dbname), schema, channels, _PARAMETER)
-            question = next(check, None)
-            while question is not None:
+        async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+            question = next(steps)
+            while True:
                 await cursor.execute(*question)
-                question = next_question(check, await cursor.fetchall())
-            for chunk in split_rows(rows):
-                await cursor.execute(_insert_sql(schema), {"rows": chunk})
+                question = steps.send(await cursor.fetchall() if cursor.description else ())
+    except StopIteration as end:
+        ids: list[int] = end.value
+        return ids
     except psycopg.Error as error:
         if (refusal := make_refusal(error)) is None:
             raise
-    if refusal is not None:
-        raise refusal  # the same
+    assert refusal is not None
+    raise refusal  # the same
 
 
-def _insert(cursor: Any, schema: str, rows: Sequence[Row], check: Check) -> None:
-    """Checks the channels and inserts the rows."""
-
-    def execute(sql: str, values: dict[str, Any]) -> Rows:
-        cursor.execute(sql, values)
-        found: Rows = cursor.fetchall()
-        return found
-
-    run_check(check, execute)
-    for chunk in split_rows(rows):
-        cursor.execute(_insert_sql(schema), {"rows": chunk})
-
-
-def _insert_sql(schema: str) -> str:
-    return insert_sql(schema, _PARAMETER.format("rows"))
+def _execute(cursor: Any, sql: str, values: dict[str, Any]) -> Rows:
+    cursor.execute(sql, values)
+    found: Rows = cursor.fetchall() if cursor.description else ()
+    return found
 
 
 def _refuse_psycopg_autocommit(connection: Any) -> None:

@@ -6,6 +6,7 @@ connection, write the change first and then stage it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
@@ -25,7 +26,7 @@ from penstock.staging.driver_connections import (
 )
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
 from penstock.staging.payload import as_plain
-from penstock.staging.rows import Row, insert_rows, make_row
+from penstock.staging.rows import Insert, Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
 
 if TYPE_CHECKING:  # the import needs greenlet, which only applications that use asyncio install
@@ -75,7 +76,7 @@ def stage(target: Target, *, to: Log[Payload], **record: Unpack[_LogRecord[Paylo
 
 
 @overload
-def stage(target: Target, *, to: Queue, **record: Unpack[_QueueRecord]) -> None: ...
+def stage(target: Target, *, to: Queue, **record: Unpack[_QueueRecord]) -> int: ...
 
 
 def stage(  # noqa: PLR0913  a record has this many parts
@@ -90,8 +91,10 @@ def stage(  # noqa: PLR0913  a record has this many parts
     tenant: object = None,
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
-) -> None:
+) -> int | None:
     """Stages one record in the transaction of a session or a connection; a session is flushed first.
+
+    For a queue, returns the job's id: the handler's ``job.id``.
 
     Args:
         target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
@@ -116,7 +119,8 @@ def stage(  # noqa: PLR0913  a record has this many parts
     """
     _refuse_async(target, "stage")
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
-    _insert(target, to, [_make_record(to, {**record, **options})], pipeline, "stage")
+    insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
+    return next(iter(_insert(target, insertion, "stage")), None)
 
 
 def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None) -> int:
@@ -127,7 +131,9 @@ def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipel
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     _refuse_async(target, "stage_many")
-    return _insert(target, to, _make_rows(to, records), pipeline, "stage_many")
+    insertion = _Insertion(to, _make_rows(to, records), pipeline)
+    _insert(target, insertion, "stage_many")
+    return len(insertion.rows)
 
 
 def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None) -> int:
@@ -146,7 +152,9 @@ def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: 
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     _refuse_async(target, "mark_dirty")
-    return _insert(target, to, _make_marks(to, members), pipeline, "mark_dirty")
+    insertion = _Insertion(to, _make_marks(to, members), pipeline)
+    _insert(target, insertion, "mark_dirty")
+    return len(insertion.rows)
 
 
 @overload
@@ -154,7 +162,7 @@ async def stage_async(target: "AsyncTarget", *, to: Log[Payload], **record: Unpa
 
 
 @overload
-async def stage_async(target: "AsyncTarget", *, to: Queue, **record: Unpack[_QueueRecord]) -> None: ...
+async def stage_async(target: "AsyncTarget", *, to: Queue, **record: Unpack[_QueueRecord]) -> int: ...
 
 
 async def stage_async(  # noqa: PLR0913  as stage
@@ -169,7 +177,7 @@ async def stage_async(  # noqa: PLR0913  as stage
     tenant: object = None,
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
-) -> None:
+) -> int | None:
     """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
     Raises:
@@ -177,7 +185,8 @@ async def stage_async(  # noqa: PLR0913  as stage
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
-    await _insert_async(target, to, [_make_record(to, {**record, **options})], pipeline, "stage")
+    insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
+    return next(iter(await _insert_async(target, insertion, "stage")), None)
 
 
 async def stage_many_async(
@@ -189,7 +198,9 @@ async def stage_many_async(
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    return await _insert_async(target, to, _make_rows(to, records), pipeline, "stage_many")
+    insertion = _Insertion(to, _make_rows(to, records), pipeline)
+    await _insert_async(target, insertion, "stage_many")
+    return len(insertion.rows)
 
 
 async def mark_dirty_async(
@@ -201,7 +212,9 @@ async def mark_dirty_async(
         InvalidRecord: A member is invalid; nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    return await _insert_async(target, to, _make_marks(to, members), pipeline, "mark_dirty")
+    insertion = _Insertion(to, _make_marks(to, members), pipeline)
+    await _insert_async(target, insertion, "mark_dirty")
+    return len(insertion.rows)
 
 
 def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
@@ -255,53 +268,67 @@ def _refuse_async(target: object, caller: str) -> None:
         )
 
 
-def _insert(target: Any, channel: Channel, rows: list[Row], pipeline: Declarations | None, caller: str) -> int:
-    """Inserts the rows; returns their number."""
+@dataclass(frozen=True, slots=True)
+class _Insertion:
+    """Rows for a channel, and the pipeline if it was given."""
+
+    channel: Channel
+    rows: list[Row]
+    pipeline: Declarations | None
+    wants_ids: bool = False
+
+    def into(self, pipeline: Declarations) -> Insert:
+        return Insert(pipeline.scope.schema, self.rows, [self.channel], self.wants_ids)
+
+    def report_to(self, pipeline: Declarations) -> None:
+        pipeline.observers(Staged(self.channel.name, len(self.rows)))
+
+
+def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
+    """Inserts the rows; returns their ids, if they are wanted."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
-        _insert_in_session(target, channel, rows, pipeline)
-    else:
-        own = _require_pipeline(channel, pipeline, caller)
-        insert_directly(target, own.scope.schema, rows, [channel], caller)
-        own.observers(Staged(channel.name, len(rows)))
-    return len(rows)
+        return _insert_in_session(target, insertion)
+    own = _require_pipeline(insertion.channel, insertion.pipeline, caller)
+    ids = insert_directly(target, insertion.into(own), caller)
+    insertion.report_to(own)
+    return ids
 
 
-async def _insert_async(
-    target: Any, channel: Channel, rows: list[Row], pipeline: Declarations | None, caller: str
-) -> int:
+async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list[int]:
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
-        given = _require_pipeline(channel, pipeline, caller)
-        await insert_by_async_psycopg(own, given.scope.schema, rows, [channel])
-        given.observers(Staged(channel.name, len(rows)))
-    elif hasattr(own, "run_sync"):
-        await own.run_sync(_insert, channel, rows, pipeline, caller)
-    else:
+        given = _require_pipeline(insertion.channel, insertion.pipeline, caller)
+        ids = await insert_by_async_psycopg(own, insertion.into(given))
+        insertion.report_to(given)
+        return ids
+    if not hasattr(own, "run_sync"):
         raise NotAttached(
             f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}; "
             f"with a Session or a Connection: {caller}(…)"
         )
-    return len(rows)
+    found: list[int] = await own.run_sync(_insert, insertion, caller)
+    return found
 
 
-def _insert_in_session(session: Session, channel: Channel, rows: list[Row], pipeline: Declarations | None) -> None:
+def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
     attached = find_attachments(session)
-    if pipeline is None:
-        attachment = _find_attachment(attached, channel)
+    if insertion.pipeline is None:
+        attachment = _find_attachment(attached, insertion.channel)
     else:
-        attachment = Attachment(_require_pipeline(channel, pipeline, "stage"), nudge=False)
+        attachment = Attachment(_require_pipeline(insertion.channel, insertion.pipeline, "stage"), nudge=False)
         # If it is attached, too, its attachment says whether a commit wakes the streamer.
-        attachment = next((each for each in attached if each.pipeline is pipeline), attachment)
+        attachment = next((each for each in attached if each.pipeline is insertion.pipeline), attachment)
     schema = attachment.pipeline.scope.schema
     session.flush()
-    if not rows:
-        return
+    if not insertion.rows:
+        return []
     connection = session.connection(bind_arguments={"clause": staged_records(schema)})
-    insert_rows(connection, schema, rows, [channel])
-    attachment.pipeline.observers(Staged(channel.name, len(rows)))
+    ids = insert_rows(connection, insertion.into(attachment.pipeline))
+    insertion.report_to(attachment.pipeline)
     nudge.note_staged(session, connection, schema, nudge=attachment.nudge)
+    return ids
 
 
 def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:

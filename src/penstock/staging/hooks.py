@@ -31,7 +31,7 @@ from penstock.declaring.declarations import Change, Channel, StagingRule
 from penstock.observer import Staged
 from penstock.staging import guard, rule_checks
 from penstock.staging import nudge as nudging
-from penstock.staging.rows import Row, insert_rows
+from penstock.staging.rows import Insert, Row, insert_rows
 from penstock.staging.rules import (
     Attachment,
     Declarations,
@@ -271,7 +271,7 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
         schema = attachment.pipeline.scope.schema
         for connection, made in _make_rows(flush, attachment, written).items():
             counts = Counter(channel for channel, _ in made)
-            insert_rows(connection, schema, [row for _, row in made], counts)
+            insert_rows(connection, Insert(schema, [row for _, row in made], counts))
             for channel, records in counts.items():
                 attachment.pipeline.observers(Staged(channel.name, records))
             nudging.note_staged(session, connection, schema, nudge=attachment.nudge)

@@ -65,8 +65,10 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         key: object = None,
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
-    ) -> None:
+    ) -> int:
         """Stages a job for this worker, in the transaction of a session or a connection; a session is flushed first.
+
+        Returns its id, which is the handler's ``job.id``.
 
         Args:
             target: A session, or a connection of SQLAlchemy, psycopg or Django, in a transaction.
@@ -84,7 +86,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             StagingError: Postgres refused the job, or the connection is in autocommit mode.
         """
         record = self._record(payload, tenant, key, headers, options)
-        stage(target, to=self.queue, pipeline=self._pipeline, **record)
+        return stage(target, to=self.queue, pipeline=self._pipeline, **record)
 
     async def stage_async(
         self,
@@ -95,14 +97,14 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         key: object = None,
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
-    ) -> None:
+    ) -> int:
         """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
         Raises:
             InvalidRecord: As ``stage``, and so are the others.
         """
         record = self._record(payload, tenant, key, headers, options)
-        await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
+        return await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions

@@ -2,7 +2,8 @@
 
 The statement has one parameter, a JSON text of all rows.  It is the same for one row and for a thousand, so it is
 compiled once and prepared once.  The payload is encoded by ``payload`` and inserted unchanged; the application's
-``json_serializer`` is not used.  Nothing is read back, so the INSERT privilege is enough.
+``json_serializer`` is not used.  Nothing but the ids of jobs is read back: for logs, the INSERT privilege is
+enough.
 
 Before, the channel's registration is compared with its declaration: an application with 8 shards beside workers with 4 would
 stage into shards that nobody reads.  The question is asked on the connection that stages, once a minute and channel in each
@@ -12,12 +13,13 @@ A function of the schema answers, which a role that may only insert can call.  W
 
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Pool, TextClause, text
+from sqlalchemy import Connection, Pool, text
 from sqlalchemy.exc import DBAPIError
 
 from penstock.database.registration import Registration, check_declared
@@ -41,8 +43,8 @@ Question = tuple[str, dict[str, Any]]
 
 Rows = Sequence[Sequence[Any]]
 
-Check = Generator[Question, Rows, None]
-"""Yields questions and takes their rows."""
+Steps = Generator[Question, Rows, list[int]]
+"""Yields statements and takes their rows; the ids of the inserted rows, if they were asked for."""
 
 _MAY_ASK = """
     SELECT has_function_privilege(p.oid, 'EXECUTE') AND has_schema_privilege(n.oid, 'USAGE')
@@ -65,7 +67,20 @@ def known_at(*address: object) -> Known:
     return _addresses.setdefault(address, {})
 
 
-def check_channels(known: Known, schema: str, channels: Iterable[Channel], form: str = ":{}") -> Check:
+def run_steps(steps: Steps, execute: Callable[[str, dict[str, Any]], Rows]) -> list[int]:
+    """Runs the steps on a connection; returns their result."""
+    try:
+        question = next(steps)
+        while True:
+            question = steps.send(execute(*question))
+    except StopIteration as end:
+        ids: list[int] = end.value
+        return ids
+
+
+def _check_channels(
+    known: Known, schema: str, channels: Iterable[Channel], form: str
+) -> Generator[Question, Rows, None]:
     """Checks that channels are registered as they are declared, or not at all."""
     now = monotonic()
     for channel in channels:
@@ -75,21 +90,6 @@ def check_channels(known: Known, schema: str, channels: Iterable[Channel], form:
                 check_declared(channel, found)
             holds_s = CHECK_UNREGISTERED_EVERY_S if found is None else CHECK_EVERY_S
             known[schema, channel] = now + holds_s
-
-
-def next_question(check: Check, rows: Rows) -> Question | None:
-    """Gives a check the rows that it has asked for; returns what it asks next."""
-    try:
-        return check.send(rows)
-    except StopIteration:
-        return None
-
-
-def run_check(check: Check, execute: Callable[[str, dict[str, Any]], Rows]) -> None:
-    """Runs a check on a connection."""
-    question = next(check, None)
-    while question is not None:
-        question = next_question(check, execute(*question))
 
 
 def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
@@ -106,6 +106,17 @@ def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, 
 
 Row = str
 """A row as JSON: channel, shard, key, action, object, data, headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Rows to insert; ``wants_ids``: their ids are to be returned, which takes the privilege to read them."""
+
+    schema: str
+    rows: Sequence[Row]
+    channels: Collection[Channel]
+    wants_ids: bool = False
+
 
 MAX_STATEMENT_CHARACTERS = 16 * 1024 * 1024
 """Longer inserts are split into several statements, to bound the server's memory."""
@@ -168,30 +179,35 @@ def _make_label(value: object, field: str) -> str:
     return known
 
 
-def insert_rows(connection: Connection, schema: str, rows: Sequence[Row], channels: Collection[Channel]) -> None:
-    """Inserts the rows in order, in one statement for each 16 million characters."""
+def insert_steps(insert: Insert, known: Known, form: str = ":{}") -> Steps:
+    """Inserts rows in order, in one statement for each 16 million characters."""
+    yield from _check_channels(known, insert.schema, insert.channels, form)
+    ids: list[int] = []
+    sql = insert_sql(insert.schema, form.format("rows"), returning=insert.wants_ids)
+    for chunk in split_rows(insert.rows):
+        ids += [id_ for (id_,) in (yield sql, {"rows": chunk})]
+    return ids
+
+
+def insert_rows(connection: Connection, insert: Insert) -> list[int]:
+    """Inserts the rows; returns their ids, if they are wanted."""
     if _is_autocommit(connection):
         raise StagingError(f"{AUTOCOMMIT}; use a connection or an engine with another isolation level")
-    check = check_channels(known_to_engine(connection), schema, channels)
-    run_check(check, lambda sql, values: connection.execute(text(sql), values).all())
-    for chunk in split_rows(rows):
-        failure = _try_insert(connection, _make_statement(schema), chunk)
-        if failure is not None:
-            # Raised here, outside ``except``, so that the error with the parameters is not its context.
-            raise failure
 
+    def execute(sql: str, values: dict[str, Any]) -> Rows:
+        result = connection.execute(_make_statement(sql), values)
+        return result.all() if result.returns_rows else ()
 
-def _try_insert(connection: Connection, statement: TextClause, rows: str) -> Exception | None:
-    """Executes the statement; returns the error to raise, if any."""
+    failure: Exception | None
     try:
-        connection.execute(statement, {"rows": rows})
+        return run_steps(insert_steps(insert, known_to_engine(connection)), execute)
     except DBAPIError as error:
-        refusal = None if error.connection_invalidated else make_refusal(error.orig)
-        if refusal is None:
+        failure = None if error.connection_invalidated else make_refusal(error.orig)
+        if failure is None:
             error.hide_parameters = True
-            return error
-        return refusal
-    return None
+            failure = error
+    # Raised here, outside ``except``, so that the error with the parameters is not its context.
+    raise failure
 
 
 def make_refusal(error: BaseException | None) -> StagingError | None:
@@ -203,18 +219,18 @@ def make_refusal(error: BaseException | None) -> StagingError | None:
     return StagingError(f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}")
 
 
+_make_statement = cache(text)
+
+
 @cache
-def _make_statement(schema: str) -> TextClause:
-    return text(insert_sql(schema, ":rows").replace("::", r"\:\:"))
-
-
-def insert_sql(schema: str, rows: str) -> str:
+def insert_sql(schema: str, rows: str, *, returning: bool = False) -> str:
     """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order."""
     return f"""
         INSERT INTO {quote(schema)}.staged_records (channel, shard, key, action, object, data, headers)
-        SELECT r.v ->> 0, (r.v ->> 1)::integer, r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6
+        SELECT r.v ->> 0, CAST(r.v ->> 1 AS integer), r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6
         FROM jsonb_array_elements(CAST({rows} AS jsonb)) WITH ORDINALITY AS r (v, n)
         ORDER BY r.n
+        {"RETURNING id" if returning else ""}
     """
 
 

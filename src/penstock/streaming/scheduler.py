@@ -19,7 +19,7 @@ from penstock.pipeline import Pipeline
 from penstock.schema.roles import check_privileges
 from penstock.staging.driver_connections import insert_directly
 from penstock.staging.messages import make_message
-from penstock.staging.rows import Row
+from penstock.staging.rows import Insert, Row
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -87,7 +87,7 @@ class Scheduler:
             first, now = row
             slots = spec.due(first, now)
             if rows := [_make_row(spec, slot) for slot in slots]:
-                insert_directly(connection, self._scope.schema, rows, [spec.queue], "schedule")
+                insert_directly(connection, Insert(self._scope.schema, rows, [spec.queue]), "schedule")
             last = slots[-1] if slots else None
             after = last if spec.catch_up == "all" and last is not None else now
             connection.execute(
