@@ -1,4 +1,4 @@
-"""The console is closed by default: who comes in, from where, and under which name."""
+"""Who comes in, from where, and under which name.  ``test_console_attacks`` has who does not."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from fixtures.documents import ROOT, run_page
 from penstock import Pipeline
 from penstock.console import Visitor, make_console
-from penstock.console.access import COOKIE, MAX_FAILURES, RIGHTS, Entrance, hash_password, read_users
+from penstock.console.access import RIGHTS, Entrance, hash_password, read_users
 from penstock.console.web_application import Console
 from penstock.errors import InvalidSetting
 
@@ -50,109 +50,15 @@ def test_a_link_works_once_and_its_cookie_is_for_this_site_alone(console: Consol
     assert second.get("/index.json").status_code == 401
 
 
-@pytest.mark.parametrize("token", ["", "Once", "once2", "onc\u00e9", "o" * 5000])
-def test_another_token_does_not_open(console: Console, token: str) -> None:
-    visitor = client(console)
-
-    assert visitor.get("/enter", params={"token": token}).status_code in {200, 403}
-    assert visitor.get("/").status_code == 303
-
-
-def test_a_forged_cookie_and_one_that_has_left_are_nobodys(console: Console) -> None:
-    visitor = client(console)
-    visitor.cookies.set(COOKIE, "forged")
-    assert visitor.get("/").status_code == 303
-
-    visitor.cookies.clear()
-    visitor.get("/enter?token=once")
-    kept = visitor.cookies[COOKIE]
-    visitor.post("/leave")
-    visitor.cookies.set(COOKIE, kept)
-
-    assert visitor.get("/").status_code == 303
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "evil.example:8787", "[::1]", "["]
-)
-def test_under_another_name_nothing_is_answered(console: Console, host: str) -> None:
-    answer = client(console).get("/enter?token=once", headers={"Host": host})
-
-    assert answer.status_code == 421
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:1", "CONSOLE.example", "console.example:443"])
 def test_under_a_name_that_was_allowed_it_is(console: Console, host: str) -> None:
     assert client(console).get("/enter", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "none"},
-        {"Sec-Fetch-Site": "cross-site", "Origin": CONSOLE},
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:8788"},
-        {},
-    ],
-)
-def test_a_form_of_another_site_changes_nothing(console: Console, headers: dict[str, str]) -> None:
+def test_a_form_of_ours_is_taken_from_a_browser_that_sends_no_more_than_its_origin(console: Console) -> None:
     visitor = TestClient(console, base_url=CONSOLE, follow_redirects=False)
-    visitor.get("/enter?token=once")
 
-    assert visitor.post("/leave", headers=headers).status_code == 403
-    assert visitor.get("/actions").status_code == 200
     assert visitor.post("/leave", headers={"Origin": CONSOLE}).status_code == 303
-
-
-def test_every_answer_forbids_what_is_not_ours(console: Console) -> None:
-    visitor = client(console)
-    answers = [
-        visitor.get("/"),
-        visitor.get("/enter"),
-        visitor.get("/static/console.js"),
-        visitor.get("/nothing"),
-        visitor.get("/enter", headers={"Host": "evil.example"}),
-        visitor.post("/leave", headers={"Sec-Fetch-Site": "cross-site"}),
-        visitor.put("/"),
-    ]
-
-    for answer in answers:
-        policy = answer.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert answer.headers["x-frame-options"] == "DENY"
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "same-origin"
-        assert "server" not in answer.headers
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/static/../access.py",
-        "/static/%2e%2e/access.py",
-        "/static//etc/passwd",
-        "/static/parts.html",
-        "/channels/..%2f..%2fx",
-    ],
-)
-def test_no_path_leads_to_another_file(console: Console, path: str) -> None:
-    visitor = client(console)
-    visitor.get("/enter?token=once")
-
-    assert visitor.get(path).status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/find?q=%00", "/dead-letters?consumer=a%00", "/channels/%00"])
-def test_a_character_that_postgres_does_not_have_is_refused(console: Console, path: str) -> None:
-    visitor = client(console)
-    visitor.get("/enter?token=once")
-
-    assert visitor.get(path).status_code == 400
 
 
 def write_users(path: Path, mode: int = 0o600) -> Path:
@@ -179,16 +85,6 @@ def test_users_come_in_by_name_and_password_with_their_rights(
     assert visitor.get("/act/pause?kind=consumer&name=applies").status_code == 403
 
 
-def test_passwords_are_not_tried_for_ever(tmp_path: Path) -> None:
-    entrance = Entrance(read_users(write_users(tmp_path / "users.toml")))
-
-    for _ in range(MAX_FAILURES):
-        assert entrance.log_in("ann", "wrong", "10.0.0.1") is None
-
-    assert entrance.log_in("ann", "correct horse", "10.0.0.1") is None
-    assert entrance.log_in("ann", "correct horse", "10.0.0.2") is not None
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -196,6 +92,7 @@ def test_passwords_are_not_tried_for_ever(tmp_path: Path) -> None:
         ('[ann]\nrights = "see"\n', "needs rights"),
         ('[ann]\nrights = ["see", "everything"]\n', "unknown rights: everything"),
         ('[ann]\nrights = ["see"]\npassword = "secret"\n', "is no hash"),
+        ('[ann]\nrights = ["see"]\npassword = "scrypt:secret:secret"\n', "is no hash"),
         ("ann = 3", "needs rights"),
         ("[ann", "cannot be read"),
     ],
@@ -213,25 +110,6 @@ def test_a_file_of_users_that_is_not_whole_is_refused_without_its_secrets(tmp_pa
         read_users(write_users(path, 0o644))
     with pytest.raises(InvalidSetting, match="cannot be read"):
         read_users(tmp_path / "missing.toml")
-
-
-def test_a_proxys_header_is_believed_from_the_proxy_alone(
-    flow: Pipeline, database_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    users = read_users(write_users(tmp_path / "users.toml"))
-
-    def answer(proxy: str, *headers: tuple[str, str]) -> int:
-        entrance = Entrance(users, proxy_header="X-User", proxy=proxy)
-        made = make_console(flow, database_url, redis_url, access=entrance, hosts={"127.0.0.1"})
-        visitor = TestClient(made, base_url=CONSOLE, client=("10.0.0.7", 1), follow_redirects=False)
-        return int(visitor.get("/actions", headers=[*headers]).status_code)
-
-    assert answer("10.0.0.7", ("X-User", "ann")) == 200
-    assert answer("10.0.0.7", ("X-User", "eve")) == 401
-    assert answer("10.0.0.7") == 401
-    assert answer("10.0.0.7", ("X-User", "bob"), ("X-User", "ann")) == 401
-    assert answer("10.0.0.8", ("X-User", "ann")) == 401
-    assert answer("10.0.0.8", ("X-User", "ann"), ("X-Forwarded-For", "10.0.0.8")) == 401
 
 
 def test_rights_are_known_ones() -> None:

@@ -9,6 +9,7 @@ mounted the application's own function from a request to a ``Visitor``
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import threading
 import tomllib
@@ -113,7 +114,7 @@ def _parse_user(path: Path, name: str, entry: Any) -> User:
         raise InvalidSetting(
             f'{path}: [{name}] needs rights = ["see", …], and a password from penstock console --hash-password'
         )
-    if password is not None and [part == "scrypt" for part in password.split(":")] != [True, False, False]:
+    if password is not None and not re.fullmatch("scrypt:[0-9a-f]{32}:[0-9a-f]{64}", password):
         raise InvalidSetting(f"{path}: the password of [{name}] is no hash; make one: penstock console --hash-password")
     return User(Visitor(name, frozenset(rights)), password)
 

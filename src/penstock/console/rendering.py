@@ -93,11 +93,11 @@ def draw_line(values: Sequence[float], label: str) -> Markup:
     ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=escape(label))
 
 
-def respond(request: Request, body: str, kind: str, status: int = 200) -> Response:
-    """An answer that a browser asks about again with its ETag, so that a page that has not changed is not sent twice."""
+def respond(request: Request, body: str, kind: str, status: int = 200, *, cache: str = "no-store") -> Response:
+    """An answer that is not sent again to whoever has it, by its ETag.  Browsers store none that holds what a visitor may see."""
     data = body.encode()
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Cookie"}
+    headers = {"ETag": tag, "Cache-Control": f"private, {cache}", "Vary": "Cookie"}
     if status == 200 and request.headers.get("if-none-match") == tag:  # noqa: PLR2004
         return Response(status_code=304, headers=headers)
     return Response(data, status, headers, media_type=kind)

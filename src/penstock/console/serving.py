@@ -32,6 +32,8 @@ def _make_server(console: Console, on_ready: Callable[[], None]) -> _Server:
     # No log: it would have the one-time token, keys in addresses, and the text of errors.
     config = uvicorn.Config(
         console,
+        http="h11",  # whatever else is installed has other limits
+        ws="none",
         log_config=None,
         log_level="critical",
         access_log=False,

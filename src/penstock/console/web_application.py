@@ -6,6 +6,7 @@ point here.  Every answer forbids scripts, styles, frames and requests that are 
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -94,11 +95,12 @@ class Console:
 
 
 def _parse_host(host: str) -> str:
-    """The name in ``Host``; empty if it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name in ``Host``; empty if it is none, or has more than a port beside it."""
+    with suppress(ValueError):
+        parts = urlsplit(f"//{host}")
+        if parts.netloc == host and "@" not in host:
+            return parts.hostname or ""
+    return ""
 
 
 def make_console(
@@ -238,7 +240,7 @@ def _root(request: Request) -> str:
 
 def _static(name: str, kind: str) -> Callable[[Request], Response]:
     body = (files("penstock.console") / "static" / name).read_text(encoding="utf-8")
-    return lambda request: respond(request, body, kind)
+    return lambda request: respond(request, body, kind, cache="no-cache")
 
 
 def _enter(entrance: Entrance) -> Callable[[Request], Any]:

@@ -274,7 +274,7 @@ WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
   AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
   AND (failed_at, consumer, channel, shard, "offset")  -- by the index, from where the last page ended
       < (coalesce(%(after_time)s::timestamptz, 'infinity'), %(after_consumer)s::text, %(after_channel)s::text,
-         %(after_shard)s::integer, %(after_offset)s::bigint)
+         %(after_shard)s::bigint, %(after_offset)s::bigint)
 ORDER BY failed_at DESC, consumer DESC, channel DESC, shard DESC, "offset" DESC
 LIMIT %(limit)s;
 
