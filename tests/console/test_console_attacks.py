@@ -26,7 +26,7 @@ from penstock.embedded import EmbeddedPostgres
 
 XSS = "<script>alert(1)</script>"
 LETTER = {"consumer": "reads", "channel": "things", "shard": "0", "offset": "1"}
-PAUSE = {"kind": "consumer", "name": "reads", "reason": "mischief"}
+PAUSE = {"kind": "consumer", "name": "reads", "reason": "none of yours"}
 OURS = {"Sec-Fetch-Site": "same-origin"}
 ACTED_ON = """
 SELECT (SELECT json_agg(p ORDER BY p) FROM penstock.pauses p), (SELECT json_agg(d ORDER BY "offset") FROM penstock.dead_letters d),

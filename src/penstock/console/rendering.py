@@ -94,7 +94,7 @@ def draw_line(values: Sequence[float], label: str) -> Markup:
 
 
 def respond(request: Request, body: str, kind: str, status: int = 200, *, cache: str = "no-store") -> Response:
-    """An answer that is not sent again to whoever has it, by its ETag.  Browsers store none that holds what a visitor may see."""
+    """An answer that is not sent a second time, by its ETag.  Browsers store none with what only some visitors may see."""
     data = body.encode()
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": f"private, {cache}", "Vary": "Cookie"}
