@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,58 +36,41 @@ class ProcessMetric:
     """A metric; ``schema`` is a label of each.
 
     Attributes:
-        kind: Of Prometheus.
+        kind: Of Prometheus: counter, gauge or histogram.
         labels: Names of the other labels.
         help: Its sentence.
         bounds: Upper bounds of a histogram's buckets.
     """
 
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: str
     labels: tuple[str, ...]
     help: str
     bounds: tuple[float, ...] = ()
 
 
-METRICS = {
-    "penstock_staged_records_total": ProcessMetric(
-        "counter",
-        ("channel",),
-        "Records that this application has written into its transactions, also those rolled back.",
-    ),
-    "penstock_delivered_records_total": ProcessMetric(
-        "counter",
-        ("consumer", "channel", "outcome"),
-        "Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.",
-    ),
-    "penstock_stage_to_handler_seconds": ProcessMetric(
-        "histogram", ("consumer", "channel"), "Time from staging to the handler, of each applied record.", SECONDS
-    ),
-    "penstock_handler_duration_seconds": ProcessMetric(
-        "histogram",
-        ("consumer", "channel", "error_type"),
-        "Time of a handler's call; error_type is empty if it did not fail.",
-        SECONDS,
-    ),
-    "penstock_handler_batch_records": ProcessMetric(
-        "histogram", ("consumer", "channel"), "Records that a handler is called with.", RECORDS
-    ),
-    "penstock_round_duration_seconds": ProcessMetric(
-        "histogram", ("worker",), "Time of a round; a consumer's includes the wait for work.", SECONDS
-    ),
-    "penstock_last_round_age_seconds": ProcessMetric(
-        "gauge", ("worker",), "Time since the last round that reached both servers."
-    ),
-    "penstock_server_wait_seconds_total": ProcessMetric(
-        "counter", ("worker", "server"), "Pauses before a server that did not answer was asked again."
-    ),
-    "penstock_streamer_records_total": ProcessMetric(
-        "counter", ("step",), "Records of the streamer: sequenced, added, known (sent again) and removed by retention."
-    ),
-    "penstock_streamer_backlog_records": ProcessMetric("gauge", (), "Records that are sequenced and not in Redis."),
-    "penstock_recruit_jobs_total": ProcessMetric(
-        "counter", ("job", "outcome"), "Jobs of a recruiter: dismissed, finished, aborted, failed."
-    ),
-}
+_TABLE = """\
+staged_records_total        counter   channel                      Records that this application has written into its transactions, also those rolled back.
+delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.
+stage_to_handler_seconds    histogram consumer,channel             Time from staging to the handler, of each applied record.
+handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if it did not fail.
+handler_batch_records       histogram consumer,channel             Records that a handler is called with.
+round_duration_seconds      histogram worker                       Time of a round; a consumer's includes the wait for work.
+last_round_age_seconds      gauge     worker                       Time since the last round that reached both servers.
+server_wait_seconds_total   counter   worker,server                Pauses before a server that did not answer was asked again.
+streamer_records_total      counter   step                         Records of the streamer: sequenced, added, known (sent again) and removed by retention.
+streamer_backlog_records    gauge     -                            Records that are sequenced and not in Redis.
+recruit_jobs_total          counter   job,outcome                  Jobs of a recruiter: dismissed, finished, aborted, failed.
+"""
+
+
+def _parse(line: str) -> tuple[str, ProcessMetric]:
+    name, kind, labels, text = line.split(None, 3)
+    bounds = () if kind != "histogram" else SECONDS if name.endswith("_seconds") else RECORDS
+    return f"penstock_{name}", ProcessMetric(kind, () if labels == "-" else tuple(labels.split(",")), text, bounds)
+
+
+METRICS = dict(map(_parse, _TABLE.splitlines()))
+"""All of them, by name."""
 
 
 @dataclass(slots=True)

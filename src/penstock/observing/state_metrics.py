@@ -129,7 +129,7 @@ METRICS = {metric.name: metric for metric in map(_parse, _TABLE.splitlines())}
 
 
 @dataclass
-class _Series:
+class Series:
     """Values by metric and labels; those of the same labels are combined."""
 
     schema: str
@@ -158,9 +158,8 @@ class _Series:
                 yield made
 
 
-def measure(found: Status, *, by_shard: bool = False) -> Iterable[Any]:
-    """The metrics of a status, without those of the sample."""
-    series = _Series(found.schema, by_shard)
+def measure(found: Status, series: Series) -> None:
+    """Adds what a status shows."""
     series.add("epoch", found.epoch)
     series.add("last_tick_age_seconds", found.tick_s)
     oldest = found.oldest_transaction
@@ -168,13 +167,9 @@ def measure(found: Status, *, by_shard: bool = False) -> Iterable[Any]:
     series.add("isolated_records", found.faults.isolated.count)
     stopped = {each.shard for each in found.faults.stopped}
     for number, channel in enumerate(found.channels):
-        _add_channel(series, channel if number < MAX_NAMES else None, channel)
-        _flag(
-            series,
-            "shard_stopped",
-            (_name(number, channel.channel),),
-            {s.shard for s in stopped if s.channel == channel.channel},
-        )
+        name = _name(number, channel.channel)
+        _add_channel(series, name, channel)
+        _flag(series, "shard_stopped", (name,), {s.shard for s in stopped if s.channel == channel.channel})
     for shard, count, _ in found.unread:
         series.add("unread_records", count, shard.channel)
     for number, consumer in enumerate(found.consumers):
@@ -188,15 +183,13 @@ def measure(found: Status, *, by_shard: bool = False) -> Iterable[Any]:
         series.add("reconciliation_repaired_rows", run.repaired, *names)
     for number, schedule in enumerate(found.schedules):
         series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
-    return series.families()
 
 
 def _name(number: int, name: str) -> str:
     return name if number < MAX_NAMES else OTHER
 
 
-def _add_channel(series: _Series, named: ChannelStatus | None, channel: ChannelStatus) -> None:
-    name = OTHER if named is None else channel.channel
+def _add_channel(series: Series, name: str, channel: ChannelStatus) -> None:
     is_split = series.by_shard and len(channel.shards) <= MAX_SHARDS
     for shard in channel.shards:
         labels = (name, str(shard.shard)) if is_split else (name,)
@@ -215,7 +208,7 @@ def _add_channel(series: _Series, named: ChannelStatus | None, channel: ChannelS
     _flag(series, "shard_damaged", (name,), {shard.shard for shard in channel.shards if shard.damage is not None})
 
 
-def _add_ick(series: _Series, name: str, shard: ShardStatus) -> None:
+def _add_ick(series: Series, name: str, shard: ShardStatus) -> None:
     if (ick := shard.ick) is not None:
         for state in ("dirty", "reserved", "held"):
             series.add("ick_members", getattr(ick, state), name, state)
@@ -224,7 +217,7 @@ def _add_ick(series: _Series, name: str, shard: ShardStatus) -> None:
         series.add("ick_dirtied_total", ick.dirtied, name)
 
 
-def _add_queue(series: _Series, name: str, shard: ShardStatus) -> None:
+def _add_queue(series: Series, name: str, shard: ShardStatus) -> None:
     if (queue := shard.queue) is None:
         return
     for state in ("waiting", "leased", "delayed", "dead"):
@@ -249,7 +242,7 @@ def _add_queue(series: _Series, name: str, shard: ShardStatus) -> None:
         series.add(f"queue_{total}_messages_total", count, name)
 
 
-def _add_consumer(series: _Series, found: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
+def _add_consumer(series: Series, found: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
     is_split = series.by_shard and len(consumer.shards) <= MAX_SHARDS
     for shard in consumer.shards:
         each = (*labels, str(shard.shard)) if is_split else labels
@@ -266,7 +259,7 @@ def _add_consumer(series: _Series, found: Status, consumer: ConsumerStatus, labe
     _flag(series, "consumer_waiting", labels, {shard.shard for shard in consumer.shards if shard.waiting is not None})
 
 
-def _flag(series: _Series, name: str, labels: tuple[str, ...], shards: Iterable[int]) -> None:
+def _flag(series: Series, name: str, labels: tuple[str, ...], shards: Iterable[int]) -> None:
     """1 for each shard; 0 without a shard if there is none, so that an alert ends."""
     flagged = sorted(shards)
     for shard in flagged[:MAX_SHARDS]:
@@ -301,23 +294,15 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterable[Any]:
         """The metrics of now, at most ``CACHED_S`` old."""
-        sampled = self._sample()
-        up = GaugeMetricFamily("penstock_up", METRICS["penstock_up"].help, labels=["schema", "server"])
-        up.add_metric([self._schema, "postgres"], float(sampled is not None and sampled.status is not None))
-        up.add_metric([self._schema, "redis"], float(sampled is not None and sampled.is_redis_up))
-        yield up
-        info = METRICS["penstock_build_info"]
-        build = GaugeMetricFamily(info.name, info.help, labels=["schema", *info.labels])
-        build.add_metric([self._schema, find_release(), newest_shipped()], 1)
-        yield build
-        if sampled is None or sampled.status is None:
-            return
-        yield from measure(sampled.status, by_shard=self._by_shard)
-        for name, value in (("duration", sampled.took_s), ("timestamp", sampled.at.timestamp())):
-            metric = METRICS[f"penstock_sample_{name}_seconds"]
-            family = GaugeMetricFamily(metric.name, metric.help, labels=["schema"])
-            family.add_metric([self._schema], value)
-            yield family
+        sampled, series = self._sample(), Series(self._schema, self._by_shard)
+        series.add("up", sampled is not None and sampled.status is not None, "postgres")
+        series.add("up", sampled is not None and sampled.is_redis_up, "redis")
+        series.add("build_info", 1, find_release(), newest_shipped())
+        if sampled is not None and sampled.status is not None:
+            measure(sampled.status, series)
+            series.add("sample_duration_seconds", sampled.took_s)
+            series.add("sample_timestamp_seconds", sampled.at.timestamp())
+        return series.families()
 
     def close(self) -> None:
         """Closes the connections, unless a server that does not answer still holds the reading thread."""
