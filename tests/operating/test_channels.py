@@ -18,7 +18,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
-from penstock.operating.channels import administration, adopt_channel, list_channels, retire_channel
+from penstock.operating import channels
+from penstock.operating.channels import Retirement, adopt_channel, list_channels, retire_channel
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status import status
 from penstock.records import BEGINNING, Record, Shard, ShardName
@@ -304,16 +305,16 @@ def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
     """Guarantee 9: a tick that had read the registry before would add to its journal afterwards."""
     locked: list[str] = []
 
-    read = administration.read_plan
+    read = channels.read_plan
 
-    def watch(*arguments: Any) -> administration.Retirement:
+    def watch(*arguments: Any) -> Retirement:
         for table in ("ticks", "journal", "channels"):
             with psycopg.connect(database_url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
                 other.execute(f"LOCK TABLE penstock.{table} IN ROW EXCLUSIVE MODE NOWAIT".encode())
             locked.append(table)
         return read(*arguments)
 
-    monkeypatch.setattr(administration, "read_plan", watch)
+    monkeypatch.setattr(channels, "read_plan", watch)
     retire_channel(connection, redis_client, "old", discard=True, apply=True, pause=lambda _: None)
 
     assert locked == ["ticks", "journal", "channels"]

@@ -95,12 +95,6 @@ def test_a_server_that_is_not_durable_is_an_error(connection: Connection, redis_
     assert "fsync" in only(diagnose(connection, redis_client), "durability", "error").message
 
 
-def test_an_unreachable_postgres_is_the_only_finding(redis_client: redis.Redis) -> None:
-    [finding] = diagnose(None, redis_client)
-
-    assert (finding.check, finding.grade, finding.unreachable) == ("postgres", "error", True)
-
-
 def test_an_unreachable_redis_is_reported_once(connection: Connection) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
         findings = diagnose(connection, away)

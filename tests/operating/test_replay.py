@@ -14,8 +14,9 @@ from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
 from penstock.journal import offsets_since
+from penstock.operating import replay
 from penstock.operating.consumers import retire
-from penstock.operating.replay import Replay, ReplayRequest, replay, replaying
+from penstock.operating.replay import Replay, ReplayRequest
 from penstock.records import Offset, Place, Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -38,7 +39,7 @@ def flow() -> Pipeline:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "BATCH", 7)
+    monkeypatch.setattr(replay, "BATCH", 7)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def ask(connection: Connection, streamer: Streamer, database_url: str) -> Any:
     def run(target: str = "copies", *, channel: str = "things", **options: Any) -> Replay:
         parts = {name: options.pop(name) for name in ("start", "end", "key", "shard") if name in options}
         with connect_postgres(database_url, application="test") as own:
-            return replay(own, ReplayRequest(channel, target, **parts), **options)
+            return replay.replay(own, ReplayRequest(channel, target, **parts), **options)
 
     return run
 
@@ -191,7 +192,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
 ) -> None:
     """With a key, all of the range is read."""
     locked = "SELECT FROM penstock.channels WHERE channel = 'things' FOR UPDATE NOWAIT"
-    count, counts = replaying._ReplayRun._count, 0
+    count, counts = replay._ReplayRun._count, 0
 
     def watch(*arguments: Any) -> int:
         nonlocal counts
@@ -199,7 +200,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
         connection.execute(locked)
         return count(*arguments)
 
-    monkeypatch.setattr(replaying._ReplayRun, "_count", watch)
+    monkeypatch.setattr(replay._ReplayRun, "_count", watch)
     assert ask(apply=True, key="k1").staged == 10
     assert counts
 
@@ -259,7 +260,7 @@ def test_what_retention_removes_while_a_replay_is_planned_is_not_part_of_it(
         connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
         return found
 
-    monkeypatch.setattr(replaying, "offsets_since", remove_then)
+    monkeypatch.setattr(replay, "offsets_since", remove_then)
     assert [each.first for each in ask(start=timedelta(days=1)).shards] == [21, 21]
 
 

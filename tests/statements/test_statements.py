@@ -18,9 +18,7 @@ from penstock.streaming.sequencer import _LIMITS
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"
-PACKAGES = sorted(
-    ".".join(("penstock", *path.parent.relative_to(SOURCE).parts)) for path in SOURCE.rglob("statements.sql")
-)
+PACKAGES = sorted({".".join(("penstock", *path.parent.relative_to(SOURCE).parts)) for path in SOURCE.rglob("*.sql")})
 NAMED = [(package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)]
 UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres cannot prepare utility statements
 PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p, DEFAULT_SCOPE.schema)[name].decode())]

@@ -2,7 +2,7 @@
 
     connections    how workers connect, as ``postgres_urls`` says; transactions: their settings; executor: on a session's
     driver_errors  what an error of the server means
-    statements     named blocks of SQL, from the ``statements.sql`` beside the code that runs them; names inside of SQL
+    statements     named blocks of SQL, from the ``.sql`` files beside the code that runs them; names inside of SQL
     tables         the table that applications stage into, for SQLAlchemy Core, and the names of all
     registry       what is registered: ``registered_channels`` is the one answer to what a channel is
     registration   whether a channel fits it

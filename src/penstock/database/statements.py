@@ -1,4 +1,4 @@
-"""Loads SQL from ``statements.sql`` files, which lie beside the code that runs it, as named blocks.
+"""Loads SQL from the ``.sql`` files that lie beside the code that runs it, as named blocks.
 
     -- :name oldest_open_transaction
     -- The reason for anything unusual in the statement.
@@ -52,13 +52,13 @@ _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 @cache
 def statements(package: str, schema: str) -> dict[str, bytes]:
-    """The named statements beside a package, by its dotted name, ready for a psycopg cursor.
+    """The named statements of a package, by its dotted name, ready for a psycopg cursor.
 
     The schema's name was validated before.
     """
-    text = (files(package) / "statements.sql").read_text(encoding="utf-8")
+    texts = [file.read_text(encoding="utf-8") for file in files(package).iterdir() if file.name.endswith(".sql")]
     quoted = quote(schema)
-    parts = _HEADING.split(text)[1:]
+    parts = [part for text in texts for part in _HEADING.split(text)[1:]]
     return {
         name: body.strip().rstrip(";").replace("{schema}", quoted).encode()
         for name, body in zip(parts[::2], parts[1::2], strict=True)

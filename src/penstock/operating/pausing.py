@@ -13,7 +13,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.pauses import Pause, PauseKind, read_pauses
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
-from penstock.operating.consumers import list_consumers, unknown_consumer
+from penstock.operating.consumers import check_registered, list_consumers
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -100,8 +100,7 @@ def check_pausable(connection: Connection, kind: PauseKind, name: str, *, scope:
     """Checks that a pause of that name would stop something here; raises as ``pause``."""
     sql = statements("penstock.operating", scope.schema)
     if kind == "consumer":
-        if not list_consumers(connection, name, scope=scope):
-            raise unknown_consumer(connection, name, scope)
+        check_registered(connection, name, scope=scope)
         if connection.execute(sql["reported_names"], {"consumer": name, "successor": name}).fetchall():
             raise Refused(
                 f"{name} is a consumer of another database, which reports its checkpoints here. Pause it there"

@@ -25,19 +25,10 @@ _SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a view
 
 
 def diagnose(
-    connection: Connection | None,
-    client: RedisClient,
-    pipeline: Pipeline | None = None,
-    *,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
 ) -> list[CheckResult]:
     """Runs all checks."""
-    if pipeline is not None:
-        scope = pipeline.scope
-    if connection is None:
-        message, fix = "Postgres cannot be reached", "see --database-url"
-        return [CheckResult("postgres", "error", message, fix, unreachable=True)]
-    context = CheckContext(connection, client, pipeline, scope)
+    context = CheckContext(connection, client, pipeline, scope if pipeline is None else pipeline.scope)
     if not isinstance(connection, WorkerConnection):
         return _check_servers(context)
     before = connection.timeouts

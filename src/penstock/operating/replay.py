@@ -1,4 +1,6 @@
-"""Stages copies of records: batches of a shard, each in one transaction with the progress, so that none is doubled or left out.
+"""Replays a range of a log, or a key, into another channel: copies are staged there as new records.
+
+They are staged in batches of a shard, each in one transaction with the progress, so that none is doubled or left out.
 
 A replay is a consumer of the log whose effect is staging: it has a checkpoint in each shard, named ``replay-3``, for which
 retention waits, which ``penstock status`` shows, and which is deleted at its end.  The copies of a shard are committed in

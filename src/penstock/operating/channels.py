@@ -1,5 +1,8 @@
 """The registered channels: listed, resharded; removed for good, while the others are streamed; and their names freed.
 
+A channel that is retired leaves its name behind.  Applications and workers that still use it are refused: otherwise one of
+them would begin the channel anew, and nobody would notice.
+
 A removal, step by step:
 
 registry        one transaction: from now on, nobody stages, streams or consumes the channel
@@ -60,7 +63,7 @@ def list_channels(
     """The registered channels, by name."""
     schema = scope.schema if pipeline is None else pipeline.scope.schema
     with postgres_errors("reading the channels"):
-        rows = connection.execute(statements("penstock.operating.channels", schema)["list_channels"]).fetchall()
+        rows = connection.execute(statements("penstock.operating", schema)["list_channels"]).fetchall()
     declared = None if pipeline is None else pipeline.channels.keys()
     return [
         ListedChannel(
@@ -85,7 +88,7 @@ def find_channel(connection: Connection, name: str, *, scope: Scope = DEFAULT_SC
 
 def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
     """The error for a name that is not registered: it lists those that are, and says if it was retired."""
-    sql = statements("penstock.operating.channels", scope.schema)
+    sql = statements("penstock.operating", scope.schema)
     retired = connection.execute(sql["retired_channel"], {"channel": name}).fetchone()
     now = "" if retired is None else "; it was retired"
     names = ", ".join(sorted(registered_channels(connection, scope)))
@@ -188,7 +191,7 @@ def changing(connection: Connection, channel: str, scope: Scope, *, apply: bool)
 
     It holds up the ticks of all channels: whatever takes long is done before or after it.
     """
-    sql = statements("penstock.operating.channels", scope.schema)
+    sql = statements("penstock.operating", scope.schema)
     lock = statements("penstock.database", scope.schema)["lock_channel"]
     with postgres_errors(f"retiring {channel}"):
         try:
@@ -293,7 +296,7 @@ def retire_channel(  # noqa: PLR0913  how it is done
     Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It may be repeated: after a
     failure, and for records that were staged while it ran.
     """
-    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
     with changing(connection, channel, scope, apply=apply):
         plan = read_plan(connection, channel, scope)
         if plan.unread and not discard and apply:
@@ -331,7 +334,7 @@ def adopt_channel(
     connection: Connection, client: RedisClient, channel: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
 ) -> None:
     """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out."""
-    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
     with postgres_errors(f"adopting {channel}"), connection.transaction():
         if connection.execute(sql["retired_channel"], key).fetchone() is None:
             raise Unknown(f"no channel {channel!r} was retired: a new name, or one in use, need not be adopted")
@@ -350,7 +353,7 @@ def adopt_channel(
 
 def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
     """The contents of a channel in Postgres, which a retirement removes."""
-    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
     [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
     readers = connection.execute(sql["channel_readers"], key).fetchall()
     if kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
@@ -365,7 +368,7 @@ def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
 
 def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:
     """Removes the journal's rows and the records, in many short transactions."""
-    sql, key = statements("penstock.operating.channels", scope.schema), {"channel": channel}
+    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
     with postgres_errors(f"removing the records of {channel}"):
         while True:
             [(entries, _)] = connection.execute(sql["remove_journal"], {**key, "entries": ENTRIES_A_TIME}).fetchall()
