@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from penstock.cli.app import load_commands
-from penstock.cli.command import COMMON
+from penstock.cli.command import COMMON, Apply, Json
 from penstock.observing import process_metrics, state_metrics
 from penstock.settings import NAMES, PREFIX, SETTINGS_PANEL, make_parameters
 
@@ -28,6 +28,9 @@ EXIT_CODES = (
     (130, "a second Ctrl-C ended it at once"),
 )
 
+
+EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
+"""What the page says of every command at its beginning."""
 
 _SETTINGS = """\
 # Settings
@@ -66,7 +69,7 @@ _COMMANDS = """\
 
 {generated}
 
-Data goes to stdout, messages and the log to stderr; every command that only reads has `--json`.
+Data goes to stdout, messages and the log to stderr; `--json` prints it as JSON.
 Commands that change something an operator has to decide show a plan first; `--apply` carries it out.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
@@ -74,7 +77,7 @@ SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back
 | --- | --- |
 {codes}
 
-Every command takes these [settings](settings.md) as options: {common}.
+Every command takes these [settings](settings.md) as options: {common}; others are listed after *Also*.
 
 {commands}
 """
@@ -162,28 +165,22 @@ def _render_command(path: str, command: Any) -> Iterator[str]:
     if hasattr(command, "commands"):
         yield from _render_group(path, command)
         return
-    settings = [p.name for p in command.params if _is_setting(p)]
     own = [p for p in command.params if not _is_setting(p) and p.name != "help"]
     arguments = [p for p in own if p.param_type_name == "argument"]
     options = [p for p in own if p.param_type_name == "option"]
     yield f"{'##' if path.count(' ') == 1 else '###'} {path}"
     yield ""
-    yield "```"
-    shown = [a.name.upper() if a.required else f"[{a.name.upper()}]" for a in arguments]
-    yield " ".join([path, *shown, *(["[OPTIONS]"] if options or settings else [])])
-    yield "```"
-    yield ""
     yield " ".join((command.help or "").split())
     yield ""
-    if own:
-        yield "| | |"
-        yield "| --- | --- |"
-        for parameter in (*arguments, *options):
-            yield f"| {_format_name(parameter)} | {' '.join((parameter.help or '').split())} |"
+    listed = [*arguments, *(p for p in options if p.help not in EXPLAINED)]
+    for parameter in listed:
+        yield f"- {_format_name(parameter)}: {' '.join((parameter.help or '').split())}"
+    if listed:
         yield ""
-    extra = [name for name in settings if name not in COMMON]
+    extra = [p.opts[0] for p in options if p not in listed]
+    extra += [p.opts[0] for p in command.params if _is_setting(p) and p.name not in COMMON]
     if extra:
-        yield f"Also takes these settings: {_list_options(extra)}."
+        yield f"Also: {', '.join(f'`{each}`' for each in extra)}."
         yield ""
 
 
@@ -202,7 +199,7 @@ def _is_setting(parameter: Any) -> bool:
 
 def _format_name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{parameter.name.upper()}`"
+        return f"`{parameter.name.upper()}`" if parameter.required else f"`[{parameter.name.upper()}]`"
     names = "/".join([*parameter.opts, *parameter.secondary_opts])
     if parameter.is_flag:
         return f"`{names}`"
