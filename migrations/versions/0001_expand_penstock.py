@@ -45,6 +45,13 @@ CREATE TABLE {schema}.staged_records (
 CREATE INDEX staged_records_xid ON {schema}.staged_records (xid)
 """,
     """
+-- Of jobs alone, by which applications cancel them.  By a hash, because an entry of an index has at most 2,704 bytes.
+CREATE INDEX staged_records_unique ON {schema}.staged_records (
+    channel, hashtextextended(headers -> 'penstock' -> 'unique' ->> 'name', 0)
+)
+WHERE headers -> 'penstock' -> 'unique' ->> 'name' IS NOT NULL
+""",
+    """
 -- One row for each lineage of the database that the log has followed.
 CREATE TABLE {schema}.epochs (
     epoch             integer     PRIMARY KEY,
@@ -288,6 +295,65 @@ END
 REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
 """,
     """
+-- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for a while, so
+-- that a worker that is at the job learns of it.
+CREATE TABLE {schema}.cancellations (
+    record_id    bigint      PRIMARY KEY,
+    channel      text        NOT NULL,
+    shard        integer     NOT NULL,
+    forgotten_at timestamptz
+)
+""",
+    """
+CREATE INDEX cancellations_known ON {schema}.cancellations (channel, shard, record_id)
+WHERE forgotten_at IS NULL
+""",
+    """
+-- A job is cancelled by who deletes its row, as it is done by who does.  A row that is locked is that of a job whose effect may be
+-- about to be committed: it is noted, for who has the lock, and for the streamer after that.  Nobody waits.
+CREATE FUNCTION {schema}.cancel_jobs(of_channel text, ids bigint[], of_name text, of_tenant text)
+RETURNS TABLE (job bigint, is_running boolean)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    WITH named AS MATERIALIZED (
+        SELECT r.id, r.shard
+        FROM {schema}.staged_records r
+        WHERE r.channel = of_channel
+          AND (r.id = ANY (ids)
+               OR (hashtextextended(r.headers -> 'penstock' -> 'unique' ->> 'name', 0) = hashtextextended(of_name, 0)
+                   AND r.headers -> 'penstock' -> 'unique' ->> 'name' = of_name))
+          AND (of_tenant IS NULL OR r.key = of_tenant)
+          AND NOT EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = of_channel AND c.kind <> 'queue')
+    ),
+    free AS MATERIALIZED (
+        SELECT r.id
+        FROM {schema}.staged_records r
+        JOIN named USING (id)
+        FOR UPDATE OF r SKIP LOCKED
+    ),
+    removed AS (
+        DELETE FROM {schema}.staged_records r
+        USING free
+        WHERE r.id = free.id
+    ),
+    noted AS (
+        INSERT INTO {schema}.cancellations (record_id, channel, shard)
+        SELECT id, of_channel, shard
+        FROM named
+        ORDER BY id  -- two that cancel the same jobs write them in one order
+        ON CONFLICT (record_id) DO NOTHING
+    )
+    SELECT named.id, free.id IS NULL
+    FROM named
+    LEFT JOIN free USING (id)
+    ORDER BY named.id;
+END
+""",
+    """
+REVOKE ALL ON FUNCTION {schema}.cancel_jobs(text, bigint[], text, text) FROM PUBLIC
+""",
+    """
 -- What workers note of a job beside its record, which it outlives: a row only if there is something to note.
 --   attempts  those that failed, and the one that was done after them: [{"attempt", "worker", "began_at", "ended_at", "error"}, …]
 --   progress, note  what the handler said last
@@ -495,7 +561,7 @@ END
 $$
 """
 
-FUNCTIONS = ("finish_records", "check_channel", "journal_places", "journal_bounds")
+FUNCTIONS = ("cancel_jobs", "finish_records", "check_channel", "journal_places", "journal_bounds")
 
 TABLES = (
     *(
@@ -510,7 +576,7 @@ TABLES = (
         "schedules",
         "checkpoints",
     ),
-    *("job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
+    *("cancellations", "job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
     *("troubles", "stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.pipeline import Pipeline
     from penstock.records import Record
+    from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async
     from penstock.staging.explicit import (
         Staging,
         mark_dirty,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cancel",
+    "CancelledJobs",
     "DeadLetter",
     "Ick",
     "Job",
@@ -81,6 +83,8 @@ __all__ = [
     "Staging",
     "TenantLimits",
     "Unique",
+    "cancel",
+    "cancel_async",
     "mark_dirty",
     "mark_dirty_async",
     "stage",
@@ -91,6 +95,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
+    **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async"), "staging.cancelling"),
     "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),

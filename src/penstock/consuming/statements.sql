@@ -306,6 +306,11 @@ SELECT pg_current_xact_id()::text,
        ),
        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
 
+-- :name cancelled
+SELECT record_id
+FROM {schema}.cancellations
+WHERE record_id = ANY (%(ids)s::bigint[]);
+
 -- :name is_same_transaction
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
 -- No row if the handler has ended the transaction in which the record was finished.

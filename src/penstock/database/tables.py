@@ -10,6 +10,7 @@ TABLE_NAMES = (
     "actions",
     "alembic_version",
     "barriers",
+    "cancellations",
     "channels",
     "checkpoints",
     "dead_letters",
@@ -37,6 +38,7 @@ FUNCTIONS = {
     "journal_bounds": "(text, integer)",
     "journal_places": "(text, integer, bigint, bigint)",
     "finish_records": "(text, bigint[])",
+    "cancel_jobs": "(text, bigint[], text, text)",
     "check_channel": "(text, text, integer)",
 }
 """Penstock's functions, with the types of their arguments."""

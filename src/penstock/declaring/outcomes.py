@@ -140,6 +140,7 @@ class Job(Generic[Payload]):
     staged_us: int = 0
     _check_stale: Callable[[], bool] = field(default=_never, repr=False, compare=False)
     _report: Callable[[float, str], None] = field(default=_nowhere, repr=False, compare=False)
+    _check_cancelled: Callable[[], bool] = field(default=_never, repr=False, compare=False)
 
     @cached_property
     def data(self) -> Any:
@@ -179,11 +180,19 @@ class Job(Generic[Payload]):
 
     @property
     def is_stale(self) -> bool:
-        """True if the job's lease was found to have ended: nothing of this attempt will be committed.
+        """True if the job was cancelled, or its lease was found to have ended: nothing of this attempt will be committed.
 
         A handler that takes long can ask now and then, and return.
         """
-        return self._check_stale()
+        return self._check_stale() or self.is_cancelled
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the job was found to be cancelled: nobody will do it, and what was begun outside Postgres may be taken back.
+
+        Noticed within a second.
+        """
+        return self._check_cancelled()
 
     def report_progress(self, done: float, note: str = "") -> None:
         """Says how far the job is, for ``penstock trace``: within half a second, whatever becomes of the attempt.

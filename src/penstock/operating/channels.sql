@@ -109,9 +109,13 @@ records AS (
 SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records);
 
 -- :name remove_waiting
--- And the unique names of its messages.
+-- And the unique names of its messages, and those that were cancelled.
 WITH names AS (
     DELETE FROM {schema}.unique_names
+    WHERE channel = %(channel)s
+),
+cancelled AS (
+    DELETE FROM {schema}.cancellations
     WHERE channel = %(channel)s
 )
 DELETE FROM {schema}.waiting_records

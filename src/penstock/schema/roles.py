@@ -33,6 +33,7 @@ _MAX_PREFIX = 63 - len("_producer")
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
+_CANCEL_JOBS = {"FUNCTION cancel_jobs": "EXECUTE"}
 _REGISTERING = {
     "alembic_version": "SELECT",
     "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
@@ -44,7 +45,11 @@ _REGISTERING = {
 """Privileges of each worker: it registers what it declares."""
 
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
-    "producer": {"staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)", **_CHECK_CHANNEL},
+    "producer": {
+        "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)",
+        **_CHECK_CHANNEL,
+        **_CANCEL_JOBS,
+    },
     "streamer": {
         **_REGISTERING,
         "staged_records": "SELECT, DELETE",
@@ -55,6 +60,8 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
         "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
         "unique_names": "SELECT, INSERT, UPDATE, DELETE",
+        "cancellations": "SELECT, UPDATE, DELETE",
+        **_CANCEL_JOBS,
         "epochs": "SELECT, INSERT",
         "checkpoints": "SELECT, INSERT",
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
@@ -82,7 +89,12 @@ _SEE_IDS = {"SEQUENCE staged_records_id_seq": "SELECT"}
 """Privilege to see which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
 and goes on.  It cannot draw one."""
 
-_DOING_JOBS = {"waiting_records": "SELECT", "job_notes": "SELECT, INSERT, UPDATE", "FUNCTION finish_records": "EXECUTE"}
+_DOING_JOBS = {
+    "waiting_records": "SELECT",
+    "cancellations": "SELECT",
+    "job_notes": "SELECT, INSERT, UPDATE",
+    "FUNCTION finish_records": "EXECUTE",
+}
 """Privileges of the worker of a queue beside those of a consumer."""
 
 _REPAIRING = {
@@ -92,8 +104,8 @@ _REPAIRING = {
 }
 """Privileges for reconciling beside those of streamer and consumer."""
 
-_OPERATING = {"pauses": "INSERT, UPDATE, DELETE", "actions": "SELECT, INSERT"}
-"""Privileges for pausing and resuming, and for the console's log of what was done."""
+_OPERATING = {"pauses": "INSERT, UPDATE, DELETE", "actions": "SELECT, INSERT", **_CANCEL_JOBS}
+"""Privileges for pausing, resuming and cancelling, and for the log of what was done."""
 
 _WITHOUT_PAYLOADS = {
     "staged_records": "SELECT (id, xid, channel, shard, key, action, object, created_at)",

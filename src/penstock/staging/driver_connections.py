@@ -58,8 +58,8 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
     raise refusal  # outside ``except``: the driver's error may quote the payload
 
 
-def read_directly(connection: Any, sql: str) -> Rows:
-    """The rows of a query without parameters, read through a connection of psycopg or Django."""
+def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = None) -> Rows:
+    """The rows of a query, read through a connection of psycopg or Django."""
     if _is_instance(connection, "psycopg", "Connection"):
         psycopg = sys.modules["psycopg"]
         made = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
@@ -71,8 +71,17 @@ def read_directly(connection: Any, sql: str) -> Rows:
             "AsyncSession or AsyncConnection: await session.run_sync(staged)"
         )
     with made as cursor:
-        cursor.execute(sql)
+        cursor.execute(sql, values)
         found: Rows = cursor.fetchall()
+        return found
+
+
+async def read_by_async_psycopg(connection: Any, sql: str, values: dict[str, Any]) -> Rows:
+    """The rows of a query, read through psycopg's ``AsyncConnection``."""
+    psycopg = sys.modules["psycopg"]
+    async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+        await cursor.execute(sql, values)
+        found: Rows = await cursor.fetchall()
         return found
 
 

@@ -117,7 +117,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
         ChannelRetired: The channel was retired.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
-    _refuse_async(target, "stage")
+    refuse_async(target, "stage")
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
     insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
     return next(iter(_insert(target, insertion, "stage")), None)
@@ -130,7 +130,7 @@ def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipel
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    _refuse_async(target, "stage_many")
+    refuse_async(target, "stage_many")
     insertion = _Insertion(to, _make_rows(to, records), pipeline)
     _insert(target, insertion, "stage_many")
     return len(insertion.rows)
@@ -151,7 +151,7 @@ def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: 
         InvalidRecord: A member is invalid; nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
-    _refuse_async(target, "mark_dirty")
+    refuse_async(target, "mark_dirty")
     insertion = _Insertion(to, _make_marks(to, members), pipeline)
     _insert(target, insertion, "mark_dirty")
     return len(insertion.rows)
@@ -260,7 +260,7 @@ def _require_log(channel: Any) -> Channel:
     raise InvalidRecord("to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue")
 
 
-def _refuse_async(target: object, caller: str) -> None:
+def refuse_async(target: object, caller: str) -> None:
     """Refuses a session or connection that is to be awaited, before its records are looked at."""
     if hasattr(target, "run_sync") or is_async_driver(target):
         raise NotAttached(
@@ -290,7 +290,7 @@ def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
         target = target()
     if isinstance(target, Session):
         return _insert_in_session(target, insertion)
-    own = _require_pipeline(insertion.channel, insertion.pipeline, caller)
+    own = require_pipeline(insertion.channel, insertion.pipeline, caller)
     ids = insert_directly(target, insertion.into(own), caller)
     insertion.report_to(own)
     return ids
@@ -299,7 +299,7 @@ def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
 async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list[int]:
     own: Any = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
-        given = _require_pipeline(insertion.channel, insertion.pipeline, caller)
+        given = require_pipeline(insertion.channel, insertion.pipeline, caller)
         ids = await insert_by_async_psycopg(own, insertion.into(given))
         insertion.report_to(given)
         return ids
@@ -312,14 +312,18 @@ async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list
     return found
 
 
-def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
+def find_attachment(session: Session, channel: Channel, pipeline: Declarations | None) -> Attachment:
+    """The pipeline of a session that has a channel, or the one that was given."""
     attached = find_attachments(session)
-    if insertion.pipeline is None:
-        attachment = _find_attachment(attached, insertion.channel)
-    else:
-        attachment = Attachment(_require_pipeline(insertion.channel, insertion.pipeline, "stage"), nudge=False)
-        # If it is attached, too, its attachment says whether a commit wakes the streamer.
-        attachment = next((each for each in attached if each.pipeline is insertion.pipeline), attachment)
+    if pipeline is None:
+        return _find_attachment(attached, channel)
+    attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
+    # If it is attached, too, its attachment says whether a commit wakes the streamer.
+    return next((each for each in attached if each.pipeline is pipeline), attachment)
+
+
+def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
+    attachment = find_attachment(session, insertion.channel, insertion.pipeline)
     schema = attachment.pipeline.scope.schema
     session.flush()
     if not insertion.rows:
@@ -331,7 +335,7 @@ def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
     return ids
 
 
-def _require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:
+def require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:
     """Returns the pipeline that was given, if it has the channel."""
     if pipeline is None:
         raise NotAttached(

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from penstock.declaring.declarations import Queue, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.records import Payload
+from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async
 from penstock.staging.explicit import Target, stage, stage_async
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload import checked_model
@@ -105,6 +106,25 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         """
         record = self._record(payload, tenant, key, headers, options)
         return await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
+
+    def cancel(self, target: Target, *ids: int, unique: str | None = None, tenant: object = None) -> CancelledJobs:
+        """Cancels jobs of its queue: see ``penstock.cancel``.
+
+        Raises:
+            InvalidRecord: No job was named.
+            NotAttached: The target is to be awaited: ``cancel_async``.
+        """
+        return cancel(target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline)
+
+    async def cancel_async(
+        self, target: "AsyncTarget", *ids: int, unique: str | None = None, tenant: object = None
+    ) -> CancelledJobs:
+        """``cancel`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+        Raises:
+            InvalidRecord: No job was named.
+        """
+        return await cancel_async(target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline)
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions

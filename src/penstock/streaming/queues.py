@@ -6,6 +6,7 @@ of the effect.  What Redis has is never the truth about it:
     replay      from the position in Redis, as for every kind of channel; done records are passed over
     refill      waiting records: due within the hour, refused before because their tenant had no room, or missing
     reconcile   page by page: records that Redis should have and does not know become waiting ones
+    cancel      records that were finished by somebody else than a worker: Redis forgets their messages
 """
 
 import json
@@ -150,6 +151,9 @@ RECONCILE_RECORDS = 1000
 MAINTAIN_S = 0.05
 """Time budget of one round of maintenance, in seconds."""
 
+KEEP_CANCELLED = timedelta(minutes=1)
+"""Time for which a worker that is at a cancelled job can learn of it."""
+
 RETRY_PAUSE = timedelta(seconds=1)
 """Pause until a record is tried again whose unique name is still taken by one that is done."""
 
@@ -283,11 +287,20 @@ class Queues:
             with isolated(shard, on_unusable):
                 self._writer(shard).sweep()
                 self._restore_limits(shard)
+                self._forget_cancelled(shard, end)
                 self._reconcile(shard, tails[shard])
                 fed += self._refill(shard, end)
             if monotonic() >= end:
                 break
         return fed
+
+    def _forget_cancelled(self, shard: ShardName, end: float) -> None:
+        limits = {"records": RECONCILE_RECORDS, "keep": KEEP_CANCELLED}
+        while ids := [record for (record,) in self._execute("take_cancelled", shard, limits)]:
+            self._writer(shard).delete(ids)
+            self._execute("forget_cancelled", shard, {"ids": ids})
+            if monotonic() >= end:
+                return
 
     def _refill(self, shard: ShardName, end: float) -> int:
         fed = 0

@@ -732,6 +732,38 @@ WHERE r.id = d.id AND r.channel = %(channel)s
   ))
 RETURNING r.id;
 
+-- :name take_cancelled
+-- A page of cancelled jobs that are done with: who had their rows locked has left them, or finished them.  Those that Redis forgot a
+-- minute ago are forgotten here, too.
+WITH page AS MATERIALIZED (
+    SELECT record_id
+    FROM {schema}.cancellations
+    WHERE channel = %(channel)s AND shard = %(shard)s AND forgotten_at IS NULL
+    ORDER BY record_id
+    LIMIT %(records)s
+),
+old AS (
+    DELETE FROM {schema}.cancellations
+    WHERE channel = %(channel)s AND shard = %(shard)s AND forgotten_at < statement_timestamp() - %(keep)s::interval
+),
+running AS MATERIALIZED (
+    SELECT job
+    FROM {schema}.cancel_jobs(%(channel)s, ARRAY(SELECT record_id FROM page), NULL, NULL)
+    WHERE is_running
+),
+waiting AS (
+    DELETE FROM {schema}.waiting_records
+    WHERE record_id IN (SELECT record_id FROM page) AND record_id NOT IN (SELECT job FROM running)
+)
+SELECT record_id
+FROM page
+WHERE record_id NOT IN (SELECT job FROM running);
+
+-- :name forget_cancelled
+UPDATE {schema}.cancellations
+SET forgotten_at = clock_timestamp()
+WHERE record_id = ANY (%(ids)s::bigint[]);
+
 -- :name claim_names
 -- Gives unique names to records, the first of each name, where no other has it, or has released it.  In the order of the names, so that
 -- two streamers do not wait for each other.

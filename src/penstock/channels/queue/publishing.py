@@ -192,6 +192,13 @@ class QueueWriter:
         found = self._run(self._own.explain(str(record)))
         return found is not None and found["has_name"] == "0.000"
 
+    def delete(self, records: Sequence[RecordId]) -> None:
+        """Deletes the messages of records, whatever their state; the holder of a lease finds it stale.
+
+        Raises as ``find_missing``.
+        """
+        self._run(self._own.delete([str(each) for each in records]))
+
     def sweep(self) -> None:
         """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
 

@@ -134,6 +134,11 @@ class InFlight:
             self._due = {id_: at for id_, at in self._due.items() if at + OWN_RETRY_S > now}
             return bool(self._due)
 
+    def running_ids(self) -> list[str]:
+        """The ids of the jobs that slots have begun."""
+        with self._changed:
+            return [each.lease.message.id for each in self._running.values()]
+
     def overdue(self, limit_s: float) -> list[RunningJob]:
         """Jobs that take longer than they may."""
         with self._changed:

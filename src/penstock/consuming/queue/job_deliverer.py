@@ -75,11 +75,15 @@ class Ended:
 
 
 class RetryStates:
-    """Failures of jobs for which a server or another transaction was to blame: a job that was put back goes on from there."""
+    """Failures of jobs for which a server or another transaction was to blame: a job that was put back goes on from there.
+
+    ``cancelled`` are the ids of those that were cancelled after they had begun.
+    """
 
     def __init__(self, consumer: str) -> None:
         self._of: dict[str, RetryState] = {}
         self.refusals, self.log = Refusals(), FailureLog(consumer)
+        self.cancelled: frozenset[str] = frozenset()
 
     def take(self, lease: Lease) -> RetryState:
         """The state of a job; attempts are counted by the queue."""
@@ -122,9 +126,11 @@ class JobDeliverer:
         state = self._states.take(lease)
         while True:
             try:
-                done = self._transaction.apply_job(job, lambda: self._is_ours(lease))
+                done = self._transaction.apply_job(job, lambda: self._may_commit(lease, job))
             except NotApplied as failed:
                 forget_parsed(job)
+                if job.is_cancelled:
+                    return self._cancel(lease, job, state)
                 following = self._after(lease, job, state, failed)
                 if isinstance(following, Ended):
                     return following
@@ -156,10 +162,16 @@ class JobDeliverer:
             staged_us,
             lambda: lease.is_stale,
             partial(self._report_progress, record),
+            lambda: message.id in self._states.cancelled,
         )
 
     def _is_ours(self, lease: Lease) -> bool:
         return self._waiter.call(lease.confirm)
+
+    def _may_commit(self, lease: Lease, job: Job[Any]) -> bool:
+        if job.is_cancelled:
+            raise Cancel
+        return self._is_ours(lease)
 
     def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome, state: RetryState) -> Ended:
         match done:

@@ -30,6 +30,7 @@ from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.declaring.declarations import Queue, WorkerSpec
 from penstock.declaring.outcomes import Job, read_identity
 from penstock.errors import (
@@ -41,6 +42,7 @@ from penstock.errors import (
     ServerUnavailable,
 )
 from penstock.parallel import Backoff
+from penstock.parsing import find_number
 from penstock.records import Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -320,6 +322,7 @@ class QueueWorker(Worker[Job[Any]]):
         try:
             self._write_counts()
             self._note_halted(set(self._transaction.read(self._checkpoints.all)))
+            self._states.cancelled = self._read_cancelled(self._transaction)
             self._note_usable()
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + EXPIRED_EVERY_S
@@ -329,6 +332,15 @@ class QueueWorker(Worker[Job[Any]]):
         except ServerUnavailable as error:
             self._away = error
             self._warn_waiting(error, CHECK_S)
+
+    def _read_cancelled(self, transaction: HandlerTransaction) -> frozenset[str]:
+        ids = [number for each in self._jobs.running_ids() if (number := find_number(each.encode())) is not None]
+        if not ids:
+            return frozenset()
+        sql = statements("penstock.consuming", self._scope.schema)["cancelled"]
+        return frozenset(
+            str(number) for (number,) in transaction.read(lambda executor: executor.execute(sql, {"ids": ids}))
+        )
 
     def _write_counts(self) -> None:
         """Writes counts and notes since the last time; those that cannot be written now are written later."""

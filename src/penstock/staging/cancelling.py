@@ -1,0 +1,129 @@
+"""Cancelling of jobs, in the application's transaction: each of them has its effect, or is cancelled, and never both.
+
+A job's staged row says that it is not done.  A worker deletes it in the transaction of the effect; who cancels deletes it
+without one.  If a worker has deleted it, and not committed yet, nobody waits: the worker is asked to roll back.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session, scoped_session
+
+from penstock.database.statements import quote
+from penstock.database.tables import staged_records
+from penstock.declaring.declarations import Queue
+from penstock.errors import InvalidRecord
+from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_directly
+from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline
+from penstock.staging.payload import key_text
+from penstock.staging.rows import Rows
+from penstock.staging.rules import Declarations
+
+if TYPE_CHECKING:
+    from penstock.staging.explicit import AsyncTarget
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledJobs:
+    """What became of jobs that were cancelled; those that are done, or were never there, are in neither.
+
+    Attributes:
+        ids: Those that have no effect, once the transaction is committed.
+        running: Those whose worker has begun to write.  It rolls back, unless it commits within the next second.
+    """
+
+    ids: tuple[int, ...]
+    running: tuple[int, ...]
+
+
+def cancel(
+    target: Target,
+    *ids: int,
+    of: Queue,
+    unique: str | None = None,
+    tenant: object = None,
+    pipeline: Declarations | None = None,
+) -> CancelledJobs:
+    """Cancels jobs of a queue in the transaction of a session or a connection; a session is flushed first.
+
+    Args:
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django.
+        *ids: The jobs, by ``job.id``.
+        of: The queue.
+        unique: The unique name of a job, beside those ids.
+        tenant: Only jobs of this tenant: for names that are unique within one.
+        pipeline: The pipeline, for a connection or a session to which it is not attached.
+
+    Returns:
+        Which are cancelled.
+
+    Raises:
+        InvalidRecord: No job was named.
+        NotAttached: As ``stage``.
+    """
+    refuse_async(target, "cancel")
+    return _cancel(target, of, _values(of, ids, unique, tenant), pipeline)
+
+
+async def cancel_async(
+    target: "AsyncTarget",
+    *ids: int,
+    of: Queue,
+    unique: str | None = None,
+    tenant: object = None,
+    pipeline: Declarations | None = None,
+) -> CancelledJobs:
+    """``cancel`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Returns:
+        Which are cancelled.
+
+    Raises:
+        InvalidRecord: No job was named.
+        NotAttached: As ``stage``.
+    """
+    values = _values(of, ids, unique, tenant)
+    own: Any = target
+    own = own() if hasattr(own, "session_factory") else own
+    if is_async_driver(own):
+        given = require_pipeline(of, pipeline, "cancel")
+        return _read(await read_by_async_psycopg(own, _sql(given.scope.schema, "%({})s"), values))
+    cancelled: CancelledJobs = await own.run_sync(_cancel, of, values, pipeline)
+    return cancelled
+
+
+def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
+    wanted = ",".join(str(int(each)) for each in ids)
+    if not wanted and unique is None:
+        raise InvalidRecord("unique", "is missing, and there are no ids: name the jobs to cancel")
+    whose = None if tenant is None else key_text(tenant, "tenant")
+    return {"channel": of.name, "ids": f"{{{wanted}}}", "unique": unique, "tenant": whose}
+
+
+def _cancel(target: Any, of: Queue, values: dict[str, Any], pipeline: Declarations | None) -> CancelledJobs:
+    if isinstance(target, scoped_session):
+        target = target()
+    if isinstance(target, Session):
+        schema = find_attachment(target, of, pipeline).pipeline.scope.schema
+        target.flush()
+        target = target.connection(bind_arguments={"clause": staged_records(schema)})
+    else:
+        schema = require_pipeline(of, pipeline, "cancel").scope.schema
+    if isinstance(target, Connection):
+        return _read(target.execute(text(_sql(schema, ":{}")), values).all())
+    return _read(read_directly(target, _sql(schema, "%({})s"), values))
+
+
+def _sql(schema: str, form: str) -> str:
+    """The statement; the ids are sent as text, which every driver can."""
+    channel, ids, unique, tenant = (
+        f"CAST({form.format(name)} AS text)" for name in ("channel", "ids", "unique", "tenant")
+    )
+    return f"SELECT job, is_running FROM {quote(schema)}.cancel_jobs({channel}, CAST({ids} AS bigint[]), {unique}, {tenant})"
+
+
+def _read(rows: Rows) -> CancelledJobs:
+    by_state = {state: tuple(job for job, is_running in rows if is_running is state) for state in (False, True)}
+    return CancelledJobs(ids=by_state[False], running=by_state[True])

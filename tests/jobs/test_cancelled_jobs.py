@@ -1,0 +1,220 @@
+"""A job has its effect or is cancelled, whatever it is doing at that moment."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Event
+from time import sleep
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.jobs import ADD_EFFECT, JOBS, Bench
+from penstock import CancelledJobs, Job, Pipeline, Unique, cancel, cancel_async, stage
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.errors import InvalidRecord
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+JOB_COUNT = 150
+
+Start = Callable[..., QueueWorker]
+
+
+@pytest.fixture
+def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
+    made = sessionmaker(engine)
+    working.attach(made)
+    return made
+
+
+@pytest.fixture
+def streamer(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Streamer]:
+    made = Streamer(working, database_url, redis_url)
+    yield made
+    made.close()
+
+
+def stage_job(session: Session, name: str | None = None, delay: str = "0s") -> None:
+    unique = None if name is None else Unique(name)
+    stage(session, to=JOBS, action="send", object="receipt", data={}, tenant="acme", unique=unique, delay=delay)
+
+
+def apply(session: Session, job: Job) -> None:
+    session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+
+
+def test_a_job_is_cancelled_by_its_id_or_its_unique_name_before_it_begins(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, start_worker: Start
+) -> None:
+    with sessions.begin() as session:
+        stage_job(session)
+        stage_job(session, "n", delay="1m")
+        stage_job(session, "far", delay="2h")
+        stage_job(session)
+    streamer.drain()
+    with sessions.begin() as session:
+        assert cancel(session, 1, 99, of=JOBS) == CancelledJobs((1,), ())
+        assert cancel(session, of=JOBS, unique="n", tenant="other") == CancelledJobs((), ())
+        assert cancel(session, of=JOBS, unique="n") == CancelledJobs((2,), ())
+        assert cancel(session, of=JOBS, unique="far") == CancelledJobs((3,), ())
+        stage_job(session, "n")
+    # Refused at first, as the cancelled one still has the name in Redis, and asked for again after a second.
+    eventually(lambda: streamer.drain() >= 0 and bench.queue.stats().length == 2, "the new job has the name")
+    assert bench.rows("SELECT record_id FROM penstock.waiting_records") == [(5,)]
+    worker = start_worker(apply)
+    worker.drain()
+    assert bench.effects == [4, 5]
+    assert bench.unfinished == []
+
+
+def test_a_cancel_that_is_rolled_back_cancels_nothing(
+    sessions: sessionmaker[Session], bench: Bench, start_worker: Start
+) -> None:
+    [job] = bench.stage()
+    with sessions() as session:
+        assert cancel(session, job, of=JOBS).ids == (job,)
+    start_worker(apply).drain()
+    assert bench.effects == [job]
+
+
+@pytest.mark.parametrize("when", ["before it has written", "after it has written"])
+def test_a_job_that_runs_learns_of_it_and_has_no_effect(
+    sessions: sessionmaker[Session], bench: Bench, start_worker: Start, when: str
+) -> None:
+    began, stopped = Event(), Event()
+
+    def learn(session: Session, job: Job) -> None:
+        if when.startswith("after"):
+            apply(session, job)
+        assert not job.is_cancelled
+        began.set()
+        eventually(lambda: job.is_cancelled, "it learns")
+        assert job.is_stale
+        stopped.set()
+        apply(session, job)
+
+    [job] = bench.stage()
+    worker = start_worker(learn)
+    eventually(lambda: worker.round(block_ms=10) is not None and began.is_set(), "it runs")
+    with sessions.begin() as session:
+        done = cancel(session, job, of=JOBS)
+    assert done == (CancelledJobs((), (job,)) if when.startswith("after") else CancelledJobs((job,), ()))
+    eventually(lambda: worker.round(block_ms=10) is not None and stopped.is_set(), "it stops")
+    worker.drain()
+    assert (bench.effects, bench.unfinished, bench.letters) == ([], [], [])
+
+
+def test_who_fails_after_it_was_cancelled_is_not_tried_again(
+    sessions: sessionmaker[Session], bench: Bench, start_worker: Start
+) -> None:
+    attempts: list[int] = []
+
+    def fail(session: Session, job: Job) -> None:
+        attempts.append(job.attempts)
+        apply(session, job)
+        eventually(lambda: job.is_cancelled, "it learns")
+        raise ValueError("stopped half-way")
+
+    [job] = bench.stage()
+    worker = start_worker(fail)
+    eventually(lambda: worker.round(block_ms=10) is not None and bool(attempts), "it runs")
+
+    def asked() -> bool:
+        with sessions.begin() as session:
+            return cancel(session, job, of=JOBS).running == (job,)
+
+    eventually(asked, "it has written")
+    worker.drain()
+    assert (attempts, bench.effects, bench.unfinished) == ([1], [], [])
+
+
+def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer
+) -> None:
+    with sessions.begin() as session:
+        stage_job(session)
+    streamer.drain()
+    with sessions() as dying:
+        dying.execute(text("SELECT penstock.finish_records('jobs', ARRAY[1])"))
+        with sessions.begin() as session:
+            assert cancel(session, 1, of=JOBS) == CancelledJobs((), (1,))
+        streamer.drain()
+        assert bench.unfinished == [1]
+    streamer.drain()
+    assert (bench.unfinished, bench.queue.stats().length) == ([], 0)
+
+
+def test_each_of_many_jobs_has_its_effect_or_is_cancelled(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, start_worker: Start
+) -> None:
+    """Three workers, a streamer, and an application that cancels what waits, computes or has written."""
+
+    def work(session: Session, job: Job) -> None:
+        dice = random.Random(job.id)
+        sleep(dice.random() / 50)
+        apply(session, job)
+        sleep(dice.choice((0.0, 0.01, 0.7)) if job.id % 10 == 0 else 0.0)
+
+    with sessions.begin() as session:
+        for _ in range(1, JOB_COUNT):
+            stage_job(session)
+    workers = [start_worker(work, concurrency=4), start_worker(), start_worker()]
+    cancelled: set[int] = set()
+    asked: set[int] = set()
+    is_over = Event()
+
+    def loop(turn: Callable[[], object]) -> None:
+        while not is_over.is_set():
+            turn()
+
+    def cancel_some() -> None:
+        with sessions.begin() as session:
+            found = cancel(session, *random.sample(range(2, JOB_COUNT, 2), 2), of=JOBS)
+        cancelled.update(found.ids)
+        asked.update(found.running)
+
+    while len(cancelled) < 10:
+        cancel_some()
+    turns: list[Callable[[], object]] = [partial(each.round, block_ms=10) for each in workers]
+    with ThreadPoolExecutor() as pool:
+        loops = [pool.submit(loop, turn) for turn in [*turns, streamer.round, cancel_some]]
+        try:
+            eventually(lambda: not bench.unfinished, "all are done", timeout_s=60)
+        finally:
+            is_over.set()
+        for each in loops:
+            each.result()
+    effects = set(bench.effects)
+    assert len(effects) == len(bench.effects)
+    assert not effects & cancelled
+    assert {*range(1, JOB_COUNT)} - effects <= cancelled | asked
+    assert effects >= {*range(1, JOB_COUNT, 2)}
+
+
+def test_jobs_are_cancelled_through_every_kind_of_connection(
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, engine: Engine, database_url: str
+) -> None:
+    ids = bench.stage(4)
+    with engine.begin() as connection:
+        assert cancel(connection, ids[0], of=JOBS, pipeline=working).ids == (ids[0],)
+    with psycopg.connect(database_url) as driver:
+        assert cancel(driver, ids[1], of=JOBS, pipeline=working).ids == (ids[1],)
+
+    async def cancel_others() -> None:
+        made = create_async_engine(engine.url)
+        async with AsyncSession(made) as session, session.begin():
+            assert (await cancel_async(session, ids[2], of=JOBS, pipeline=working)).ids == (ids[2],)
+        await made.dispose()
+        async with await psycopg.AsyncConnection.connect(database_url) as driver:
+            assert (await cancel_async(driver, ids[3], of=JOBS, pipeline=working)).ids == (ids[3],)
+
+    asyncio.run(cancel_others())
+    assert bench.unfinished == []
+    with sessions() as session, pytest.raises(InvalidRecord, match="name the jobs"):
+        cancel(session, of=JOBS, tenant="acme")
