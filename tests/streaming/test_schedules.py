@@ -135,21 +135,29 @@ def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
 ) -> None:
     """Four streamers, whose sessions are ended all the time; eight minutes of slots of a second each have been missed."""
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
-    monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 20)
+    monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 40)
     pipeline = declare(1, catch_up="all")
     with Streamer(pipeline, database_url, redis_url):
         make_due(connection, "8 minutes")
     [(begun,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
     ended = threading.Event()
 
+    def next_slot() -> object:
+        return connection.execute("SELECT next_at FROM penstock.schedules").fetchone()
+
     def disturb(stop: Any) -> None:
+        """Ends all sessions twice for each step that is made, so that a slow machine makes steps, too."""
         while not stop():
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock streamer' "
-                "AND datname = current_database()"
-            )
-            redis_client.flushdb()
-            ended.wait(0.05)
+            before = next_slot()
+            for _ in range(2):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock streamer' "
+                    "AND datname = current_database()"
+                )
+                redis_client.flushdb()
+                ended.wait(0.05)
+            while not stop() and next_slot() == before:
+                ended.wait(0.02)
 
     def has_caught_up() -> bool:
         [(caught_up,)] = other.execute("SELECT next_at > clock_timestamp() FROM penstock.schedules").fetchall()

@@ -46,11 +46,12 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- :name sequence_committed
 -- One tick: gives an offset to every record that is visible now and was not visible to the previous tick.
 --
---   1. Begin the tick       previous_tick, new_tick, baseline
---   2. Write the journal    new_records, resharded, placed, id_ranges, isolated, sorted_ids, entries
---   3. Report               sequenced_shards, inline_records
+--   1. Find the records     ticking, new_records, resharded, placed, id_ranges
+--   2. Begin the tick       new_tick
+--   3. Write the journal    isolated, sorted_ids, entries
+--   4. Report               sequenced_shards, inline_records
 --
--- All three are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
+-- All four are one statement, because one statement has one snapshot: `ticks` stores exactly the snapshot that chose
 -- the records, and the statement can be a transaction of its own.  If nothing was committed, there is no tick.
 --
 -- A tick of a slice (see `tick_slices.py`) is given an older snapshot, `target`, and the tick that it must follow, `after`: after
@@ -58,68 +59,29 @@ SELECT set_config('synchronous_commit', 'on', true),
 -- Result: one row a shard that got offsets, or one row a record where the tick returns records inline; if nothing was
 -- sequenced, one row with the previous tick and nulls.
 WITH
-target AS MATERIALIZED (
-    SELECT coalesce(%(target)s::pg_snapshot, pg_current_snapshot()) AS snapshot
-),
-
--- 1. Begin the tick.  The previous tick is read, not locked.  Everything below depends on `new_tick`, so a second
--- sequencer waits at the primary key of `ticks` until the first commits, then fails (40001 or 23505) and starts again.
-previous_tick AS MATERIALIZED (
-    SELECT tick, snapshot, epoch
+-- 1. Find the records.  The previous tick is read, not locked.  A new record's transaction began after its snapshot, the baseline,
+-- or was in progress in it.  Postgres itself shows only rows whose transactions have committed.  pg_visible_in_snapshot compares
+-- the column besides, because a producer may have written any number into it: each value is found by one tick and no other.
+ticking AS MATERIALIZED (
+    SELECT tick, epoch, snapshot AS baseline, coalesce(%(target)s::pg_snapshot, pg_current_snapshot()) AS target,
+           tick = coalesce(%(after)s::bigint, tick) AS is_next
     FROM {schema}.ticks
     ORDER BY tick DESC
     LIMIT 1
 ),
-new_tick AS (
-    INSERT INTO {schema}.ticks (tick, snapshot, epoch)
-    SELECT tick + 1, (SELECT snapshot FROM target), epoch
-    FROM previous_tick
-    WHERE tick = coalesce(%(after)s::bigint, tick)
-      AND (
-              (  -- the condition of `newest_tick`
-                  SELECT xid
-                  FROM {schema}.staged_records
-                  WHERE xid >= pg_snapshot_xmax(snapshot)
-                    AND xid < (SELECT pg_snapshot_xmax(snapshot) FROM target)
-                    AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
-                  ORDER BY xid
-                  LIMIT 1
-              ) IS NOT NULL
-           OR (
-                  SELECT xid
-                  FROM {schema}.staged_records
-                  WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot)))
-                    AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
-                  ORDER BY xid
-                  LIMIT 1
-              ) IS NOT NULL
-          )
-    RETURNING tick, epoch
-),
-baseline AS MATERIALIZED (
-    SELECT previous_tick.snapshot
-    FROM previous_tick
-    JOIN new_tick ON new_tick.tick = previous_tick.tick + 1
-),
-
--- 2. Write the journal.  A new record's transaction began after the baseline, or was in progress in it.  Postgres itself
--- shows only rows whose transactions have committed.  pg_visible_in_snapshot compares the column besides, because a
--- producer may have written any number into it: each value is found by one tick and no other.
--- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly (below
--- 2^53), a name that a channel can have.
 new_records AS (
     SELECT id, channel, shard, key,
            created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00' AS has_time
     FROM {schema}.staged_records
-    WHERE xid >= (SELECT greatest(pg_snapshot_xmax(snapshot), '3') FROM baseline)
-      AND xid < (SELECT pg_snapshot_xmax(snapshot) FROM target)
-      AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
+    WHERE xid >= (SELECT greatest(pg_snapshot_xmax(baseline), '3') FROM ticking WHERE is_next)
+      AND xid < (SELECT pg_snapshot_xmax(target) FROM ticking)
+      AND pg_visible_in_snapshot(xid, (SELECT target FROM ticking))
     UNION ALL
     SELECT id, channel, shard, key,
-           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00'
+           created_at >= '0001-01-02 00:00:00+00' AND created_at < '9999-12-31 00:00:00+00' AS has_time
     FROM {schema}.staged_records
-    WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(snapshot) FROM baseline))
-      AND pg_visible_in_snapshot(xid, (SELECT snapshot FROM target))
+    WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(baseline) FROM ticking WHERE is_next))
+      AND pg_visible_in_snapshot(xid, (SELECT target FROM ticking))
 ),
 -- Channels whose number of shards was changed.  Ticks are one after the other, and each sees what the one before saw: from one
 -- tick on, all new records are in the newest generation.
@@ -141,6 +103,8 @@ placed AS (
            END AS shard
     FROM new_records
 ),
+-- `is_usable` is true of everything that Penstock stages: a time that a record can have, an id that Lua counts exactly (below
+-- 2^53), a name that a channel can have.
 -- Bare ids are nearly sorted and sort five times faster than rows.  An array has a size limit: one array per 2^20 ids.
 id_ranges AS (
     SELECT channel, shard, id >> 20 AS id_range, array_agg(id) AS ids,
@@ -148,7 +112,19 @@ id_ranges AS (
     FROM placed
     GROUP BY channel, shard, id_range, has_time
 ),
--- The others get no offset.  A record whose row is corrected, with another xid, is found by the next tick.
+
+-- 2. Begin the tick.  The journal depends on `new_tick`, so a second sequencer waits at the primary key of `ticks` until the first
+-- commits, then fails (40001 or 23505) and starts again.
+new_tick AS (
+    INSERT INTO {schema}.ticks (tick, snapshot, epoch)
+    SELECT tick + 1, target, epoch
+    FROM ticking
+    WHERE EXISTS (SELECT FROM id_ranges)
+    RETURNING tick, epoch
+),
+
+-- 3. Write the journal.  Records that cannot be used get no offset.  One whose row is corrected, with another xid, is found by the
+-- next tick.
 isolated AS (
     INSERT INTO {schema}.isolated_records AS known (record_id, xid, channel, shard, reason)
     SELECT r.id, r.xid, left(r.channel, 63), r.shard,
@@ -185,7 +161,7 @@ entries AS (
     RETURNING channel, shard, first_offset, last_offset, record_ids
 ),
 
--- 3. Report.  A large tick returns only shards and their new tails.  A small one also returns its records, so the
+-- 4. Report.  A large tick returns only shards and their new tails.  A small one also returns its records, so the
 -- publisher need not read them again: in order, until their payloads exceed the limit.
 sequenced_shards AS (
     SELECT channel, shard, max(last_offset) AS tail, sum(last_offset - first_offset + 1)::bigint AS records
@@ -208,14 +184,14 @@ inline_records AS (
     ) measured
     WHERE coalesce(bytes_before, 0) < %(max_inline_bytes)s
 )
-SELECT coalesce(new_tick.tick, previous_tick.tick), previous_tick.epoch,
+SELECT coalesce(new_tick.tick, ticking.tick), ticking.epoch,
        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
        s.channel, s.shard, s.tail, s.records,
        "offset", id, key, action, object,
        data::text,
        coalesce(headers::text, ''),
        (extract(epoch FROM created_at) * 1000000)::bigint
-FROM previous_tick
+FROM ticking
 LEFT JOIN new_tick ON true
 LEFT JOIN sequenced_shards s ON true
 LEFT JOIN inline_records i ON i.channel = s.channel AND i.shard = s.shard
