@@ -33,7 +33,7 @@ Around them:
     cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal
     embedded     Postgres and Valkey from wheels
     testing      what an application's own tests need
-    django       rules for models, handlers with the ORM
+    django       an app of Django's: rules for models, handlers with the ORM, migrations, the admin
     demo         an application that shows it all, with faults
     crashpoints  the places where the order of two writes matters, by name, for tests
     parallel     loops side by side in one process

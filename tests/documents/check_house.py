@@ -88,7 +88,8 @@ def test_a_file_name_has_one_meaning() -> None:
 
 def test_no_file_is_a_scrap() -> None:
     short = {str(p.relative_to(PACKAGE)): n for p in MODULES if (n := len(p.read_text().splitlines())) < 60}
-    assert {name for name in short if not name.endswith(("__init__.py", "__main__.py"))} == set()
+    named_by_others = ("__init__.py", "__main__.py", "django/models.py", "django/migrations/0001_initial.py")
+    assert {name for name in short if not name.endswith(named_by_others)} == set()
 
 
 def test_the_maps_of_the_packages_name_what_is_there() -> None:

@@ -40,6 +40,7 @@ ELSEWHERE = {
     ("open-the-console", "penstock console"): "tests/console/test_console_command.py",
     ("watch-it-from-outside", "penstock probe"): "tests/observing/test_probes.py",  # of a process that runs meanwhile
     ("deploy", ""): "tests/packaging/test_deployment.py",  # its files are read there; nobody has a cluster
+    ("use-with-django", ""): "tests/django_app/test_django_project.py",
     ("engines", "penstock run"): "tests/cli/test_run_on_spark.py",  # options of Java
     ("run-on-your-cluster", ""): "tests/cli/test_commands_on_a_cluster.py",  # with a cluster of its own
     ("read-several-sources", "export"): "tests/documents/test_documented_commands.py",  # there, in the environment

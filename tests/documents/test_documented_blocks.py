@@ -50,6 +50,7 @@ RUN_BY = {
     "docs/how-to/read-several-sources.md": "consuming/test_one_of_several_sources.py",
     "docs/how-to/share-a-log.md": "channels/groups/test_share_a_log_page.py",
     "docs/how-to/test-your-application.md": "testing_plugin/test_plugin.py",
+    "docs/how-to/use-with-django.md": "django_app/test_django_project.py",
     "docs/how-to/write-a-handler.md": "documents/test_documented_handlers.py",
     "docs/reference/spark.md": "spark/test_pages_on_spark.py",
     "docs/tutorial/a-copy-that-is-right.md": "documents/test_tutorial.py",

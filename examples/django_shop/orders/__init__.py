@@ -1,0 +1,1 @@
+"""The app: orders and what they add up to."""

@@ -1,0 +1,137 @@
+"""Dead letters in Django's admin: listed, shown, and retried by the consumers' workers; nothing else is done to them.
+
+Who may what are permissions of Django's: ``penstock.view_letter`` sees the pages, ``penstock.retry_letter`` may ask for
+retries, ``penstock.view_payload`` sees keys, reasons and payloads, all of which may quote a record.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+
+from penstock.django.apps import get_database_url, get_pipeline
+from penstock.django.models import Letter
+from penstock.errors import InvalidSetting, Unknown
+
+if TYPE_CHECKING:  # a web process that shows no dead letters does without the driver's part
+    from penstock.consuming.letter_retry import DeadLetterRow
+    from penstock.database.connections import Connection
+    from penstock.records import Scope
+
+PAGE = 100
+"""Dead letters of a page."""
+
+
+@admin.register(Letter)
+class LetterAdmin(admin.ModelAdmin):
+    """The pages of dead letters."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Refused."""
+        del request
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Refused."""
+        del request, obj
+        return False
+
+    has_delete_permission = has_change_permission
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """The newest dead letters; a POST asks the workers to retry those that are chosen."""
+        del extra_context
+        self._check(request)
+        if request.method == "POST":
+            return self._retry(request)
+        from penstock.operating.letters import LetterFilter, LetterPosition, newest  # noqa: PLC0415  the driver's part
+
+        after = [request.GET[name] for name in LetterPosition._fields if name in request.GET]
+        position = LetterPosition(*after) if len(after) == len(LetterPosition._fields) else None
+        of = LetterFilter(request.GET.get("of") or None)
+        with _connected() as (connection, scope):
+            letters = newest(connection, of, after=position, limit=PAGE, scope=scope)
+        more = letters[-1] if len(letters) == PAGE else None
+        named = [(_name(letter), letter) for letter in letters]
+        return self._show(request, "dead_letters", letters=named, more=more, of=of.consumer, title="Dead letters")
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """One dead letter."""
+        del form_url, extra_context
+        self._check(request)
+        from penstock.operating.letters import read_record  # noqa: PLC0415  the driver's part
+
+        with _connected() as (connection, scope):
+            letter = next(iter(_find(connection, scope, [object_id])), None)
+            record = None if letter is None else read_record(connection, letter, scope=scope)
+        if letter is None or record is None:
+            raise Http404
+        return self._show(request, "dead_letter", letter=letter, record=record, title=_name(letter))
+
+    def _check(self, request: HttpRequest, permission: str = "view_letter") -> None:
+        if not request.user.has_perm(f"penstock.{permission}"):
+            raise PermissionDenied
+
+    def _show(self, request: HttpRequest, name: str, **values: Any) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            **values,
+            "opts": self.opts,
+            "may_retry": request.user.has_perm("penstock.retry_letter"),
+            "may_see": request.user.has_perm("penstock.view_payload"),
+        }
+        return TemplateResponse(request, f"admin/penstock/{name}.html", context)
+
+    def _retry(self, request: HttpRequest) -> HttpResponse:
+        self._check(request, "retry_letter")
+        from penstock.operating.letters import request_retries  # noqa: PLC0415  the driver's part
+        from penstock.operating.pausing import note_action  # noqa: PLC0415  the same
+
+        asked = 0
+        with _connected() as (connection, scope), connection.transaction():
+            found = _find(connection, scope, request.POST.getlist("letter"))
+            chosen = [letter for letter in found if not letter.superseded_by]
+            if chosen:
+                asked = request_retries(connection, chosen, scope=scope)
+                commands = "; ".join(f"penstock dead-letters retry {each.consumer} '{each.place}'" for each in chosen)
+                by, title = request.user.get_username(), f"Retry {asked} dead letters"
+                note_action(connection, by, title, commands, scope=scope)
+        self.message_user(request, f"Workers retry {asked} dead letters within seconds, unless they are paused.")
+        if len(chosen) < len(found):
+            text = "Those of whose key a later record was applied since are not retried here: penstock dead-letters retry --superseded"
+            self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(request.get_full_path())
+
+
+@contextmanager
+def _connected() -> "Iterator[tuple[Connection, Scope]]":
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the driver's part
+
+    pipeline = get_pipeline()
+    with connect_postgres(get_database_url(pipeline.using), application="admin") as connection:
+        yield connection, pipeline.scope
+
+
+def _name(letter: "DeadLetterRow") -> str:
+    return f"{letter.consumer} {letter.place}"
+
+
+def _find(connection: "Connection", scope: "Scope", names: Sequence[str]) -> "list[DeadLetterRow]":
+    """The dead letters by consumer and place; those that are gone are left out."""
+    from penstock.operating.letters import find  # noqa: PLC0415  the driver's part
+    from penstock.records import parse_place  # noqa: PLC0415  the same
+
+    found = []
+    for name in names:
+        consumer, _, place = name.partition(" ")
+        try:
+            found.append(find(connection, consumer, parse_place(place), scope=scope))
+        except (Unknown, InvalidSetting):
+            continue
+    return found

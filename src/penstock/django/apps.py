@@ -1,0 +1,137 @@
+"""The app ``penstock.django``: what ``manage.py migrate`` and ``check`` do, and the setting that names the pipeline.
+
+    PENSTOCK = {"PIPELINE": "shop.events:pipeline", "REDIS_URL": "redis://localhost"}
+
+Migrating brings Penstock's tables to this release's revision, and installs the triggers of the rules when all models have
+their tables: at the end, whichever migrations there were, so that squashed migrations and databases of tests have them too.
+"""
+
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core import checks
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django.db.models.signals import post_migrate
+
+from penstock.django.django_pipeline import DjangoPipeline
+from penstock.errors import DeclarationError, PenstockError, TriggerMissing
+from penstock.pipeline import load_pipeline
+from penstock.staging.triggers import ALLOW_TRUNCATE
+
+
+class PenstockConfig(AppConfig):
+    """Penstock in a Django project."""
+
+    name = "penstock.django"
+    label = "penstock"
+    verbose_name = "Penstock"
+
+    def ready(self) -> None:
+        """Connects the signals."""
+        checks.register(check_pipeline)
+        connection_created.connect(_allow_flush, dispatch_uid="penstock.flush")
+        post_migrate.connect(_after_migrate, sender=self)
+
+
+def get_pipeline() -> DjangoPipeline:
+    """The project's pipeline, by the setting ``PENSTOCK``.
+
+    Raises:
+        DeclarationError: The setting names none, or its database is not Postgres.
+    """
+    path = get_setting("PIPELINE")
+    if not path:
+        raise DeclarationError(
+            'which pipeline? Name it in the settings: PENSTOCK = {"PIPELINE": "shop.events:pipeline"}'
+        )
+    pipeline = load_pipeline(path)
+    if not isinstance(pipeline, DjangoPipeline):
+        raise DeclarationError(f"{path} is a {type(pipeline).__name__}: declare it as a penstock.django.DjangoPipeline")
+    if pipeline.using not in connections or connections[pipeline.using].vendor != "postgresql":
+        raise DeclarationError(f"{path}: using={pipeline.using!r} is no Postgres in DATABASES")
+    return pipeline
+
+
+def get_setting(name: str) -> Any:
+    """A value of the setting ``PENSTOCK``; None without it."""
+    return getattr(settings, "PENSTOCK", {}).get(name)
+
+
+def get_database_url(using: str) -> str:
+    """The URL of a database in ``DATABASES``, for Penstock's own connections; during tests that of the tests' database."""
+    from psycopg.pq import Conninfo  # noqa: PLC0415  the driver is not needed to declare
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
+    given = {name: value for name, value in connections[using].get_connection_params().items() if name in known}
+    login = [quote(str(given.pop(name)), safe="") for name in ("user", "password") if name in given]
+    path = quote(str(given.pop("dbname", "")), safe="")
+    return f"postgresql://{':'.join(login)}{'@' if login else ''}/{path}?{urlencode(given, quote_via=quote)}".rstrip(
+        "?"
+    )
+
+
+def check_pipeline(**_: object) -> list[checks.CheckMessage]:
+    """The check of ``manage.py check``: the pipeline can be imported, and its rules are valid."""
+    try:
+        get_pipeline()
+    except PenstockError as error:
+        return [checks.Error(str(error), id="penstock.E001")]
+    return []
+
+
+def create_tables(using: str) -> None:
+    """Creates or upgrades Penstock's tables, if this is the pipeline's database."""
+    from penstock.schema.initialise import initialise  # noqa: PLC0415  alembic
+
+    pipeline = get_pipeline()
+    if using == pipeline.using:
+        initialise(get_database_url(using), pipeline.scope.schema)
+
+
+def drop_tables(using: str) -> None:
+    """Drops the rules' triggers and Penstock's tables; refused while these hold records."""
+    from penstock.database.connections import connect_postgres  # noqa: PLC0415  the driver
+    from penstock.schema.capture import make_triggers  # noqa: PLC0415  the same
+    from penstock.schema.initialise import initialise  # noqa: PLC0415  alembic
+
+    pipeline = get_pipeline()
+    if using != pipeline.using:
+        return
+    url = get_database_url(using)
+    initialise(url, pipeline.scope.schema, revision="base")
+    with connect_postgres(url, application="init") as connection, connection.transaction():
+        for trigger in make_triggers(pipeline):
+            connection.execute(trigger.drop[-1].encode() + b" CASCADE")
+
+
+def _after_migrate(using: str, plan: Any = None, stdout: Any = None, **_: object) -> None:
+    """Brings tables and triggers up to date, unless Penstock's were just removed; ``flush`` has no plan."""
+    if plan is None or any(backwards for migration, backwards in plan if migration.app_label == "penstock"):
+        return
+    from penstock.schema.capture import install_triggers, make_triggers  # noqa: PLC0415  the driver
+
+    pipeline = get_pipeline()
+    if using != pipeline.using:
+        return
+    create_tables(using)
+    try:
+        installed = install_triggers(get_database_url(using), pipeline)
+    except TriggerMissing as error:
+        there = connections[using].introspection.table_names()
+        if all(trigger.table in there for trigger in make_triggers(pipeline)):
+            raise
+        # Some apps are not migrated yet.  No worker starts without its triggers.
+        installed = [str(error)]
+    for line in installed if stdout is not None else ():
+        stdout.write(f"  Penstock's trigger: {line}")
+
+
+def _allow_flush(connection: Any, **_: object) -> None:
+    """Has ``flush``, which ends every TransactionTestCase, empty tables that are captured by trigger."""
+    if connection.vendor != "postgresql" or "execute_sql_flush" in vars(connection.ops):
+        return
+    flush = connection.ops.execute_sql_flush
+    connection.ops.execute_sql_flush = lambda statements: flush([ALLOW_TRUNCATE, *statements])

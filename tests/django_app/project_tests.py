@@ -1,0 +1,69 @@
+"""What is tested in the process of the example's own tests: the admin and the command line of a project."""
+
+import os
+
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command, execute_from_command_line
+from django.db import connection, transaction
+
+from orders.events import send_receipt
+from orders.models import Order
+from penstock.django.testing import PipelineTestCase
+from penstock.testing import staged
+
+LETTERS = "/admin/penstock/letter/"
+
+
+class ProjectTest(PipelineTestCase):
+    def test_a_dead_letter_is_seen_and_retried_in_the_admin(self) -> None:
+        with transaction.atomic():
+            order = Order.objects.create(customer="Ann", cents=-1)
+            send_receipt.stage(connection, order.pk, tenant="Ann")
+        self.drain(allow_dead_letters=True)
+        Order.objects.update(cents=5)
+        user = User.objects.create_user("otto", is_staff=True)
+        self.client.force_login(user)
+        self.assertEqual(self.client.get(LETTERS).status_code, 403)
+
+        def may(name: str) -> None:
+            user.user_permissions.add(Permission.objects.get(codename=name))
+
+        may("view_letter")
+        seen = self.client.get(LETTERS)
+        self.assertContains(seen, "send_receipt")
+        [(name, _)] = seen.context["letters"]
+        one = f"{LETTERS}{name}/change/"
+        for page in (LETTERS, one):
+            self.assertNotContains(self.client.get(page), "nobody sends")
+        self.assertEqual(self.client.post(LETTERS, {"letter": name}).status_code, 403)
+
+        may("view_payload")
+        for page in (LETTERS, one):
+            self.assertContains(self.client.get(page), "nobody sends")
+
+        may("retry_letter")
+        answer = self.client.post(LETTERS, {"letter": [name, "nobody orders/0 offset 1", "x"]}, follow=True)
+        self.assertContains(answer, "Workers retry 1 dead letters")
+        self.assertContains(answer, "retry requested")  # no worker runs that would take it
+        call_command("penstock", "dead-letters", "retry", "send_receipt", "--all", "--redis-url", self._redis_url)
+        self.drain()
+        self.assertContains(self.client.get(LETTERS), "No dead letters")
+        self.assertEqual(self.client.get(one).status_code, 404)
+
+    def test_the_command_line_has_the_settings_of_the_project(self) -> None:
+        with self.assertRaises(CommandError) as failed:
+            call_command("penstock", "dead-letters", "retry", "nobody", "orders/0 offset 1")
+        self.assertEqual(failed.exception.returncode, 2)
+        with self.assertRaises(SystemExit) as ended:
+            execute_from_command_line(["manage.py", "penstock", "verify", "--redis-url", self._redis_url])
+        self.assertEqual(ended.exception.code, 0)
+        self.assertNotIn("PENSTOCK_DATABASE_URL", os.environ)
+
+    def test_migrations_are_complete_and_can_be_taken_back(self) -> None:
+        call_command("makemigrations", check=True, verbosity=0)
+        call_command("migrate", "penstock", "zero", verbosity=0)
+        Order.objects.create(customer="Ann", cents=1)
+        call_command("migrate", verbosity=0)
+        Order.objects.create(customer="Ann", cents=2)
+
+        self.assertEqual([record.data["cents"] for record in staged(connection)], [2])
