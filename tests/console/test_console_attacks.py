@@ -271,6 +271,7 @@ def _(target: Target) -> None:
         with served(made) as port:
             asked = replace(target, entrance=entrance, port=port)
             assert [asked.ask("GET /find", wire=lines).status for lines in sent] == [status] * len(sent)
+            assert asked.ask("GET /enter").status == 404
 
 
 @attack("passwords, one after another, and whether a name exists, by what a wrong one costs")

@@ -124,12 +124,13 @@ def make_console(
     """
     reading = Reading(pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url))
     acting = Acting(pipeline, acting_database_url)
-    desk = _Desk(reading, acting, access)
+    entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
+    desk = _Desk(reading, acting, access, entrance)
 
     routes = [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
-    if isinstance(access, Entrance):
-        routes.append(Route("/enter", _enter(access), methods=["GET", "POST"]))
-        routes.append(Route("/leave", _leave(access), methods=["POST"]))
+    if entrance is not None:
+        routes.append(Route("/enter", _enter(entrance), methods=["GET", "POST"]))
+        routes.append(Route("/leave", _leave(entrance), methods=["POST"]))
     for path, page in PAGES.items():
         routes.append(Route("/index.json" if path == "/" else f"{path}.json", desk.json(page)))
         routes.append(Route(path, desk.html(page)))
@@ -141,11 +142,12 @@ def make_console(
 
 @dataclass(frozen=True)
 class _Desk:
-    """Answers requests for visitors who may make them."""
+    """Answers requests for visitors who may make them; ``entrance`` is where they log in, if they do it here."""
 
     reading: Reading
     acting: Acting
     access: Access
+    entrance: Entrance | None
 
     def html(self, page: Page) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -199,7 +201,7 @@ class _Desk:
     def _admit(self, request: Request, page: Page) -> Visitor | None:
         visitor = self.access(request)
         if visitor is None:
-            if isinstance(self.access, Entrance) and self.access.proxy_header is None:
+            if self.entrance is not None:
                 return None
             raise HTTPException(401, "nobody who may see this")
         _check_right(visitor, page.right)
@@ -213,7 +215,7 @@ class _Desk:
             "visitor": visitor,
             "menu": [page for page in PAGES.values() if page.menu and visitor.may(page.right)],
             "can_act": self.acting.is_possible,
-            "can_leave": isinstance(self.access, Entrance) and self.access.proxy_header is None,
+            "can_leave": self.entrance is not None,
             "schema": self.reading.scope.schema,
         }
 
