@@ -369,6 +369,18 @@ CREATE TABLE {schema}.job_notes (
     """
 CREATE INDEX job_notes_noted ON {schema}.job_notes (channel, noted_at)
 """,
+    """
+-- Results of jobs, each written in the transaction of its effect.
+CREATE TABLE {schema}.job_results (
+    record_id bigint      PRIMARY KEY,
+    channel   text        NOT NULL,
+    result    jsonb       NOT NULL,
+    done_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+""",
+    """
+CREATE INDEX job_results_done ON {schema}.job_results (channel, done_at)
+""",
 )
 
 CONSUMING = (
@@ -576,7 +588,7 @@ TABLES = (
         "schedules",
         "checkpoints",
     ),
-    *("cancellations", "job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
+    *("cancellations", "job_results", "job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
     *("troubles", "stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )
 

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         stage_many,
         stage_many_async,
     )
+    from penstock.staging.job_reports import JobReport, find_job, find_job_async
 
 __all__ = [
     "Cancel",
@@ -73,6 +74,7 @@ __all__ = [
     "DeadLetter",
     "Ick",
     "Job",
+    "JobReport",
     "Log",
     "PenstockError",
     "Pipeline",
@@ -85,6 +87,8 @@ __all__ = [
     "Unique",
     "cancel",
     "cancel_async",
+    "find_job",
+    "find_job_async",
     "mark_dirty",
     "mark_dirty_async",
     "stage",
@@ -99,6 +103,7 @@ _MODULES = {
     "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),
+    **dict.fromkeys(("JobReport", "find_job", "find_job_async"), "staging.job_reports"),
     "Pipeline": "pipeline",
     "Record": "records",
     "Records": "batches",

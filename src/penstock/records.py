@@ -460,8 +460,8 @@ def forget_parsed(item: Any) -> None:
         item._columns.data[item._at] = _UNREAD  # noqa: SLF001  of its own module
         item._columns.headers.pop(item._at, None)  # noqa: SLF001
     else:
-        item.__dict__.pop("data", None)
-        item.__dict__.pop("headers", None)
+        for parsed in ("data", "headers", "result"):
+            item.__dict__.pop(parsed, None)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -122,6 +122,9 @@ def test_old_notes_are_removed_once_their_job_is_done(bench: Bench, working: Pip
                 (105, "another", "[]", day),
             ],
         )
+    results = "INSERT INTO penstock.job_results VALUES (201, 'jobs', '1', now()), (202, 'jobs', '1', now() - interval '1 day')"
+    bench.connection.execute(results)
     assert not remove_old_notes(bench.connection, DEFAULT_SCOPE, working.channels.values())
     left = bench.rows("SELECT record_id FROM penstock.job_notes ORDER BY record_id")
     assert [number for (number,) in left] == [waiting, 102, 103, 105]
+    assert bench.rows("SELECT record_id FROM penstock.job_results") == [(201,)]

@@ -334,6 +334,12 @@ SELECT %(consumer)s, r.channel, r.shard, r.id, r.id, r.key, r.action, r.object, 
 FROM finished
 JOIN {schema}.staged_records r USING (id);
 
+-- :name write_result
+INSERT INTO {schema}.job_results (record_id, channel, result)
+VALUES (%(id)s, %(channel)s, %(result)s::jsonb)
+ON CONFLICT (record_id) DO UPDATE
+SET channel = EXCLUDED.channel, result = EXCLUDED.result, done_at = EXCLUDED.done_at;
+
 -- :name note_jobs
 -- In the order of their ids: two workers with notes on the same jobs lock the rows in one order.  The last twenty attempts are kept.
 INSERT INTO {schema}.job_notes AS known (record_id, channel, attempts, progress, note)

@@ -18,6 +18,7 @@ TABLE_NAMES = (
     "former_consumers",
     "isolated_records",
     "job_notes",
+    "job_results",
     "journal",
     "pauses",
     "reconciliations",

@@ -194,8 +194,21 @@ class Job(Generic[Payload]):
         """
         return self._check_cancelled()
 
+    @cached_property
+    def result(self) -> Any:
+        """What ``set_result`` was given last; None if nothing."""
+        return None
+
+    def set_result(self, result: Any) -> None:
+        """Sets a result that ``find_job`` gives the application: written in the transaction of the effect, once the handler returns.
+
+        Args:
+            result: What a payload may be, up to 64 KB of JSON.
+        """
+        self.__dict__["result"] = result
+
     def report_progress(self, done: float, note: str = "") -> None:
-        """Says how far the job is, for ``penstock trace``: within half a second, whatever becomes of the attempt.
+        """Says how far the job is, for ``find_job`` and ``penstock trace``: within half a second, whatever becomes of the attempt.
 
         It takes no time: the worker's own thread writes the newest of each job, twice a second.
 

@@ -47,6 +47,8 @@ _REGISTERING = {
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
     "producer": {
         "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)",
+        "job_notes": "SELECT",
+        "job_results": "SELECT",
         **_CHECK_CHANNEL,
         **_CANCEL_JOBS,
     },
@@ -67,6 +69,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
         "schedules": "SELECT, INSERT, UPDATE",
         "job_notes": "SELECT, DELETE",
+        "job_results": "SELECT, DELETE",
     },
     "consumer": {
         **_REGISTERING,
@@ -93,6 +96,7 @@ _DOING_JOBS = {
     "waiting_records": "SELECT",
     "cancellations": "SELECT",
     "job_notes": "SELECT, INSERT, UPDATE",
+    "job_results": "SELECT, INSERT, UPDATE",
     "FUNCTION finish_records": "EXECUTE",
 }
 """Privileges of the worker of a queue beside those of a consumer."""
@@ -113,6 +117,7 @@ _WITHOUT_PAYLOADS = {
     "parked, later_shard, later_offset, failed_at, retry_requested_at)",
     "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
     "job_notes": "SELECT (record_id, channel, attempts, progress, noted_at)",
+    "job_results": "SELECT (record_id, channel, done_at)",
 }
 """Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of
 a later release once ``penstock init --roles`` has granted it: a default privilege cannot leave columns out."""

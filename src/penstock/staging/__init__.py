@@ -17,7 +17,7 @@ Three ways to stage, and a guard:
     triggers   writers outside the ORM                       ``penstock init``, ``trigger_migration``
     guard      refuses a bulk or Core statement that would bypass the rules, before it writes anything
 
-``payload`` defines which values a record may hold and how they are encoded.  ``trace_headers`` adds the current trace.
+``job_reports`` reads what has become of jobs.  ``payload`` defines which values a record may hold and how they are encoded.  ``trace_headers`` adds the current trace.
 ``nudge`` wakes the streamer after a commit.
 """
 

@@ -126,14 +126,14 @@ NOTES_KEPT = timedelta(days=7)
 
 
 def remove_old_notes(connection: Connection, scope: Scope, channels: Iterable[Channel]) -> bool:
-    """Removes notes on jobs of queues that are older than ``keep``; true if there may be more."""
+    """Removes notes on jobs of queues, and results, that are older than ``keep``; true if there may be more."""
     keep = {each.name: timedelta(seconds=each.keep) for each in channels if isinstance(each, Queue)}
     if not keep:
         return False
     values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}
     with postgres_errors("removing old notes on jobs"):
-        removed = connection.execute(statements("penstock.streaming", scope.schema)["remove_old_notes"], values)
-    return removed.rowcount == NOTES_PER_TRANSACTION
+        [removed] = connection.execute(statements("penstock.streaming", scope.schema)["remove_old_notes"], values)
+    return NOTES_PER_TRANSACTION in removed
 
 
 RETAIN_EVERY_S = 5.0

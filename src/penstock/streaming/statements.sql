@@ -868,17 +868,36 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
        (SELECT max(last_offset) FROM entries) AS last_offset;
 
 -- :name remove_old_notes
--- Notes on jobs that are done, or dead letters: longer, if an attempt has failed.
-DELETE FROM {schema}.job_notes
-WHERE record_id = ANY (ARRAY(
-          SELECT n.record_id
-          FROM unnest(%(channels)s::text[], %(keep)s::interval[]) AS queue (channel, keep)
-          JOIN {schema}.job_notes n USING (channel)
-          WHERE n.noted_at < clock_timestamp() - queue.keep
-            AND (n.attempts = '[]' OR n.noted_at < clock_timestamp() - %(attempts_kept)s::interval)
-            AND NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.record_id)
-          LIMIT %(most)s
-      ));
+-- Results, and notes on jobs that are done, or dead letters: these longer, if an attempt has failed.  How many there were of each.
+WITH queues AS (
+    SELECT *
+    FROM unnest(%(channels)s::text[], %(keep)s::interval[]) AS q (channel, keep)
+),
+notes AS (
+    DELETE FROM {schema}.job_notes
+    WHERE record_id = ANY (ARRAY(
+              SELECT n.record_id
+              FROM queues
+              JOIN {schema}.job_notes n USING (channel)
+              WHERE n.noted_at < clock_timestamp() - queues.keep
+                AND (n.attempts = '[]' OR n.noted_at < clock_timestamp() - %(attempts_kept)s::interval)
+                AND NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.record_id)
+              LIMIT %(most)s
+          ))
+    RETURNING record_id
+),
+results AS (
+    DELETE FROM {schema}.job_results
+    WHERE record_id = ANY (ARRAY(
+              SELECT d.record_id
+              FROM queues
+              JOIN {schema}.job_results d USING (channel)
+              WHERE d.done_at < clock_timestamp() - queues.keep
+              LIMIT %(most)s
+          ))
+    RETURNING record_id
+)
+SELECT (SELECT count(*) FROM notes), (SELECT count(*) FROM results);
 
 -- :name new_troubles
 -- Halts, new dead letters, stopped shards and the epoch, without those that were reported.  Dead letters are counted by the

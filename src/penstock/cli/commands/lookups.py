@@ -352,6 +352,8 @@ def format_story(story: Story) -> Iterator[str]:
         yield f"  {f'attempt {each.attempt}':11} {each.began_at:%Y-%m-%d %H:%M:%S}, {took_s:.1f} s, by {each.worker}: {ended}"
     if story.progress is not None:
         yield f"  progress    {story.progress:.0%}"
+    if story.result_at is not None:
+        yield f"  result      {story.result_at:%Y-%m-%d %H:%M:%S}"
     for reader in story.readers:
         yield f"  {reader.state:11} {_format_reader(reader)}"
     if not story.readers:

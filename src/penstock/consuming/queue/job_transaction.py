@@ -23,9 +23,15 @@ from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
+from penstock.declaring.declarations import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
-from penstock.errors import BrokenTransaction, ServerReplaced
+from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
 from penstock.journal import check_same_server
+from penstock.records import forget_parsed
+from penstock.staging.payload import as_plain, json_text
+
+MAX_RESULT_BYTES = 64 * 1024
+"""Largest result of a job, in bytes of JSON."""
 
 
 class Ending(Enum):
@@ -66,6 +72,7 @@ class JobTransaction(HandlerTransaction):
 
     def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
         """Finishes a job without an effect."""
+        forget_parsed(job)  # a result that the handler has set
         return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
 
     def _transact(
@@ -138,6 +145,9 @@ class JobTransaction(HandlerTransaction):
                 self._check_same(executor)
             else:
                 self._finish(executor, self._job)
+            if self._job.result is not None:
+                values = {"id": self._job.id, "channel": self._job.channel, "result": _encode_result(self._job.result)}
+                executor.execute(self._sql["write_result"], values)
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
@@ -168,3 +178,12 @@ class JobTransaction(HandlerTransaction):
         if isinstance(error, HandlerOutcome | Repeated):
             raise error
         super()._raise_failure(connection, index, error)
+
+
+def _encode_result(value: object) -> str:
+    text = json_text(as_plain(value, "result"), "result", LARGEST_MAX_BYTES)
+    if (size := len(text.encode())) > MAX_RESULT_BYTES:
+        raise InvalidRecord(
+            "result", f"{size} bytes of JSON; the limit is {MAX_RESULT_BYTES}. Keep it elsewhere, and set a reference"
+        )
+    return text

@@ -124,6 +124,7 @@ class Story:
             ``done``; None if nothing.
         attempts: At a job, once one has failed: the last twenty.
         progress: What the handler of a job said last: the part that is done; None if nothing.
+        result_at: Time of a job's result, which is kept for a while; None if there is none.
     """
 
     id: RecordId
@@ -154,6 +155,7 @@ class Story:
     readers: tuple[ReaderProgress, ...] = ()
     attempts: tuple[JobAttempt, ...] = ()
     progress: float | None = None
+    result_at: datetime | None = None
 
     @property
     def shard_name(self) -> ShardName:
@@ -294,8 +296,9 @@ class StoryReader:
             }
         found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
         story = replace(story, **found)
-        for attempts, progress in notes:
-            story = replace(story, attempts=tuple(map(_make_attempt, attempts)), progress=progress)
+        for attempts, progress, result_at in notes:
+            made = tuple(map(_make_attempt, attempts or ()))
+            story = replace(story, attempts=made, progress=progress, result_at=result_at)
         story = self._ask_redis(story, waiting)
         readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
         return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
