@@ -19,7 +19,7 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", ERRORS, re.MULTILIN
 
 def all_errors() -> list[type[PenstockError]]:
     for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and not module.name.startswith("penstock.django."):  # without a project
             importlib.import_module(module.name)
     found, waiting = [], [PenstockError]
     while waiting:
