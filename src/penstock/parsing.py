@@ -6,11 +6,13 @@ or leave the shard out.  Python's own parsers raise more: ``RecursionError`` for
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from math import isfinite
 from typing import Any
+
+from penstock.errors import DeclarationError
 
 MAX_NESTING = 500
 """Deepest nesting of lists and objects that is read.
@@ -27,6 +29,14 @@ _SHORT = 2 * MAX_NESTING
 """Length up to which no text is nested too deep."""
 
 _scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # what raw_decode calls
+
+
+Decode = Callable[[str], Any]
+"""Makes JSON text a model's instance, and raises ``InvalidPayload`` if it cannot."""
+
+
+class InvalidPayload(ValueError):
+    """A payload does not fit its model; the text names the fields, and no values."""
 
 
 class UnreadableJson(ValueError):
@@ -110,6 +120,54 @@ def check_nesting(text: str, value: Any) -> None:
 
 def _too_deep() -> UnreadableJson:
     return UnreadableJson(f"it is nested too deep: {MAX_NESTING} levels are read")
+
+
+def make_model_decoder(model: Any, whose: str) -> Decode:
+    """The decoder of a model: Pydantic's of its own, of dataclasses and of TypedDicts, msgspec's of Structs.
+
+    Raises ``DeclarationError`` if the model cannot be used, and ``ImportError`` without Pydantic.
+    """
+    try:
+        return _msgspec_decoder(model) if hasattr(model, "__struct_fields__") else _pydantic_decoder(model)
+    except ImportError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DeclarationError(f"{whose}: payload={model.__name__} cannot be validated: {reason}") from error
+
+
+def _pydantic_decoder(model: Any) -> Decode:
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  most channels have no model
+
+    validate = TypeAdapter[Any](model).validate_json
+
+    def decode(text: str) -> Any:
+        try:
+            return validate(text)
+        except ValidationError as error:
+            # What is wrong with which field, without the values.
+            faults = error.errors(include_input=False, include_url=False, include_context=False)
+            raise InvalidPayload("; ".join(map(_fault, faults))) from None
+
+    return decode
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    return f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}"
+
+
+def _msgspec_decoder(model: Any) -> Decode:
+    import msgspec  # noqa: PLC0415  the application's: only a Struct brings it along
+
+    decoding = msgspec.json.Decoder(model)
+
+    def decode(text: str) -> Any:
+        try:
+            return decoding.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise InvalidPayload(str(error)) from None
+
+    return decode
 
 
 def parse_number(text: bytes) -> int:

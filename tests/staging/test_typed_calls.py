@@ -5,7 +5,7 @@ import pickle
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import psycopg
@@ -14,10 +14,11 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from typing_extensions import TypedDict
 
-from fixtures.application import StagedRecords
+from fixtures.application import Ride, StagedRecords
 from fixtures.postgres import engine_url
-from penstock import Cancel, DeadLetter, Job, Log, Pipeline, Queue, Snooze, Unique, stage
+from penstock import Cancel, DeadLetter, Job, Log, Pipeline, Queue, Snooze, Unique, stage, stage_many
 from penstock.declaring.declarations import WorkerSpec
 from penstock.errors import DeclarationError, InvalidRecord, NotAttached
 from penstock.testing import make_job, make_record
@@ -80,6 +81,44 @@ def test_a_worker_stages_a_job_for_itself(
     assert first.headers is not None
     assert first.headers["penstock"]["delay_ms"] == 600_000
     assert (third.data["ride_id"], third.headers) == (18, {"trace": "x"})
+
+
+@pytest.mark.parametrize(
+    ("model", "good", "bad", "fault"),
+    [
+        (SendReceipt, {"ride_id": 1}, {"ride_id": "x"}, "ride_id: Input should be a valid integer"),
+        (Model, {"rideId": 1, "fare": "2.50"}, {"ride_id": 1, "fare": 2}, "rideId: Field required"),
+        (Struct, {"ride_id": 1, "day": "2026-11-24"}, {"ride_id": 1, "day": "today"}, "Invalid RFC3339"),
+        (Typed, {"ride_id": 1}, {}, "ride_id: Field required"),
+    ],
+)
+def test_what_consumers_would_dead_letter_is_refused_where_it_is_staged(
+    model: Any, good: Any, bad: Any, fault: str, engine: Engine, staged: StagedRecords
+) -> None:
+    log = Log("typed", payload=model)
+    pipeline = Pipeline([log])
+    rest: Any = {"key": 1, "action": "insert", "object": "ride", "data": {}}
+    with Session(engine) as session, session.begin():
+        pipeline.attach(session)
+        with pytest.raises(InvalidRecord, match=f"data: does not fit {model.__name__}: .*{fault}"):
+            stage(session, to=log, **{**rest, "data": bad})
+        records: Any = [{**rest, "data": each} for each in (good, bad)]
+        with pytest.raises(InvalidRecord, match=r"records\[1\].data: does not fit"):
+            stage_many(session, records, to=log)
+        stage(session, to=log, **{**rest, "data": good})
+
+    assert [record.data for record in staged()] == [good]
+
+
+def test_a_rule_that_does_not_fit_the_model_of_its_log_fails_the_flush(application: Engine) -> None:
+    log = Log("typed", payload=Typed)
+    pipeline = Pipeline([log])
+    pipeline.stages(Ride, to=log, key="id", data=["id"])
+    with Session(application) as session:
+        pipeline.attach(session)
+        session.add(Ride(id=1))
+        with pytest.raises(InvalidRecord, match="data: does not fit Typed: ride_id: Field required"):
+            session.flush()
 
 
 def test_the_function_stays_what_it_was(pipeline: Pipeline, send_receipt: Any) -> None:

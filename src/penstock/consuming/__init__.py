@@ -12,7 +12,7 @@ happens once.
     worker          the loop of every worker
     deliverer       attempts at the items of one shard
     transaction     locks, calls the handler, advances, commits
-    handler         calls it, plain or async; payloads: validates its records; spans: its spans
+    handler         validates its records and calls it, plain or async; spans: its spans
     delivery        pure: the records that are due, the decision after a failure, and results
     failures        the meaning of an exception
     checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker; letter_retry: tried again

@@ -14,6 +14,7 @@ from penstock.consuming.delivery import AskedToWait, Broken, Cancelled, Conflict
 from penstock.database.driver_errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
 from penstock.declaring.outcomes import Cancel, HandlerOutcome, Snooze
 from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable
+from penstock.parsing import InvalidPayload
 from penstock.records import Offset, ShardName
 
 MAX_REASON_CHARACTERS = 500
@@ -58,10 +59,6 @@ class Culprit(Exception):
 
 class Repeated(Exception):
     """A job's record was finished before; a handler that catches it does not change that."""
-
-
-class InvalidPayload(ValueError):
-    """A payload does not fit the consumer's model; the text names the fields, and no values."""
 
 
 def find_outcome(error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES) -> Outcome:

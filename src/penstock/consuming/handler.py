@@ -24,7 +24,6 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, is_exit
-from penstock.consuming.payloads import decode_payloads, make_decoder
 from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.spans import HandlerSpans
 from penstock.database.connections import make_async_engine, make_engine
@@ -32,6 +31,8 @@ from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
+from penstock.parsing import Decode, InvalidPayload, make_model_decoder
+from penstock.records import Record, has_payload, set_payload
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -149,7 +150,7 @@ def _engine_options(setup: WorkerSetup) -> dict[str, Any]:
 class _SyncCaller:
     def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
         self._consumer = setup.consumer
-        self._decode = make_decoder(setup.consumer)
+        self._decode = _make_decoder(setup.consumer)
         self._spans = HandlerSpans(setup.consumer)
         self.engine = make_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.aborts = Aborts(self.engine)
@@ -162,7 +163,7 @@ class _SyncCaller:
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
-            decode_payloads(self._decode, items)
+            _decode_payloads(self._decode, items)
         with self._spans.around_call(items), self._sessions(bind=connection) as session, _guarding_django(connection):
             if self._consumer.each:
                 self._each(session, items)
@@ -214,7 +215,7 @@ class _AsyncCaller:
 
     def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
         self._consumer = setup.consumer
-        self._decode = make_decoder(setup.consumer)
+        self._decode = _make_decoder(setup.consumer)
         self._spans = HandlerSpans(setup.consumer)
         self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
         self.engine = self._engine.sync_engine
@@ -224,7 +225,7 @@ class _AsyncCaller:
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         if self._decode is not None:
-            decode_payloads(self._decode, items)
+            _decode_payloads(self._decode, items)
         await_only(self._handle(connection, items))
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
@@ -323,6 +324,21 @@ class _TaskCaller(_AsyncCaller):
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def _make_decoder(consumer: ConsumerSpec) -> Decode | None:
+    """The decoder of a consumer's payloads; None if it takes them as they are."""
+    return consumer.payload and make_model_decoder(consumer.payload, f"consumer {consumer.name}")
+
+
+def _decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
+    """Gives each record its ``payload``."""
+    for index, record in enumerate(records):
+        if not has_payload(record):  # a batch that is retried was validated before
+            try:
+                set_payload(record, decode(record.data_json))
+            except InvalidPayload as error:
+                raise Culprit(index) from error
 
 
 def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

@@ -221,7 +221,7 @@ class Log(_Sharded, Generic[Payload]):
         source: Name of this application's database among several that share the log's name.  The channel is then called
             ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
         payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that its records' payloads are: type checkers then know it
-            at both ends, where records are staged and where they are consumed.
+            at both ends, and what does not fit is refused where it is staged, if Pydantic is installed, but by triggers.
         sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
             source's own database tells how many shards there are, and ``shards`` means nothing here.
     """

@@ -22,7 +22,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from operator import attrgetter
 from typing import Any
@@ -31,6 +31,7 @@ from uuid import UUID
 from typing_extensions import is_typeddict
 
 from penstock.errors import InvalidRecord
+from penstock.parsing import Decode, InvalidPayload, make_model_decoder
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS
 
 MAX_DEPTH = 100
@@ -102,6 +103,25 @@ def checked_model(value: object, model: Any) -> object:
             "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
         )
     return value
+
+
+def check_payload(text: str, model: Any, field: str = "") -> None:
+    """Checks the JSON of a payload as consumers will: what they would dead-letter is refused where it is staged."""
+    if (decode := _find_decoder(model)) is None:
+        return
+    try:
+        decode(text)
+    except InvalidPayload as error:
+        raise InvalidRecord(f"{field}data", f"does not fit {model.__name__}: {error}") from None
+
+
+@cache
+def _find_decoder(model: Any) -> Decode | None:
+    """The decoder of a model; None without Pydantic, which an application that only stages need not have."""
+    try:
+        return make_model_decoder(model, "staging")
+    except ImportError:
+        return None
 
 
 def key_text(value: object, field: str = "key") -> str:

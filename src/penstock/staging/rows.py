@@ -26,7 +26,7 @@ from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import quote
 from penstock.declaring.declarations import Channel
 from penstock.errors import StagingError
-from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text, key_text, label_text
+from penstock.staging.payload import MAX_HEADERS_BYTES, check_payload, headers_text, json_text, key_text, label_text
 from penstock.staging.trace_headers import with_trace
 
 CHECK_EVERY_S = 60.0
@@ -161,6 +161,8 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
         _make_label(object, f"{field}object"),
         json_text(data, f"{field}data", channel.max_bytes),
     ]
+    if (model := getattr(channel, "payload", None)) is not None:
+        check_payload(checked[-1], model, field)
     written = headers_text(headers, f"{field}headers")
     if channel.kind != "ick":
         written = with_trace(written, headers, MAX_HEADERS_BYTES)

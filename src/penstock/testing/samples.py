@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.consuming.failures import InvalidPayload
-from penstock.consuming.payloads import make_model_decoder
 from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel
 from penstock.declaring.outcomes import RESERVED, Job
 from penstock.errors import InvalidRecord
+from penstock.parsing import InvalidPayload, make_model_decoder
 from penstock.records import Offset, Payload, Record, RecordId, Shard, set_payload
 from penstock.staging.payload import as_plain, headers_text, json_text, key_text, label_text
 

@@ -7,10 +7,11 @@ from penstock.channels.ick import Mark
 from penstock.consuming.checkpoints import Advance, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit
 from penstock.consuming.delivery import Delivered, Failed
-from penstock.consuming.failures import InvalidPayload, NotApplied
+from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
+from penstock.parsing import InvalidPayload
 from penstock.records import Offset, Scope, ShardName
 
 MICROSECONDS = 1_000_000
