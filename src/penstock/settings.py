@@ -84,8 +84,8 @@ class Settings:
     database_url: Annotated[
         str | None,
         _setting(
-            "The primary Postgres: postgresql://user:password@host/database. With neither this nor redis_url, "
-            "a command at a terminal, or with data_directory, uses an embedded Postgres and Valkey.",
+            "The primary Postgres: postgresql://user:password@host/database. Without both URLs, a command at a terminal, or "
+            "with data_directory, uses an embedded Postgres and Valkey.",
             "URL",
         ),
     ] = field(default=None, repr=False)
@@ -110,17 +110,15 @@ class Settings:
     data_directory: Annotated[
         str | None,
         _setting(
-            "Directory of the embedded servers, which are used if no URLs are given: without this setting .penstock, "
-            "in which only a command at a terminal, or the demo, starts them.",
+            "Directory of the embedded servers, which are used without URLs; by default .penstock, at a terminal or in the demo.",
             "PATH",
         ),
     ] = None
     engine: Annotated[
         Literal["auto", "spark", "inline", "stealing"],
         _setting(
-            "Execution engine: Spark, or a single Python process without a JVM; in the demo also stealing, where requests "
-            "do the work. With auto, run takes Spark if it is "
-            "installed; verify, reconcile and consume take it only for DataFrames, Parquet, or with --master or --conf."
+            "Execution engine: Spark, or a single Python process; in the demo also stealing, where requests do the work. With "
+            "auto, run takes Spark if it is installed; verify, reconcile and consume only for DataFrames, Parquet, --master or --conf."
         ),
     ] = "auto"
     idle: Annotated[
@@ -130,8 +128,7 @@ class Settings:
     share: Annotated[
         str | None,
         _setting(
-            "The share of the shards that this streamer publishes beside others, such as 1/2 and 2/2; the first also sequences. "
-            "By default it does everything.",
+            "Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default all.",
             "SHARE",
         ),
     ] = None
@@ -139,7 +136,7 @@ class Settings:
         str | None,
         _setting(
             "Where this process answers /livez, /readyz and, with penstock[prometheus], /metrics over HTTP; a port alone is for "
-            "this machine. By default it listens nowhere.",
+            "this machine. By default nowhere.",
             "HOST:PORT",
         ),
     ] = None
