@@ -185,7 +185,7 @@ class Columns:
 
     def compressed(self, codec: Codec) -> "Columns":
         """The same records, compressed, unless a column is larger than what is decompressed again.  Raises ``CodecMissing``."""
-        if codec == self.codec or max(map(len, self.texts)) > MAX_BYTES:
+        if codec == self.codec or (codec != "none" and max(map(len, self.texts)) > MAX_BYTES):
             return self
         texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
         return replace(self, texts=texts, codec=codec)
@@ -236,14 +236,22 @@ class Columns:
         """The same, record by record."""
         return zip(*self.values(), strict=True)
 
+    def opened(self) -> "Columns":
+        """The same, not compressed; nothing else is checked but their sizes.  Raises ``DamagedColumns`` or ``CodecMissing``."""
+        self._check_sizes()
+        return self.compressed("none")
+
+    def _check_sizes(self) -> None:
+        for column, name in enumerate(COLUMNS):
+            if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):
+                raise _damaged(column)
+
     def check(self) -> None:
         """Reads all columns, and compares them with what the first and the last record are known by.
 
         Raises ``DamagedColumns``, also if they are another batch's.
         """
-        for column, name in enumerate(COLUMNS):
-            if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):
-                raise _damaged(column)
+        self._check_sizes()
         self.values()
         ids, times = self.ids, self.staged_us
         ends = ids[0], times[0], ids[-1], times[-1]
@@ -258,6 +266,11 @@ class Columns:
     def size(self) -> int:
         """Size of the columns, in bytes, not compressed."""
         return sum(map(self._size, range(len(COLUMNS))))
+
+    @cached_property
+    def unfolded_size(self) -> int:
+        """Size of the lines of all records, in bytes, of columns that are not compressed."""
+        return sum(len(text) * (1 if b"\n" in text else self.count) for text in self.texts)
 
     def _size(self, column: int) -> int:
         try:

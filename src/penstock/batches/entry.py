@@ -49,9 +49,12 @@ class Entry:
     columns: Columns
 
     @classmethod
-    def parse(cls, shard: ShardName, last: Offset, values: Sequence[bytes], *, after: Offset = BEGINNING) -> "Entry":
+    def parse(
+        cls, shard: ShardName, last: Offset, values: Sequence[bytes], *, after: Offset = BEGINNING, whole: bool = True
+    ) -> "Entry":
         """The entry with the values of ``FIELDS``, which follows the record at ``after``.
 
+        Its columns are all read: damage is found here, and not in somebody's handler.  Unless ``whole``, they are only opened.
         Raises ``DamagedColumns``, also if it begins before; or ``CodecMissing``.
         """
         first = cls.parse_first(last, values)
@@ -64,7 +67,9 @@ class Entry:
             raise DamagedColumns("its codec is unknown to this release")
         ends = first_id, first_us, last_id, last_us
         columns = Columns(last - first + 1, *ends, values[_COLUMNS_FROM:], codec)
-        columns.check()  # reads them all: damage is found here, and not in somebody's handler
+        if not whole:
+            return cls(shard, first, columns.opened())
+        columns.check()
         return cls(shard, first, columns)
 
     @staticmethod

@@ -133,11 +133,16 @@ def is_batch(fields: Fields) -> bool:
     return (fields[::2] if isinstance(fields, list) else [*fields]) == FIELDS
 
 
-def parse_batch(shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING) -> Entry:
-    """The batch in an entry, after the record at ``after`` if that is known.  Raises ``DamagedEntry`` or ``CodecMissing``."""
+def parse_batch(
+    shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING, whole: bool = True
+) -> Entry:
+    """The batch in an entry, after the record at ``after`` if that is known.
+
+    Unless ``whole``, its columns are left to the caller to read.  Raises ``DamagedEntry`` or ``CodecMissing``.
+    """
     last, values = parse_offset(entry_id, shard), _batch_values(fields)
     try:
-        return Entry.parse(shard, last, values, after=after)
+        return Entry.parse(shard, last, values, after=after, whole=whole)
     except DamagedColumns as error:
         raise make_damaged(shard, entry_id, error, parse_first(shard, entry_id, fields)) from error
     except MemoryError as error:

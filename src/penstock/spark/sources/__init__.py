@@ -14,6 +14,7 @@ stay text, unless the query's schema gives them a type.
     record_columns                the columns of a record, and typed payloads
     record_readers                the readers, over any store of records; ranges: what a batch reads
     record_store                  the store: log_store in Redis, journal_store in Postgres
+    entry_arrays                  the entries of a log in Arrow
     stream_position               a stream's position in Postgres, for which retention waits, and its lag
     log_appender, staged_writer   write into a log: compare and append; stage new records
     table_reader, column_types    rows of Postgres, in slices, all of one state of the database

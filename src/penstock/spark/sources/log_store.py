@@ -1,8 +1,7 @@
 """The records of ``penstock.log``: the streams of the shards of channels in Redis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import groupby
 from time import sleep
 from typing import Any
 
@@ -11,17 +10,15 @@ import pyarrow.compute as pc
 import redis
 from typing_extensions import override
 
-from penstock.batches import Entry
-from penstock.channels.log import NAMES, POLL_S, extents, is_batch, parse_batch
-from penstock.channels.log.stream_entries import parse_entries
+from penstock.channels.log import POLL_S, extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels
-from penstock.errors import ForeignLog, SchemaMissing
-from penstock.records import BEGINNING, Offset, OffsetRange, ShardName
+from penstock.errors import SchemaMissing
+from penstock.records import Offset, OffsetRange, ShardName
+from penstock.spark.sources.entry_arrays import read_entries
 from penstock.spark.sources.journal_store import JournalStore, read_bounds
 from penstock.spark.sources.ranges import Positions
-from penstock.spark.sources.record_columns import batch, text
 from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.task_process import postgres, redis_client
 
@@ -89,7 +86,7 @@ class LogStore(RecordStore):
                     "XRANGE", self._key(wanted.shard), f"{first}-0", "+", "COUNT", asked
                 )
             records = 0
-            for read in _parts(wanted.shard, entries):
+            for read in read_entries(wanted.shard, entries):
                 records += read.num_rows
                 first = read.column("offset")[-1].as_py() + 1
                 if (within := _within(read, wanted)).num_rows:
@@ -124,91 +121,8 @@ class LogStore(RecordStore):
         return log_keys(self.options.scope.namespace, shard).stream
 
 
-def _parts(shard: ShardName, entries: list[Any]) -> Iterator[pa.RecordBatch]:
-    """The records of entries: of a batch, or of plain ones that come one after the other."""
-    last = BEGINNING
-    for batches, part in groupby(entries, lambda entry: is_batch(entry[1])):
-        if not batches:
-            yield (plain := _batch(shard, [*part]))
-            last = plain.column("offset")[-1].as_py()
-            continue
-        for entry_id, fields in part:
-            entry = parse_batch(shard, entry_id, fields, after=last)
-            last = entry.last
-            yield _unpack(entry)
-
-
-def _unpack(entry: Entry) -> pa.RecordBatch:
-    """The records of a batch: no step for each, but for what Python's JSON does in one call."""
-    columns = entry.columns
-    return _of_shard(
-        entry.shard,
-        [
-            pa.array(range(entry.first, entry.last + 1), pa.int64()),
-            pa.array(columns.ids, pa.int64()),
-            pa.array(columns.keys, pa.string()),
-            pa.array(columns.actions, pa.string()),
-            pa.array(columns.objects, pa.string()),
-            pa.array(columns.data_json, pa.string()),
-            pa.array([value or None for value in columns.headers_json], pa.string()),
-            pa.array(columns.staged_us, pa.timestamp("us", tz="UTC")),
-        ],
-    )
-
-
-def _of_shard(shard: ShardName, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """A batch of one shard, from the columns after its name."""
-    count = len(columns[0])
-    number = pa.scalar(int(shard.shard), pa.int32())
-    return batch([pa.repeat(shard.channel, count), pa.repeat(number, count), *columns])
-
-
 def _within(read: pa.RecordBatch, wanted: OffsetRange) -> pa.RecordBatch:
     """The rows of the range; offsets are dense within an entry, and ascend."""
     offsets = read.column("offset")
     start = pc.sum(pc.less(offsets, int(wanted.first))).as_py()
     return read.slice(start, pc.sum(pc.less_equal(offsets, int(wanted.last))).as_py() - start)
-
-
-def _batch(shard: ShardName, entries: list[Any]) -> pa.RecordBatch:
-    """The columns of entries of one record each, whose fields are always in the same order."""
-    ids = text([entry_id for entry_id, _ in entries])
-    try:
-        columns = list(zip(*(fields for _, fields in entries), strict=True))
-    except ValueError:  # an entry has more fields than another
-        columns = []
-    count = len(entries)
-    ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
-    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
-        foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
-        raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
-    try:
-        read = _columns(shard, ids, columns[1::2])
-    except pa.ArrowInvalid as error:  # neither a number nor UTF-8
-        parse_entries(shard, entries)  # names the entry
-        raise ForeignLog(f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock") from error
-    labels = (read.column(name) for name in ("key", "action", "object"))
-    if any(pc.any(pc.match_substring(each, "\0")).as_py() for each in labels):
-        parse_entries(shard, entries)  # names the entry
-    return read
-
-
-def _columns(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
-    id_, key, action, object_, data, headers, staged_us = values
-    return _of_shard(
-        shard,
-        [
-            pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
-            text(id_).cast(pa.int64()),
-            text(key),
-            text(action),
-            text(object_),
-            text(data),
-            text([value or None for value in headers]),
-            text(staged_us).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        ],
-    )
-
-
-def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
-    return fields[::2] == NAMES and entry_id.endswith(b"-0")

@@ -1,0 +1,236 @@
+"""The entries of a log's stream in Arrow: columns come from the wire without a Python object for each record.
+
+Columns that are as most are get divided together, thousands of records in a call, and compared as ``Columns.check`` compares
+them.  With anything else in them, such as an escape in a key, or damage, the entries are parsed one by one, as every other
+reader does it: that decides what they hold, and names one that is damaged.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.batches import MAX_BYTES, DamagedColumns, Entry
+from penstock.channels.log import NAMES, is_batch, parse_batch
+from penstock.channels.log.stream_entries import parse_entries
+from penstock.errors import CodecMissing, ForeignLog
+from penstock.parsing import MAX_NUMBER
+from penstock.records import BEGINNING, Offset, ShardName
+from penstock.spark.sources.record_columns import ARROW_SCHEMA, batch, text
+
+ROWS_TOGETHER, BYTES_TOGETHER = 5000, 4 * 1024 * 1024
+"""How much is read together at most, unless it is a single entry."""
+
+_NOT_IN_A_STRING = bytes({*range(32), ord("\\")} - {ord("\n")})
+"""Bytes that a line of JSON strings has only if one of them has an escape, or is damaged."""
+
+_TIME = ARROW_SCHEMA.field("timestamp").type
+
+_Raw = tuple[bytes, list[bytes]]
+"""An entry as the server sends it: its id, and its fields."""
+
+
+def read_entries(shard: ShardName, entries: Sequence[_Raw]) -> Iterator[pa.RecordBatch]:
+    """The records of entries, in order.
+
+    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing`` where the first entry comes that cannot be read.
+    """
+    last = BEGINNING
+    for batches, part in groupby(entries, lambda entry: is_batch(entry[1])):
+        for read in _read_batches(shard, part, last) if batches else [_read_plain(shard, [*part])]:
+            last = read.column("offset")[-1].as_py()
+            yield read
+
+
+def _read_batches(shard: ShardName, entries: Iterable[_Raw], last: Offset) -> Iterator[pa.RecordBatch]:
+    some: list[tuple[_Raw, Entry]] = []
+    rows = size = 0
+    for raw in entries:
+        try:
+            entry = parse_batch(shard, *raw, after=last, whole=False)
+        except (ForeignLog, CodecMissing):
+            yield from _read_together(shard, some)
+            raise
+        follows = not some or entry.first == last + 1  # a hole is seen between two batches, not within one
+        rows, size = rows + len(entry), size + entry.columns.unfolded_size
+        if not follows or (some and (rows > ROWS_TOGETHER or size > BYTES_TOGETHER)):
+            yield from _read_together(shard, some)
+            some, rows, size = [], len(entry), entry.columns.unfolded_size
+        some.append((raw, entry))
+        last = entry.last
+    yield from _read_together(shard, some)
+
+
+def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iterator[pa.RecordBatch]:
+    if some and sum(entry.columns.unfolded_size for _, entry in some) <= MAX_BYTES:
+        try:
+            read = _Division([entry for _, entry in some]).read()
+        except (ValueError, pa.ArrowException, MemoryError):
+            pass
+        else:
+            yield read
+            return
+    for raw, _ in some:
+        yield from _parse_alone(parse_batch(shard, *raw))
+
+
+def _parse_alone(entry: Entry) -> Iterator[pa.RecordBatch]:
+    """The records of an entry; of a large one, a few at a time."""
+    columns = entry.columns
+    ids, keys, actions, objects, data, headers, times = columns.values()
+    a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, columns.unfolded_size))
+    for first in range(0, len(entry), a_batch):
+        some = slice(first, first + a_batch)
+        yield _make_batch(
+            entry.shard,
+            [
+                pa.array(entry.offsets[some], pa.int64()),
+                pa.array(ids[some], pa.int64()),
+                *(pa.array(each[some], pa.string()) for each in (keys, actions, objects, data)),
+                pa.array([value or None for value in headers[some]], pa.string()),
+                pa.array(times[some], _TIME),
+            ],
+        )
+
+
+class _Division:
+    """Divides the columns of consecutive entries into those of their records.
+
+    Raises ``DamagedColumns``, or one of Arrow's errors, for whatever may be damaged.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._shard, self._first = entries[0].shard, entries[0].first
+        self._columns = [entry.columns for entry in entries]
+        ends = pa.array([0, *accumulate(map(len, entries))], pa.int32())
+        self._starts, self._lasts = ends[:-1], pc.subtract(ends[1:], 1)
+        self._lengths = pc.subtract(ends[1:], self._starts)
+        self._rows = ends[-1].as_py()
+        self._entry = pc.list_parent_indices(pa.ListArray.from_arrays(ends, pa.nulls(self._rows)))
+        self._place = pc.subtract(_count_up(0, self._rows), self._each(self._starts))
+
+    def read(self) -> pa.RecordBatch:
+        """The records."""
+        ids, keys, actions, objects, data, headers, times = zip(*(each.texts for each in self._columns), strict=True)
+        labels = [*map(self._strings, (keys, actions, objects))]
+        read_ids, read_times = self._numbers(ids, "id", self._place), self._numbers(times, "us", pa.scalar(0))
+        if pc.min(read_ids).as_py() < 0 or pc.min(read_times).as_py() < -MAX_NUMBER:
+            raise DamagedColumns
+        return _make_batch(
+            self._shard,
+            [
+                _count_up(self._first, self._rows),
+                read_ids,
+                *labels,
+                self._lines(data),
+                _none_if_empty(self._lines(headers)),
+                read_times.cast(_TIME),
+            ],
+        )
+
+    def _each(self, values: pa.Array) -> pa.Array:
+        """A value of each entry, for each of its records."""
+        return values.take(self._entry)
+
+    def _lines(self, texts: Sequence[bytes], between: bytes = b"\n") -> pa.Array:
+        """A line for each record; a text of one line has it for all of its entry."""
+        if between not in texts[0] and texts.count(texts[0]) == len(texts):
+            return pa.repeat(texts[0].decode(), self._rows)
+        lists = pc.split_pattern(pa.array(texts, pa.binary()), pattern=between)
+        lengths, lines = lists.value_lengths(), lists.flatten()
+        if not lengths.equals(self._lengths):
+            is_folded = pc.equal(lengths, 1)
+            if not pc.all(pc.or_(is_folded, pc.equal(lengths, self._lengths))).as_py():
+                raise DamagedColumns
+            within = pc.if_else(self._each(is_folded), 0, self._place)
+            lines = lines.take(pc.add(self._each(lists.offsets[:-1]), within))
+        return lines.cast(pa.string())
+
+    def _numbers(self, texts: Sequence[bytes], kind: str, expected: Any) -> pa.Array:
+        """Numbers, of which an entry has the first and the last, and each one's difference to what is expected after the first."""
+        if b"".join(texts).translate(None, b"-0123456789\n"):
+            raise DamagedColumns
+        first, last = (
+            pa.array([getattr(each, f"{end}_{kind}") for each in self._columns], pa.int64())
+            for end in ("first", "last")
+        )
+        beyond = self._lines(texts).cast(pa.int64())
+        found = pc.add_checked(pc.add_checked(self._each(first), expected), beyond)
+        if not (found.take(self._starts).equals(first) and found.take(self._lasts).equals(last)):
+            raise DamagedColumns
+        return found
+
+    def _strings(self, texts: Sequence[bytes]) -> pa.Array:
+        """Strings whose JSON is themselves between quotes."""
+        joined = b"".join(texts)
+        if len(joined.translate(None, _NOT_IN_A_STRING)) < len(joined):
+            raise DamagedColumns
+        inner = [text[1:-1] for text in texts]
+        for line, within in zip(texts, inner, strict=True):
+            breaks = line.count(b"\n")
+            are_strings = (line[:1], line[-1:]) == (b'"', b'"') and line.count(b'"') == 2 * breaks + 2
+            if not are_strings or within.count(b'"\n"') != breaks:
+                raise DamagedColumns
+        return self._lines(inner, b'"\n"')
+
+
+def _count_up(first: int, count: int) -> pa.Array:
+    """Numbers from ``first`` on."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
+
+
+def _none_if_empty(texts: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _make_batch(shard: ShardName, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """A batch of one shard, from the columns after its name."""
+    count = len(columns[0])
+    number = pa.scalar(int(shard.shard), pa.int32())
+    return batch([pa.repeat(shard.channel, count), pa.repeat(number, count), *columns])
+
+
+def _read_plain(shard: ShardName, entries: list[_Raw]) -> pa.RecordBatch:
+    """The columns of entries of one record each, whose fields are always in the same order."""
+    ids = text([entry_id for entry_id, _ in entries])
+    try:
+        columns = list(zip(*(fields for _, fields in entries), strict=True))
+    except ValueError:  # an entry has more fields than another
+        columns = []
+    count = len(entries)
+    ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
+    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
+        foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
+        raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
+    try:
+        read = _read_fields(shard, ids, columns[1::2])
+    except pa.ArrowInvalid as error:  # neither a number nor UTF-8
+        parse_entries(shard, entries)  # names the entry
+        raise ForeignLog(f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock") from error
+    labels = (read.column(name) for name in ("key", "action", "object"))
+    if any(pc.any(pc.match_substring(each, "\0")).as_py() for each in labels):
+        parse_entries(shard, entries)  # names the entry
+    return read
+
+
+def _read_fields(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
+    id_, key, action, object_, data, headers, staged_us = values
+    return _make_batch(
+        shard,
+        [
+            pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
+            text(id_).cast(pa.int64()),
+            text(key),
+            text(action),
+            text(object_),
+            text(data),
+            _none_if_empty(text(headers)),
+            text(staged_us).cast(pa.int64()).cast(_TIME),
+        ],
+    )
+
+
+def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
+    return fields[::2] == NAMES and entry_id.endswith(b"-0")

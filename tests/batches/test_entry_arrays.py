@@ -1,0 +1,138 @@
+"""The columns that Spark reads of a log's entries are those of the records of every other reader, and so is the error."""
+
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.damaged_entries import PLAIN, Damage, Fields, mutate, set_to
+from penstock.batches import CODECS, FIELDS, Columns, Entry
+from penstock.channels.log import NAMES
+from penstock.channels.log.stream_entries import parse_entries
+from penstock.errors import ForeignLog
+from penstock.records import Offset, Shard, ShardName
+from penstock.spark.sources import entry_arrays
+from penstock.spark.sources.record_columns import ARROW_SCHEMA
+
+SHARD = ShardName("things", Shard(0))
+SIMPLE = st.one_of(st.sampled_from(["k", "", "null", "\x7f", "\u2028", "😀", "'"]), st.text("abü1[]{},: ", max_size=8))
+HOSTILE = st.one_of(
+    st.sampled_from(['"', '"\n"', "\\", "a\tb"]),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8),
+)
+JSON = st.sampled_from(
+    ['{"a": 1}', '"\\n"', "[1, 2]", "null", '"ü\\u2028\u2028"', "1e400", "0", '""', "{}\r", "x" * 300]
+)
+
+
+def mutating(seed: int) -> Damage:
+    """Puts anything into any column."""
+
+    def damage(fields: Fields, _: int) -> None:
+        random = Random(seed)
+        name = random.choice(FIELDS)
+        fields[name] = mutate(random, fields[name])
+
+    return damage
+
+
+DAMAGE = [*PLAIN.values(), set_to(b"keys", b'"a"b\n"c"'), set_to(b"actions", b'"'), set_to(b"objects", b"aa")]
+
+
+def make_entries(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
+    """Of each its rows, form, number of records that are missing before it, and what damages it, if something does."""
+    row = st.tuples(
+        st.one_of(st.integers(0, 50), st.integers(0, (1 << 63) - 1)),
+        text,
+        st.one_of(st.just("insert"), text),
+        st.one_of(st.just("thing"), text),
+        JSON,
+        st.sampled_from(["", '{"trace": "1"}']),
+        st.one_of(st.integers(0, 3), st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)),
+    )
+    entry = st.tuples(
+        st.lists(row, min_size=1, max_size=12),
+        st.sampled_from([*CODECS, "none", "plain"]),
+        st.sampled_from([0, 0, 0, 0, 1]),
+        st.one_of(st.none(), st.none(), st.sampled_from([None, None, *DAMAGE, *map(mutating, range(20))])),
+    )
+    return st.lists(entry, min_size=1, max_size=8)
+
+
+Raw = tuple[bytes, list[bytes]]
+
+
+def write(entries: list[Any]) -> list[Raw]:
+    """Entries as the server sends them."""
+    found: list[Raw] = []
+    first = 1
+    for rows, codec, missing, damage in entries:
+        first += missing
+        if codec == "plain":
+            for number, row in enumerate(rows):
+                found.append((b"%d-0" % (first + number), interleave(NAMES, [str(value).encode() for value in row])))
+        else:
+            entry = Entry(SHARD, Offset(first), Columns.pack(rows).compressed(codec))
+            fields = dict(zip(FIELDS, entry.values(), strict=True))
+            if damage is not None:
+                damage(fields, entry.last)
+            found.append((b"%d-0" % entry.last, interleave([*fields], [*fields.values()])))
+        first += len(rows)
+    return found
+
+
+def interleave(names: list[bytes], values: list[bytes]) -> list[bytes]:
+    return [each for pair in zip(names, values, strict=True) for each in pair]
+
+
+def read_records(entries: list[Raw]) -> tuple[list[tuple[Any, ...]], str]:
+    """The records before the first entry that cannot be read, and its error."""
+    error, whole = "", len(entries)
+    try:
+        parse_entries(SHARD, entries)
+    except ForeignLog as found:
+        error, whole = str(found), next(n for n in range(len(entries)) if is_refused(entries[: n + 1]))
+    records = parse_entries(SHARD, entries[:whole])
+    rows = [
+        (r.offset, r.id, r.key, r.action, r.object, r.data_json, r.headers_json or None, r.staged_us) for r in records
+    ]
+    return rows, error
+
+
+def is_refused(entries: list[Raw]) -> bool:
+    try:
+        parse_entries(SHARD, entries)
+    except ForeignLog:
+        return True
+    return False
+
+
+def read_arrays(entries: list[Raw]) -> tuple[list[tuple[Any, ...]], str]:
+    rows: list[tuple[Any, ...]] = []
+    try:
+        for read in entry_arrays.read_entries(SHARD, entries):
+            read.validate(full=True)
+            assert read.schema == ARROW_SCHEMA
+            assert set(read.column("channel").to_pylist()) == {"things"}
+            assert set(read.column("shard").to_pylist()) == {0}
+            times = read.column("timestamp").cast(pa.int64())
+            rows += zip(*(each.to_pylist() for each in [*read.columns[2:9], times]), strict=True)
+    except ForeignLog as error:
+        return rows, str(error)
+    return rows, ""
+
+
+@given(
+    st.one_of(make_entries(SIMPLE), make_entries(HOSTILE)),
+    st.sampled_from([1, 9, 5000]),
+    st.sampled_from([100, 1 << 22]),
+)
+def test_columns_are_those_of_the_records(entries: list[Any], rows: int, size: int) -> None:
+    """A second: a hundred logs."""
+    written = write(entries)
+    expected, error = read_records(written)
+    with patch.object(entry_arrays, "ROWS_TOGETHER", rows), patch.object(entry_arrays, "BYTES_TOGETHER", size):
+        assert read_arrays(written) == (expected, error)
