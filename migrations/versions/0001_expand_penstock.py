@@ -433,7 +433,7 @@ CREATE TABLE {schema}.pauses (
 )
 """,
     """
--- What was done in the console.
+-- What was done in the console, and jobs that were cancelled by a command.
 CREATE TABLE {schema}.actions (
     id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     done_at timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -22,6 +22,7 @@ GIVEN: dict[str, dict[str, str]] = {
     "retry": LETTER,
     "retry-all": {"consumer": "refuses", "error": "ValueError"},
     "drop": {**LETTER, "confirm": "refuses"},
+    "cancel": {"channel": "jobs", "tenant": "k", "confirm": "jobs"},
 }
 
 pytestmark = pytest.mark.usefixtures("scene")
@@ -60,7 +61,8 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
         SELECT (SELECT array_agg(kind || name ORDER BY 1) FROM penstock.pauses),
                (SELECT count(halted) FROM penstock.checkpoints),
                (SELECT count(*) FROM penstock.dead_letters),
-               (SELECT count(retry_requested_at) FROM penstock.dead_letters)
+               (SELECT count(retry_requested_at) FROM penstock.dead_letters),
+               (SELECT count(*) FROM penstock.cancellations)
         """
     ).fetchall()
 
@@ -105,6 +107,21 @@ def test_the_command_of_a_plan_means_the_same_in_a_shell(see_as: As, connection:
     [noted] = list_actions(connection)
     assert shlex.split(noted.command)[-2:] == ["--error", "not $(one) word"]
     assert "$(" not in noted.command.replace("'not $(one) word'", "")
+
+
+def test_a_job_is_cancelled_from_the_page_of_its_queue(see_as: As, connection: Connection) -> None:
+    [(job,)] = connection.execute("SELECT id FROM penstock.staged_records WHERE channel = 'jobs'").fetchall()
+    client = see_as(*RIGHTS)
+    [given] = re.findall(r"/act/cancel\?channel=(jobs)&amp;id=(\d+)", client.get("/channels/jobs/contents").text)
+    assert given == ("jobs", str(job))
+    fields = {"channel": "jobs", "id": str(job)}
+
+    answer = client.post("/act/cancel", data=fields | plan(client, "cancel", fields) | {"confirm": "jobs"})
+
+    assert answer.headers["location"] == "/channels/jobs/contents"
+    assert connection.execute("SELECT record_id FROM penstock.cancellations").fetchall() == [(job,)]
+    assert "penstock jobs cancel jobs" in client.get("/actions").text
+    assert "penstock jobs cancel jobs" not in see_as("see").get("/actions").text
 
 
 def test_what_destroys_asks_for_its_name(see_as: As, connection: Connection) -> None:

@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/act/retry": (f"/act/retry?{LETTER_FIELDS}",),
     "/act/retry-all": ("/act/retry-all?consumer=refuses",),
     "/act/drop": (f"/act/drop?{LETTER_FIELDS}",),
+    "/act/cancel": ("/act/cancel?channel=jobs&tenant=k",),
 }
 """Addresses of each route; those of a page are those of its twin in JSON, too."""
 

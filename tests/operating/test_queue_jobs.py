@@ -11,8 +11,10 @@ from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
-from penstock.operating.jobs import JobFilter, list_jobs
+from penstock.operating.jobs import Cancellation, JobFilter, cancel_command, cancel_jobs, list_jobs
+from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
+from penstock.testing import eventually
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
@@ -26,7 +28,7 @@ def flow() -> Pipeline:
     return Pipeline([Queue("jobs", keep=timedelta(0))])
 
 
-def stage(connection: Connection, tenant: str = "a", count: int = 1, own: str = "null") -> None:
+def stage(connection: Connection, tenant: str = "a", count: int = 1, own: str = "{}") -> None:
     connection.execute(STAGE, (tenant, f'{{"penstock": {own}}}', count))
 
 
@@ -87,3 +89,29 @@ def test_the_commands_list_and_show_jobs(connection: Connection, streamer: Strea
     assert '"fare": 12' in shown
     unknown = penstock("jobs", "show", "jobs", "2")
     assert (unknown.returncode, "has no job 2" in unknown.stderr) == (2, True)
+
+
+def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
+    connection: Connection, streamer: Streamer, penstock: CommandLine, redis_client: RedisClient
+) -> None:
+    stage(connection, "big", 600)
+    stage(connection, "big", own='{"delay_ms": 7200000}')
+    stage(connection, "small", 2)
+    streamer.drain()
+
+    plan = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--json")
+    assert json.loads(plan.stdout) == [{"tenant": "big", "state": "waiting", "jobs": 600}]
+    assert "would cancel 600 jobs. Nothing was changed." in plan.stderr
+    assert penstock("jobs", "cancel", "jobs", "--all", "1").returncode == 2
+    applied = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--apply", "--json")
+    assert json.loads(applied.stdout) == {"cancelled": 600, "running": 0}
+    small = JobFilter((602, 603))
+    assert cancel_jobs(connection, redis_client, "jobs", small) == Cancellation(cancelled=2, running=0)
+    assert cancel_command("jobs", small) == "penstock jobs cancel jobs 602 603 --apply"
+
+    assert [job.id for job in list_jobs(connection, redis_client, "jobs")] == [601]
+    queue = FairQueue(redis_client, "jobs")
+    eventually(lambda: streamer.drain() >= 0 and queue.stats().length == 0, "the streamer has emptied Redis")
+    assert [noted.command for noted in list_actions(connection)] == [
+        "penstock jobs cancel jobs --tenant big --state waiting --apply"
+    ]

@@ -8,9 +8,11 @@
 """
 
 import gc
+import getpass
 import inspect
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,6 +138,15 @@ def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
             raise InvalidSetting(f"{text} is no number of a record; if it is a key, add --key")
         return RecordId(number)
     return parse_place(text) if is_place(text) else text
+
+
+def whoami() -> str:
+    """The user and the machine, for what says who did it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def require_pipeline(settings: Settings) -> Pipeline:

@@ -23,8 +23,10 @@ from penstock.display import to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
+from penstock.operating.jobs import JobFilter, cancel_command, cancel_jobs, list_jobs
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset import reset_checkpoint
+from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Offset, Place, Scope, Shard, ShardName
 
@@ -214,7 +216,7 @@ LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
 """What names a dead letter."""
 
 MAX_RETRIED = 1_000
-"""Letters of one request; another one takes the next."""
+"""Letters, or jobs, of one request; another one takes the next."""
 
 
 def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -291,6 +293,44 @@ def _drop(connection: Connection, scope: Scope, given: Given, _: Visitor) -> Non
     letters.drop(connection, [_find_letter(connection, scope, given)], scope=scope)
 
 
+def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
+    queue, of = _field(given, "channel"), _choose_jobs(given)
+    found = list_jobs(connection, None, queue, of, limit=MAX_RETRIED, scope=scope)
+    if not found:
+        raise Unknown(f"{queue} has no such job that is not done")
+    which = f"job {found[0].id} of {queue}" if of.ids else f"the jobs of {of.tenant} in {queue}"
+    return Plan(
+        f"Cancel {which}",
+        (
+            "They will have no effect, for ever."
+            if of.tenant
+            else f"It is {found[0].tenant}'s, and will have no effect, for ever.",
+            "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
+            *([f"Up to {MAX_RETRIED:,} at once; another request takes the next."] if of.tenant else []),
+        ),
+        cancel_command(queue, of),
+        {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},
+        f"{_page('channel', queue)}/{'tenants' if of.tenant else 'contents'}",
+        confirm=queue,
+    )
+
+
+def _cancel(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    queue = _field(given, "channel")
+    found = list_jobs(connection, None, queue, _choose_jobs(given), limit=MAX_RETRIED, scope=scope)
+    cancel_jobs(connection, None, queue, JobFilter(tuple(job.id for job in found)), scope=scope)
+
+
+def _choose_jobs(given: Given) -> JobFilter:
+    """A job, or those of a tenant."""
+    if given.get("tenant"):
+        return JobFilter(tenant=given["tenant"])
+    id_ = _field(given, "id")
+    if (number := find_number(id_.encode())) is None:
+        raise InvalidName(f"id {id_!r}: the number of a job is wanted")
+    return JobFilter((number,))
+
+
 def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLetterRow:
     consumer, channel, shard, offset = (_field(given, name) for name in LETTER_FIELDS)
     if not (shard.isdecimal() and offset.isdecimal()):
@@ -308,6 +348,7 @@ ACTIONS: Mapping[str, Action] = {
         Action("retry", "retry", _plan_retry, _retry),
         Action("retry-all", "retry", _plan_retry_all, _retry_all),
         Action("drop", "drop", _plan_drop, _drop),
+        Action("cancel", "drop", _plan_cancel, _cancel),
     )
 }
 """The actions, by the last part of their address."""

@@ -147,6 +147,7 @@ class Content:
         tenant: Of a message.
         what: What happened, or its state.
         at: When it was staged, or has begun to wait; None if that is not known.
+        job: The id of a job.
     """
 
     place: str
@@ -154,6 +155,7 @@ class Content:
     tenant: str | None
     what: str
     at: datetime | None
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,9 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
             found = oldest_messages(client, namespace, shards, CONTENTS)
             known = explain_messages(client, namespace, ((each.shard, each.id) for each in found))
             contents = [
-                Content(f"{each.shard} {each.id}", why.facts["key"], why.facts["tenant"], why.state, each.since)
+                Content(
+                    f"{each.shard} {each.id}", why.facts["key"], why.facts["tenant"], why.state, each.since, each.id
+                )
                 for each in found
                 if (why := known[each.id]) is not None
             ]
@@ -476,9 +480,11 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
     return replace(story, key=HIDDEN, isolated=None, why=None, readers=readers)
 
 
-def _read_actions(reading: Reading, _visitor: Visitor, _: Request) -> Shown:
+def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.connections() as (connection, _client):
         found = list_actions(connection, scope=reading.scope)
+    if not visitor.may("keys"):  # a tenant, a unique name
+        found = [replace(each, command=HIDDEN) if " jobs cancel " in each.command else each for each in found]
     return Shown({"actions": found}, found)
 
 

@@ -1,15 +1,12 @@
 """``penstock consumers`` and ``penstock channels``: what is registered, and changes of it; and ``asyncapi``: what is declared."""
 
-import getpass
-import os
-import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.cli.command import DIFFERENCES, NOTHING_CHANGED, Apply, Json, command, require_pipeline
+from penstock.cli.command import DIFFERENCES, NOTHING_CHANGED, Apply, Json, command, require_pipeline, whoami
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.pauses import PauseKind
@@ -113,7 +110,7 @@ def resume_consumer(settings: Settings, name: ConsumerName) -> None:
 
 def _pause(settings: Settings, kind: PauseKind, name: str, reason: str, by: str | None) -> None:
     with open_connections(settings, "pause") as servers:
-        paused = pause(servers.connection, kind, name, reason=reason, by=by or _whoami(), scope=servers.scope)
+        paused = pause(servers.connection, kind, name, reason=reason, by=by or whoami(), scope=servers.scope)
     show(f"{paused}")
     say(f"What is being applied ends; nothing is begun until: {paused.how_to_resume}")
 
@@ -129,15 +126,6 @@ def _resume(settings: Settings, kind: PauseKind, name: str) -> None:
     )
     for each in others:
         say(f"It still waits: {each}; go on: {each.how_to_resume}")
-
-
-def _whoami() -> str:
-    """The user and the machine."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = f"user {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _progress(each: RegisteredConsumer) -> str:

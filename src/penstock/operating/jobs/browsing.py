@@ -63,7 +63,7 @@ class QueuedJob:
 
 def list_jobs(  # noqa: PLR0913  what a page is
     connection: Connection,
-    client: RedisClient,
+    client: RedisClient | None,
     channel: str,
     of: JobFilter = JobFilter(),
     *,
@@ -73,6 +73,7 @@ def list_jobs(  # noqa: PLR0913  what a page is
 ) -> list[QueuedJob]:
     """A page of jobs in the order of their ids; ``after``: the id of the last one of the page before.
 
+    Without a client, their states are as far as Postgres knows.
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
     pages = find_jobs(connection, client, channel, of, after=after, size=min(limit, PAGE), scope=scope)
@@ -81,7 +82,7 @@ def list_jobs(  # noqa: PLR0913  what a page is
 
 def find_jobs(  # noqa: PLR0913  the same
     connection: Connection,
-    client: RedisClient,
+    client: RedisClient | None,
     channel: str,
     of: JobFilter,
     *,
@@ -97,7 +98,8 @@ def find_jobs(  # noqa: PLR0913  the same
     while True:
         with postgres_errors(f"reading the jobs of {channel}"):
             rows = connection.execute(sql, {**given, "ids": ids, "after": after, "limit": size}).fetchall()
-        jobs = _add_states(client, [_make_job(channel, *row) for row in rows], scope)
+        jobs = [_make_job(channel, *row) for row in rows]
+        jobs = jobs if client is None else _add_states(client, jobs, scope)
         yield [job for job in jobs if of.state in {None, job.state}]
         if len(rows) < size:
             return

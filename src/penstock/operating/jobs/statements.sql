@@ -16,6 +16,14 @@ WHERE r.channel = %(channel)s AND r.id > %(after)s
 ORDER BY r.id
 LIMIT %(limit)s;
 
+-- :name newest_id
+SELECT coalesce(max(id), 0)
+FROM {schema}.staged_records;
+
+-- :name cancel
+SELECT count(*) FILTER (WHERE NOT is_running), count(*) FILTER (WHERE is_running)
+FROM {schema}.cancel_jobs(%(channel)s, %(ids)s, NULL, NULL);
+
 -- :name payload
 SELECT data::text, coalesce(headers::text, ''), (extract(epoch FROM created_at) * 1000000)::bigint
 FROM {schema}.staged_records
