@@ -32,10 +32,10 @@ def test_the_place_in_the_log_finds_the_dead_letter(failing: CommandLine) -> Non
     places = [line["item"] for line in logged if line["event"] == "dead-lettering"]
 
     assert "things/0 offset 2" in places
-    for place in places:
-        for words in ([place], place.split()):
-            assert '"bad": true' in failing("dead-letters", "show", "reader", *words).stdout
-            assert f"would drop {place}" in failing("dead-letters", "drop", "reader", *words).stdout
+    place = places[-1]
+    for words in ([place], place.split()):
+        assert '"bad": true' in failing("dead-letters", "show", "reader", *words).stdout
+        assert f"would drop {place}" in failing("dead-letters", "drop", "reader", *words).stdout
 
 
 def test_every_command_prints_and_takes_the_same_notation(failing: CommandLine) -> None:

@@ -1,13 +1,14 @@
 """``penstock console`` as it is typed."""
 
 import signal
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from fixtures.command_line import PENSTOCK, CommandLine
+from fixtures.command_line import CommandLine
+from penstock.cli.app import app
 from penstock.console.access import Entrance, User, Visitor
 
 
@@ -55,11 +56,9 @@ def test_what_would_let_anybody_in_is_refused(penstock: CommandLine, given: tupl
 
 
 def test_a_hash_is_printed_for_the_file_of_users() -> None:
-    done = subprocess.run(
-        [PENSTOCK, "console", "--hash-password"], input="correct horse\n", capture_output=True, text=True, check=True
-    )
+    done = CliRunner().invoke(app, ["console", "--hash-password"], input="correct horse\n")
 
     entrance = Entrance({"ann": User(Visitor("ann"), done.stdout.strip())})
     assert entrance.log_in("ann", "correct horse", "") is not None
     assert entrance.log_in("ann", "another", "") is None
-    assert "horse" not in done.stdout + done.stderr
+    assert "horse" not in done.output

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 from typing import Any
@@ -13,7 +14,7 @@ from console.conftest import As, Visitors
 from console.test_console_matrix import LETTER, PATHS
 from fixtures.roles import UrlFor
 from penstock import Pipeline
-from penstock.console import make_console, pages
+from penstock.console import make_console, pages, status_sampler
 from penstock.console.access import RIGHTS, Visitor
 from penstock.console.pages import LETTERS, PAGES, is_about
 from penstock.console.status_sampler import StatusSampler
@@ -120,6 +121,14 @@ def test_a_consumers_page_gives_the_advice_of_the_overview(see_as: As, connectio
     assert not is_about("a", "consumer b-a, a_b and aa are paused")
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples follow each other without a pause."""
+    monkeypatch.setattr(status_sampler, "WATCHED_S", 0.0)
+    monkeypatch.setattr(status_sampler, "BUSY_SHARE", 0)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_the_reader_survives_any_error(
     flow: Pipeline, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,17 +158,15 @@ def test_viewers_share_one_reader(flow: Pipeline, database_url: str, redis_url: 
     assert len({id(each) for each in found}) <= 2
 
 
-def test_a_rate_is_of_the_last_minute(
-    flow: Pipeline, database_url: str, redis_url: str, connection: Connection, streamer: object
-) -> None:
+@pytest.mark.usefixtures("streamer")
+def test_a_rate_needs_two_samples(flow: Pipeline, database_url: str, redis_url: str, hurried: None) -> None:
     sampler = StatusSampler(flow, database_url, redis_url)
-    first = sampler.look()
     eventually(lambda: len(sampler.look().recent) >= 2, "the second sample")
+    found = sampler.look()
     sampler.close()
 
-    assert first.rate("sequenced", "things") is None
-    assert sampler.look().rate("sequenced", "things") == 0.0
-    sampler.close()
+    assert replace(found, recent=found.recent[:1]).rate("sequenced", "things") is None
+    assert found.rate("sequenced", "things") == 0.0
 
 
 def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:
