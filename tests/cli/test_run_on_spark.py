@@ -16,7 +16,7 @@ from cli.test_commands import effects, stage
 from fixtures.command_line import PENSTOCK, CommandLine
 from fixtures.probing import ask
 from penstock.database.connections import Connection
-from penstock.demo.supervision import free_port
+from penstock.embedded.processes import free_port
 from penstock.testing import eventually
 
 # Each starts a JVM, because it ends with the test, or before.

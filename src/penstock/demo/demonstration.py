@@ -5,9 +5,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -20,7 +21,7 @@ from penstock.demo.audit import Audit, audit
 from penstock.demo.drift import Beginning, Drift, ReconcileProcess, mark_all_dirty, seed_drift
 from penstock.demo.rides import CONSUMER_TABLES, CRASH_EVERY, LATE_CONSUMER, REPEAT_CHANCE, SCHEMA, Base, pipeline
 from penstock.demo.simulator import Simulator
-from penstock.demo.supervision import ApiProcesses, SupervisedProcess, busy_workers, check_health, free_port
+from penstock.demo.supervision import RATE, ApiProcesses, SupervisedProcess, busy_workers, check_health
 from penstock.errors import DemoFailed
 from penstock.logs import quieten
 from penstock.schema.initialise import initialise
@@ -97,9 +98,7 @@ class Demo:
     reconcile: bool = True
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
-    _api: SupervisedProcess | None = None
     _started: list[SupervisedProcess] = field(default_factory=list)
-    _apis: ApiProcesses | None = None
     _beginning: Beginning | None = None
     _reconciling: ReconcileProcess | None = None
     _drift: Drift | None = None
@@ -110,19 +109,19 @@ class Demo:
         """Runs it; the returned progress has the final audit."""
         quieten(("httpx", "httpcore"))  # a line for each request of the simulated clients
         self._reset()
-        urls = self._start_api()
-        simulator = Simulator(*urls)
+        self._api.start()
+        simulator = Simulator(*self._api.urls)
         client = connect_redis(self.redis_url)
         try:
             with connect_postgres(self.database_url, application="demo") as connection:
-                if self.engine != "stealing":
+                if not self._steals:
                     self._start_pipeline()
-                self._wait_until_ready(connection, client, urls)
+                self._wait_until_ready(connection, client)
                 began = monotonic()
                 simulator.start()
                 self._watch(connection, client, simulator, began)
                 # Where requests do the work, somebody has to come until all of it is done.
-                simulator.only_check_health() if self._apis else simulator.stop()
+                simulator.only_check_health() if self._steals else simulator.stop()
                 return self._settle(connection, client, simulator, began)
         finally:
             simulator.stop()
@@ -150,18 +149,17 @@ class Demo:
     def _environment(self, **more: str) -> dict[str, str]:
         return {**os.environ, "PENSTOCK_DATABASE_URL": self.database_url, "PENSTOCK_REDIS_URL": self.redis_url, **more}
 
-    def _start_api(self) -> list[str]:
-        """Starts the API; returns where it answers."""
-        if self.engine == "stealing":
-            self._apis = ApiProcesses(self._environment(**FAULTS), STEALING_RATE)
-            self._apis.start()
-            self._started += self._apis.processes
-            return self._apis.urls
-        port = free_port()
-        api = SupervisedProcess(["penstock.demo.api"], self._environment(PORT=str(port)))
-        api.start()
-        self._api = api
-        return [f"http://127.0.0.1:{port}"]
+    @property
+    def _steals(self) -> bool:
+        """True if the requests do the work."""
+        return self.engine == "stealing"
+
+    @cached_property
+    def _api(self) -> ApiProcesses:
+        """While one of those that do the work is started again, the other one answers."""
+        if not self._steals:
+            return ApiProcesses(self._environment(), 1)
+        return ApiProcesses(self._environment(**FAULTS, **{RATE: str(STEALING_RATE)}), 2)
 
     def _start_pipeline(self) -> None:
         command = ["run", "--app", "penstock.demo.rides:pipeline", "--engine", self.engine]
@@ -175,7 +173,7 @@ class Demo:
         self._started.append(SupervisedProcess(words, self._environment(**FAULTS)))
         self._started[-1].start()
 
-    def _wait_until_ready(self, connection: Connection, client: RedisClient, urls: Sequence[str]) -> None:
+    def _wait_until_ready(self, connection: Connection, client: RedisClient) -> None:
         """Waits until the API answers and a first ride has reached every consumer."""
         began, booked = monotonic(), False
         while (passed := monotonic() - began) < READY_TIMEOUT_S:
@@ -183,13 +181,13 @@ class Demo:
             what = f"the {self.engine} engine to apply a first ride" if booked else "the API"
             self.wait(f"{passed:5.1f} s  waiting for {what}")
             if not booked:
-                booked = _books(urls[0])
+                booked = _books(self._api.urls[0])
             elif (now := audit(connection, client)).staged and now.settled:
                 connection.execute("DELETE FROM rocket_rides.faults")
                 connection.execute("UPDATE rocket_rides.effects SET latency_us = 0")
                 return
-            if self._apis is not None:
-                check_health(urls)
+            if self._steals:
+                check_health(self._api.urls)
             self._ended.wait(0.2)
         raise DemoFailed(f"the {self.engine} engine was not ready within {READY_TIMEOUT_S:.0f} s")
 
@@ -237,15 +235,15 @@ class Demo:
         elif self._drift is None and self._reconciling.drift is not None:
             self._drift = self._reconciling.drift
             mark_all_dirty(self.database_url)
-            if self._apis is not None:
+            if self._steals:
                 self._beginning = Beginning(self.database_url)
                 return
             app = "penstock.demo.rides:late_pipeline"
             self._start(["consume", LATE_CONSUMER, "--app", app, "--from", "tables"])
 
     def _processes(self) -> list[SupervisedProcess | ReconcileProcess | Beginning]:
-        others = (self._api, self._reconciling, self._beginning)
-        return [*self._started, *(each for each in others if each is not None)]
+        others = (self._reconciling, self._beginning)
+        return [*self._api.processes, *self._started, *(each for each in others if each is not None)]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
@@ -264,7 +262,7 @@ class Demo:
             phase=self._phase(now, seconds),
             requests=simulator.requests,
             health_checks=simulator.health_checks,
-            recruits=None if self._apis is None else self._apis.count(),
+            recruits=self._api.count() if self._steals else None,
         )
 
     def _phase(self, now: Audit, seconds: float) -> str:
@@ -279,7 +277,7 @@ class Demo:
 
     def _kill(self) -> None:
         """Sends SIGKILL to the process of the inline engine, to one of the API, or to a worker process of Spark."""
-        pid = self._started[0].pid
+        pid = (self._api.processes if self._steals else self._started)[0].pid
         if pid is None:
             return
         victims = busy_workers(pid) if self.engine == "spark" else [pid]

@@ -4,7 +4,6 @@ import contextlib
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,15 +15,13 @@ import httpx
 import psutil  # type: ignore[import-untyped]  # it ships no types
 
 from penstock.demo.rides import CRASHED
+from penstock.embedded.processes import free_port
 
 _RESTARTED = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
 """Exit codes after which a command is restarted: it crashed, was killed, or lost a worker too often."""
 
 RATE = "PENSTOCK_DEMO_RATE"
 """Environment variable: the share of requests that are recruited for each chore that moves records."""
-
-PROCESSES = 2
-"""Processes of the API: while one of them is started again, the other one answers."""
 
 LAST_LINES = 5
 """Number of lines of stderr that are shown if a process cannot run."""
@@ -122,22 +119,16 @@ def _is_busy_worker(process: psutil.Process) -> bool:
         return False
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
-
-
 class ApiProcesses:
     """The processes of the API: supervised, and counted."""
 
-    def __init__(self, environment: dict[str, str], rate: float) -> None:
+    def __init__(self, environment: dict[str, str], count: int) -> None:
         """Starts nothing yet."""
-        more = {**environment, RATE: str(rate)}
-        ports = [free_port() for _ in range(PROCESSES)]
+        ports = [free_port() for _ in range(count)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
-        self.processes = [SupervisedProcess(["penstock.demo.api"], {**more, "PORT": str(port)}) for port in ports]
+        self.processes = [
+            SupervisedProcess(["penstock.demo.api"], {**environment, "PORT": str(port)}) for port in ports
+        ]
         self._counts: dict[int, dict[str, int]] = {}
 
     def start(self) -> None:

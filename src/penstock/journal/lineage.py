@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from psycopg.rows import class_row
-
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
 from penstock.channels.log import Extent, extents, last_records
@@ -38,16 +36,6 @@ class ServerIdentity:
 
     system_identifier: str
     timeline: int
-
-
-@dataclass(frozen=True, slots=True)
-class _ServerState:
-    """A row of ``server_state``."""
-
-    system_identifier: str
-    timeline: int
-    in_recovery: bool
-    read_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +112,15 @@ def examine_lineage(
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     """The identity of the server."""
     statement = statements("penstock.journal", scope.schema)["server_state"]
-    with (
-        postgres_errors("reading the identity of Postgres"),
-        connection.cursor(row_factory=class_row(_ServerState)) as cursor,
-    ):
-        [server] = cursor.execute(statement)
-    if server.in_recovery or server.read_only:
+    with postgres_errors("reading the identity of Postgres"):
+        [(system_identifier, timeline, in_recovery, read_only)] = connection.execute(statement).fetchall()
+    if in_recovery or read_only:
         raise ReadOnlyPostgres(
             "the streamer needs the primary: this Postgres is "
-            + ("a standby" if server.in_recovery else "set to default_transaction_read_only")
+            + ("a standby" if in_recovery else "set to default_transaction_read_only")
             + ". Point database_url at the server that takes writes"
         )
-    return ServerIdentity(server.system_identifier, server.timeline)
+    return ServerIdentity(system_identifier, timeline)
 
 
 def server_start_us(connection: Connection, scope: Scope) -> int:
