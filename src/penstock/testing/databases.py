@@ -47,6 +47,18 @@ def delete_keys(redis_url: str, namespace: str) -> None:
             client.unlink(key)
 
 
+@contextmanager
+def temporary_database(server_url: str, template: str | None) -> Iterator[str]:
+    """URL of a copy of a database, which exists for the duration of the block."""
+    name = _new_name("test")
+    with postgres_errors("creating the test's database"):
+        create_database(server_url, name, template)
+    try:
+        yield database_url(server_url, name)
+    finally:
+        drop_database(server_url, name)
+
+
 class TemplateDatabases:
     """Databases that are copies of a template; there is one template for each name of Penstock's schema."""
 
@@ -56,18 +68,11 @@ class TemplateDatabases:
         self._create_tables = create_tables
         self._templates: dict[str, str] = {}
 
-    @contextmanager
-    def copy(self, schema: str) -> Iterator[str]:
+    def copy(self, schema: str) -> AbstractContextManager[str]:
         """URL of a database that exists for the duration of the block."""
         if schema not in self._templates:
             self._templates[schema] = self._template(schema)
-        name = _new_name("test")
-        with postgres_errors("creating the test's database"):
-            create_database(self._server_url, name, self._templates[schema])
-        try:
-            yield database_url(self._server_url, name)
-        finally:
-            drop_database(self._server_url, name)
+        return temporary_database(self._server_url, self._templates[schema])
 
     def close(self) -> None:
         """Drop the templates."""

@@ -1,12 +1,12 @@
 """Running a pipeline in the test's own thread until nothing is left to do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
@@ -128,6 +128,23 @@ def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_
     return worker.drain(check)
 
 
+def within(consumer: ConsumerSpec, context: Callable[[Any], AbstractContextManager[None]]) -> ConsumerSpec:
+    """The consumer, whose handler is called within a context that is made of its records."""
+    handler: Callable[..., Any] = consumer.handler
+
+    @wraps(handler)
+    def called(session: Any, records: Any) -> object:
+        with context(records):
+            return handler(session, records)
+
+    @wraps(handler)
+    async def called_async(session: Any, records: Any) -> object:
+        with context(records):
+            return await handler(session, records)
+
+    return replace(consumer, handler=called_async if consumer.is_async else called)
+
+
 @dataclass
 class _LastFailure:
     """The last exception of a handler."""
@@ -136,23 +153,11 @@ class _LastFailure:
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
         """The consumer, with a handler whose exceptions are noted here."""
-        handler = consumer.handler
-
-        @wraps(handler)
-        def called(session: Any, records: Any) -> object:
-            with self._noting():
-                return handler(session, records)
-
-        @wraps(handler)
-        async def called_async(session: Any, records: Any) -> object:
-            with self._noting():
-                return await cast("Callable[..., Awaitable[object]]", handler)(session, records)
-
-        noted = replace(consumer, handler=called_async if consumer.is_async else called)
+        noted = within(consumer, self._noting)
         return replace(noted, backoff=RETRY_S) if isinstance(noted, WorkerSpec) else noted
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _noting(self, _records: Any) -> Iterator[None]:
         try:
             yield
         except (Cancel, DeadLetter):

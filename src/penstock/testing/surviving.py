@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from secrets import token_hex
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,12 +20,11 @@ from penstock.consuming import SeveralRunners, Worker, make_worker
 from penstock.crashpoints import install_crashpoint, install_repeats
 from penstock.database.connections import connect_postgres
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.embedded.postgres import create_database, drop_database
 from penstock.embedded.postgres import database_url as name_database
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
-from penstock.testing.databases import delete_keys
-from penstock.testing.draining import MAX_ROUNDS, RETRY_S, drained
+from penstock.testing.databases import delete_keys, temporary_database
+from penstock.testing.draining import MAX_ROUNDS, RETRY_S, drained, within
 
 BEFORE_COMMIT = ("consumer.after_apply", "together.after_apply", "members.after_apply")
 AFTER_COMMIT = ("consumer.after_commit", "together.after_commit", "members.after_commit")
@@ -230,35 +228,16 @@ def _die(made: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
 
 def _failing_once(consumer: ConsumerSpec) -> ConsumerSpec:
     """The worker, whose handler fails once for each job, behind its effects."""
-    handler: Callable[..., Any] = consumer.handler
     seen: set[str] = set()
 
-    def fail(job: Any) -> None:
+    @contextmanager
+    def failing(job: Any) -> Iterator[None]:
+        yield
         if job.id not in seen:
             seen.add(job.id)
             raise RuntimeError("a fault of penstock.testing.survives")
 
-    @wraps(handler)
-    def called(session: Any, job: Any) -> object:
-        outcome = handler(session, job)
-        fail(job)
-        return outcome
-
-    @wraps(handler)
-    async def called_async(session: Any, job: Any) -> object:
-        outcome = await handler(session, job)
-        fail(job)
-        return outcome
-
-    return replace(consumer, handler=called_async if consumer.is_async else called)
-
-
-def _die_before(made: _Run, consumer: ConsumerSpec) -> None:
-    _die(made, consumer, BEFORE_COMMIT)
-
-
-def _die_after(made: _Run, consumer: ConsumerSpec) -> None:
-    _die(made, consumer, AFTER_COMMIT)
+    return within(consumer, failing)
 
 
 def _repeat(made: _Run, consumer: ConsumerSpec) -> None:
@@ -308,12 +287,12 @@ HAZARDS = (
     Hazard(
         "a crash between its effect and the commit",
         "Its effect is then in the database although the transaction was rolled back, or in a variable: write by the session alone",
-        _die_before,
+        partial(_die, points=BEFORE_COMMIT),
     ),
     Hazard(
         "a crash behind the commit",
         "Something is to happen behind the commit, and nobody does it again: stage a record instead",
-        _die_after,
+        partial(_die, points=AFTER_COMMIT),
     ),
     Hazard(
         "a second delivery",
@@ -338,7 +317,7 @@ HAZARDS = (
 @contextmanager
 def copied(url: str) -> Iterator[str]:
     """A copy of a database, which is dropped behind the block."""
-    given, server, name = make_url(url).database, name_database(url, "postgres"), f"penstock_test_{token_hex(6)}"
+    given, server = make_url(url).database, name_database(url, "postgres")
     with connect_postgres(server, application="test") as connection:
         query = "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = %s"
         deadline = monotonic() + LEAVING_S
@@ -348,11 +327,8 @@ def copied(url: str) -> Iterator[str]:
                     f"{given} has other sessions, and cannot be copied: end those of the test, and dispose of its engine: engine.dispose()"
                 )
             sleep(0.01)
-    create_database(server, name, given)
-    try:
-        yield name_database(url, name)
-    finally:
-        drop_database(server, name)
+    with temporary_database(server, given) as copy:
+        yield copy
 
 
 def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
