@@ -145,19 +145,19 @@ def choose_share(settings: Settings) -> Share:
     return WHOLE if settings.share is None else parse_share(settings.share)
 
 
-def run_loop(loop: Runner[Any], stop: Stop, progress: ProgressLine, *, drain: bool) -> None:
-    """Runs rounds until a stop signal, and closes the connections."""
+def run_loop(loop: Runner[Any], stop: Stop, report: Callable[[Any], None], *, drain: bool) -> None:
+    """Runs rounds until a stop signal, reports each, and closes the connections."""
 
-    def report(done: RoundResult | Consumed) -> None:
-        progress.add(done)
-        if drain and stop():
+    def report_and_stop(done: RoundResult | Consumed) -> None:
+        report(done)
+        if stop():
             raise typer.Exit(0)
 
     if not drain:
         loop.run(stop, report)
         return
     try:
-        loop.drain(report)
+        loop.drain(report_and_stop)
     finally:
         loop.close()
 

@@ -1,7 +1,6 @@
 """``penstock run``, ``stream``, ``consume`` and ``work``: what runs until it is stopped, or until nothing is left."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -86,7 +85,7 @@ def stream(
         streamer = Streamer(
             pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
         )
-        run_loop(streamer, stop, progress, drain=drain)
+        run_loop(streamer, stop, progress.add, drain=drain)
     say(f"{progress.count:,} records published")
 
 
@@ -129,7 +128,7 @@ def consume(
             prepare=settings.prepare,
             sources=settings.source_urls,
         )
-        run_loop(worker, stop, progress, drain=drain)
+        run_loop(worker, stop, progress.add, drain=drain)
         if drain:
             raise_if_stopped(settings, pipeline, name)
     say(f"{progress.count:,} records applied")
@@ -190,24 +189,14 @@ def work(
             assert isinstance(done, Consumed)
             total.update(_count(done))
             progress.add(done)
-            if drain and stop():
-                raise typer.Exit(0)
 
-        if drain:
-            for worker in workers:
-                _drain(settings, pipeline, urls, worker, report)
-        else:
-            inline.run(
-                pipeline,
-                urls.database_url,
-                urls.redis_url,
-                consumers=[worker.name for worker in workers],
-                streamer=False,
-                stop=stop,
-                prepare=settings.prepare,
-                concurrency=settings.concurrency,
-                report=lambda _who, done: report(done),
-            )
+        how: dict[str, Any] = {"prepare": settings.prepare, "concurrency": settings.concurrency}
+        for spec in workers if drain else ():
+            run_loop(make_worker(pipeline, spec, urls.database_url, urls.redis_url, **how), stop, report, drain=True)
+            raise_if_stopped(settings, pipeline, spec.name)
+        if not drain:
+            how |= {"consumers": [spec.name for spec in workers], "streamer": False, "stop": stop}
+            inline.run(pipeline, urls.database_url, urls.redis_url, report=lambda _, done: report(done), **how)
     if json:
         show_json(total)
     say(f"{progress.count:,} jobs done")
@@ -227,16 +216,3 @@ def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:
     if not chosen:
         raise DeclarationError("the pipeline declares no worker of a queue: @pipeline.worker(reads=…)")
     return [spec for spec in chosen if isinstance(spec, WorkerSpec)]
-
-
-def _drain(
-    settings: Settings, pipeline: Pipeline, urls: Servers, spec: WorkerSpec, report: Callable[[Consumed], None]
-) -> None:
-    worker = make_worker(
-        pipeline, spec, urls.database_url, urls.redis_url, prepare=settings.prepare, concurrency=settings.concurrency
-    )
-    try:
-        worker.drain(report)
-    finally:
-        worker.close()
-    raise_if_stopped(settings, pipeline, spec.name)
