@@ -44,12 +44,7 @@ _PARTS = "volatile", "volatile-times"
 
 
 class _VolatileHash(Operations[C]):
-    """The operations of a hash.
-
-    Raises:
-        InvalidName: The namespace is not valid.
-        InvalidStructureCall: The name or the scheme is not valid.
-    """
+    """The operations of a hash."""
 
     def __init__(self, client: C, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> None:
         """Sets up; nothing is sent.

@@ -178,12 +178,7 @@ async def stage_async(  # noqa: PLR0913  as stage
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
 ) -> int | None:
-    """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
-
-    Raises:
-        InvalidRecord: A field is invalid; nothing was written.
-        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
-    """
+    """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
     insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
     return next(iter(await _insert_async(target, insertion, "stage")), None)
@@ -192,12 +187,7 @@ async def stage_async(  # noqa: PLR0913  as stage
 async def stage_many_async(
     target: "AsyncTarget", records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None
 ) -> int:
-    """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
-
-    Raises:
-        InvalidRecord: A field is invalid; the error names the record, and nothing was written.
-        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
-    """
+    """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     insertion = _Insertion(to, _make_rows(to, records), pipeline)
     await _insert_async(target, insertion, "stage_many")
     return len(insertion.rows)
@@ -206,12 +196,7 @@ async def stage_many_async(
 async def mark_dirty_async(
     target: "AsyncTarget", members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None
 ) -> int:
-    """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
-
-    Raises:
-        InvalidRecord: A member is invalid; nothing was written.
-        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
-    """
+    """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     insertion = _Insertion(to, _make_marks(to, members), pipeline)
     await _insert_async(target, insertion, "mark_dirty")
     return len(insertion.rows)

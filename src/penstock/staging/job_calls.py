@@ -99,11 +99,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> int:
-        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
-
-        Raises:
-            InvalidRecord: As ``stage``, and so are the others.
-        """
+        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
         record = self._record(payload, tenant, key, headers, options)
         return await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
 

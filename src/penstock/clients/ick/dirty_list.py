@@ -67,9 +67,7 @@ class _DirtyList(Operations[C]):
 
         Raises:
             InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text; nothing was written.
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; any of the marks may have been added.
-            AppendRefused: Redis does not take writes.
         """
         return (yield from _adding([(self.keys, marks)], self._slice))[0]
 
@@ -85,9 +83,7 @@ class _DirtyList(Operations[C]):
 
         Raises:
             InvalidIckCall: The size is not a whole number from 0 on.
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; members may have been reserved, and the next call returns them.
-            AppendRefused: Redis does not take writes.
         """
         return (yield from self._exchange(size, (), backwash=backwash)).marks
 
@@ -97,9 +93,7 @@ class _DirtyList(Operations[C]):
 
         Raises:
             InvalidIckCall: A member is neither bytes nor text; nothing was committed.
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; any of the members may have been committed.
-            AppendRefused: Redis does not take writes.
         """
         return (yield from self._exchange(0, members)).committed
 
@@ -109,9 +103,7 @@ class _DirtyList(Operations[C]):
 
         Raises:
             InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes nor text.
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; the exchange may have happened.
-            AppendRefused: Redis does not take writes.
         """
         return (yield from self._exchange(size, done, backwash=backwash))
 
@@ -127,7 +119,6 @@ class _DirtyList(Operations[C]):
         """Sizes and exact scores; None if there is no Ick.
 
         Raises:
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer.
         """
         return (yield from _running([operations.stats(self.keys)], f"inspecting {self.keys.version}"))[0]
@@ -140,9 +131,7 @@ class _DirtyList(Operations[C]):
             unlink: Free the memory in a background thread of the server.
 
         Raises:
-            DamagedIck: The Ick is damaged.
             ServerUnavailable: Redis does not answer; it may have been deleted.
-            AppendRefused: Redis does not take writes.
         """
         one = [operations.delete(self.keys, unlink=unlink)]
         return (yield from _running(one, f"deleting {self.keys.version}"))[0]
@@ -153,6 +142,8 @@ class DirtyList(_DirtyList[RedisClient], Blocking):
 
     A call with more than 1,000 marks or members becomes several script calls, each of them atomic, because Redis is blocked
     while a script runs.  Every call may be repeated if its reply was lost.
+
+    Every call raises ``DamagedIck`` if the Ick is damaged; each that writes, ``AppendRefused`` if Redis does not take writes.
     """
 
 

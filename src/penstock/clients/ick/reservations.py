@@ -148,6 +148,9 @@ class Reservations:
     An Ick has one reservation at a time; to process members in parallel, use several Icks.  Every call may be repeated
     unchanged if its reply was lost.
 
+    Every call raises ``ServerUnavailable`` if Redis does not answer: repeat it; ``DamagedIck`` if the Ick is damaged; and each
+    but ``read``, ``AppendRefused`` if Redis does not take writes.
+
     Args:
         client: From ``connect_redis``.
         key: Name of the Ick.
@@ -192,11 +195,6 @@ class Reservations:
             above: The new number is higher than this; give the highest that the destination has seen.
             request: The id of this request; by default a new one for each reservation.  Repeating an id returns the same
                 reservation while it is current, even to another process, such as one restarted before it stored the reply.
-
-        Raises:
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer; repeat the call.
-            AppendRefused: Redis does not take writes.
         """
         id_ = self._first_request if request is None else request
         reply = self._exchange(id_, in_place_of, (0,), above, Busy)
@@ -220,21 +218,13 @@ class Reservations:
 
         Raises:
             InvalidIckCall: A member is neither bytes nor text; nothing was done.
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer; repeat the call.
-            AppendRefused: Redis does not take writes.
         """
         arguments = self._done(done)
         request = _request_for(reservation.next_request, arguments)
         return self._exchange(request, reservation, arguments, above, Superseded)
 
     def read(self, reservation: Reservation) -> Reservation | Superseded:
-        """The members that the reservation still holds, without those that were committed.  Writes nothing.
-
-        Raises:
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer.
-        """
+        """The members that the reservation still holds, without those that were committed.  Writes nothing."""
         # A repeated request only returns the reservation that it began.
         reply = self._exchange(reservation.request, reservation, (0,), 0, Superseded)
         return replace(reply, next_request=reservation.next_request) if isinstance(reply, Reservation) else reply
@@ -244,9 +234,6 @@ class Reservations:
 
         Raises:
             InvalidIckCall: A member is neither bytes nor text; nothing was done.
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer; repeat the call.
-            AppendRefused: Redis does not take writes.
         """
         arguments = (reservation.number, reservation.request, *encode_members(self.keys.version, members))
         return self._run("ick/fenced/commit", arguments, _read_commit)
@@ -258,9 +245,6 @@ class Reservations:
 
         Raises:
             InvalidIckCall: A member is neither bytes nor text; nothing was done.
-            DamagedIck: The Ick is damaged.
-            ServerUnavailable: Redis does not answer; repeat the call.
-            AppendRefused: Redis does not take writes.
         """
         arguments = (reservation.number, reservation.request, *self._done(done))
         return self._run("ick/fenced/release", arguments, _read_release)

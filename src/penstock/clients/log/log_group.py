@@ -48,9 +48,7 @@ class _LogGroup(Operations[C]):
 
         Raises:
             InvalidSetting: The URL is invalid.
-            InvalidName: A name or the namespace is not valid.
-            InvalidLogCall: An option is out of range.
-            DeclarationError: The log is read from several sources.
+            PenstockError: As the constructor.
         """
         return cls(cls._connect(url), log, group, **options)
 
