@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.crashing import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
-from penstock import Ick, Log, Pipeline, Queue, stage
+from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage
 from penstock.channels.log import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
@@ -23,7 +23,6 @@ from penstock.operating.channels import Retirement, adopt_channel, list_channels
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status import status
 from penstock.records import BEGINNING, Record, Shard, ShardName
-from penstock.staging import mark_dirty
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 

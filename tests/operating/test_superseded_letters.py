@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.flow import retain_now
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log, Pipeline, mark_dirty
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.consuming.log.log_worker import LogWorker
@@ -18,7 +18,6 @@ from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.letters import newest, of_consumer, retry
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Offset, Record
-from penstock.staging import mark_dirty
 from penstock.streaming import Streamer
 
 STAGE = """

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
-from penstock import Ick, Log, Pipeline, Queue, stage
+from penstock import Ick, Log, Pipeline, Queue, Staging, mark_dirty, stage, stage_async, stage_many
 from penstock.channels.acl import acl_grant
 from penstock.channels.ick.shard_states import oldest
 from penstock.channels.log import read_newest
@@ -37,7 +37,6 @@ from penstock.operating.tracing import trace
 from penstock.reconciling import Barrier, cut
 from penstock.reconciling.history import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.staging import Staging, mark_dirty, stage_async, stage_many
 from penstock.streaming import Streamer
 from penstock.verifying.bounds import read_bounds
 

@@ -17,9 +17,9 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
-from penstock.reconciling import Barrier, Cut, cut, pinned
+from penstock.reconciling import Barrier, cut, pinned
 from penstock.reconciling.barrier import wait_until_reached
-from penstock.reconciling.cut import export_snapshot
+from penstock.reconciling.cut import Cut, export_snapshot
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick

@@ -12,10 +12,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Ride, Staged, StagedRecords
 from fixtures.postgres import engine_url
-from penstock import Log, Pipeline, stage
+from penstock import Log, Pipeline, Staging, stage, stage_many
 from penstock import observer as events_of
 from penstock.errors import InvalidRecord, NotAttached, StagingError
-from penstock.staging import Staging, stage_many
 from penstock.staging import rows as staging_rows
 from penstock.staging.rows import split_rows
 

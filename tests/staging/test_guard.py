@@ -10,9 +10,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from fixtures.application import Base, Ride, Rider, StagedRecords
-from penstock import Log, Pipeline
+from penstock import Log, Pipeline, stage
 from penstock.errors import BypassedStaging
-from penstock.staging import stage
 
 Sessions = sessionmaker[Session]
 Bypass = Callable[[Session], object]

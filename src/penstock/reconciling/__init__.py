@@ -13,9 +13,9 @@ that snapshot.  Any difference is a defect, never lag.
     history          rows of runs, and the keys that an interrupted repair has left
 """
 
-from penstock.reconciling.barrier import Barrier, Pinned, pinned
+from penstock.reconciling.barrier import Barrier, pinned
 from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
-from penstock.reconciling.cut import Connect, Cut, cut
+from penstock.reconciling.cut import cut
 from penstock.reconciling.reconciliation import (
     Comparer,
     Intent,
@@ -30,12 +30,9 @@ __all__ = [
     "Barrier",
     "CanonicalRows",
     "Comparer",
-    "Connect",
-    "Cut",
     "Difference",
     "DifferenceKind",
     "Intent",
-    "Pinned",
     "Reconciled",
     "StateComparison",
     "cut",

@@ -20,25 +20,3 @@ Three ways to stage, and a guard:
 ``job_reports`` reads what has become of jobs.  ``payload`` defines which values a record may hold and how they are encoded.  ``trace_headers`` adds the current trace.
 ``nudge`` wakes the streamer after a commit.
 """
-
-from penstock.staging.explicit import (
-    Staging,
-    mark_dirty,
-    mark_dirty_async,
-    stage,
-    stage_async,
-    stage_many,
-    stage_many_async,
-)
-from penstock.staging.hooks import attach
-
-__all__ = [
-    "Staging",
-    "attach",
-    "mark_dirty",
-    "mark_dirty_async",
-    "stage",
-    "stage_async",
-    "stage_many",
-    "stage_many_async",
-]

@@ -12,7 +12,6 @@ the log, must be in the log or is lost.
     examiner      reads them in this process, one after the other
 """
 
-from penstock.verifying.bounds import Start
 from penstock.verifying.comparing import (
     ExpectedRecord,
     Finding,
@@ -29,7 +28,6 @@ __all__ = [
     "ExpectedRecord",
     "Finding",
     "FindingKind",
-    "Start",
     "UnexpectedEntry",
     "VerificationRange",
     "Verified",

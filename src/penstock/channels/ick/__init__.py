@@ -7,9 +7,9 @@ the oldest members, bring their copy up to date, and commit the members that are
 ``inspect_shards`` and ``oldest`` show what an Ick holds.
 """
 
-from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark, Member, Score, ScoreSpan
-from penstock.channels.ick.shard_states import ShardState, Waiting, inspect_shards, oldest
+from penstock.channels.ick.marking import MarkBatch, coalesce, mark_shards, update_progress
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark
+from penstock.channels.ick.shard_states import ShardState, inspect_shards, oldest
 
 __all__ = [
     "Added",
@@ -17,12 +17,7 @@ __all__ = [
     "IckStats",
     "Mark",
     "MarkBatch",
-    "MarkProgress",
-    "Member",
-    "Score",
-    "ScoreSpan",
     "ShardState",
-    "Waiting",
     "coalesce",
     "inspect_shards",
     "mark_shards",

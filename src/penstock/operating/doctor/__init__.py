@@ -4,8 +4,8 @@ A result says what was found and, unless all is well, what to type.  ``error``: 
 ``warning``: worth knowing, recovers by itself, or is about to become an error.
 """
 
-from penstock.operating.doctor.check import CheckContext, CheckResult, Grade
+from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.doctor.pipeline_checks import judge_status
 
-__all__ = ["CheckContext", "CheckResult", "Grade", "diagnose", "judge_status", "worst"]
+__all__ = ["CheckResult", "diagnose", "judge_status", "worst"]

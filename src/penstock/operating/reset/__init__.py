@@ -3,22 +3,18 @@
 Each function returns a plan, and carries it out only with ``apply``.  What was done is written to the log.
 """
 
-from penstock.operating.reset.checkpoint import CheckpointMove, CheckpointTarget, reset_checkpoint
+from penstock.operating.reset.checkpoint import CheckpointTarget, reset_checkpoint
 from penstock.operating.reset.doubt import ConsumerInDoubt, OffsetsInDoubt
-from penstock.operating.reset.epoch import DeletedStream, EpochPlan, RewoundCheckpoint, reset_epoch
-from penstock.operating.reset.ick_reset import IckRepair, reset_ick
+from penstock.operating.reset.epoch import EpochPlan, reset_epoch
+from penstock.operating.reset.ick_reset import reset_ick
 from penstock.operating.reset.source_history import AcceptedShard, reset_source
 
 __all__ = [
     "AcceptedShard",
-    "CheckpointMove",
     "CheckpointTarget",
     "ConsumerInDoubt",
-    "DeletedStream",
     "EpochPlan",
-    "IckRepair",
     "OffsetsInDoubt",
-    "RewoundCheckpoint",
     "reset_checkpoint",
     "reset_epoch",
     "reset_ick",
