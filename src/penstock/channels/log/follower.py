@@ -11,7 +11,7 @@ from penstock.batches import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import Fields, parse_leading
-from penstock.channels.log.streams import read_leading
+from penstock.channels.log.streams import ask_for_more, read_leading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
@@ -187,12 +187,8 @@ class Follower:
         """As ``wait``, on a Cluster: its shards are on several nodes, and no single command can wait for all of them."""
         deadline = monotonic() + wait_ms / 1000
         while True:
-            pipeline = self._client.pipeline(transaction=False)
-            for shard, after in positions.items():
-                stream = log_keys(self._namespace, shard).stream
-                pipeline.xrange(stream, f"{after + 1}-0", "+", self._entries)
             with redis_errors("waiting for records"):
-                answers = pipeline.execute()
+                answers = ask_for_more(self._client, self._namespace, positions, self._entries).execute()
             read = {s: entries for s, entries in zip(positions, answers, strict=True) if entries}
             found = self._parse(read)
             if read or monotonic() >= deadline:

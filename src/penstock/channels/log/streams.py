@@ -74,11 +74,11 @@ def shards_with_more(client: RedisClient, namespace: str, positions: Mapping[Sha
     return [shard for shard, reply in zip(positions, replies, strict=True) if reply]
 
 
-def ask_for_more(client: Any, namespace: str, positions: Mapping[ShardName, Offset]) -> Any:
-    """A pipeline with the question of ``shards_with_more``, which nothing has sent yet."""
+def ask_for_more(client: Any, namespace: str, positions: Mapping[ShardName, Offset], entries: int = 1) -> Any:
+    """A pipeline that asks for the next entries of each shard, which nothing has sent yet."""
     pipeline = client.pipeline(transaction=False)
     for shard, after in positions.items():
-        pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", 1)
+        pipeline.xrange(log_keys(namespace, shard).stream, f"{after + 1}-0", "+", entries)
     return pipeline
 
 
