@@ -41,8 +41,7 @@ def name_and_shards(log: Log | str) -> tuple[str, int]:
 
 def check_source(source: str, *, has_journal: bool) -> None:
     """Refuses a source that is none, or that a reader does not have.  Raises ``InvalidLogCall``."""
-    if source not in get_args(Source):
-        raise InvalidLogCall("source", f"is {source!r}; it takes {', '.join(get_args(Source))}")
+    check_choice("source", source, get_args(Source))
     if source == "journal" and not has_journal:
         raise InvalidLogCall("source", "is 'journal', and this reader has none: give it older=JournalRecords(…)")
 

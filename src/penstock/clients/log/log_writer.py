@@ -11,7 +11,7 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisComma
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, Operation, as_text, operate
-from penstock.clients.log.arguments import check_number, check_seconds
+from penstock.clients.log.arguments import check_choice, check_number, check_seconds
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, MAX_SHARDS, checked_name, shard_for_key
 from penstock.declaring.unique import checked_text
 from penstock.errors import AppendRefused, ForeignLog, InvalidLogCall, ServerUnavailable
@@ -100,8 +100,7 @@ class _LogWriter(Operations[C]):
         self.name = checked_name(name, "log")
         self._namespace = checked_schema(namespace, "namespace")
         self._shards = check_number("shards", shards, 1, MAX_SHARDS)
-        if entries not in ("packed", "plain"):
-            raise InvalidLogCall("entries", f"is {entries!r}; it takes packed or plain")
+        check_choice("entries", entries, ("packed", "plain"))
         self._is_plain, self._codec = entries == "plain", compression
         self._mark = f"writer {secrets.token_hex(8)}"
 
