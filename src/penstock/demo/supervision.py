@@ -148,9 +148,9 @@ class ApiProcesses:
         return {name: sum(each[name] for each in self._counts.values()) for name in names}
 
 
-def check_health(urls: Sequence[str], times: int = 20) -> None:
+def check_health(urls: Sequence[str]) -> None:
     """Sends cheap requests, which recruit like all others."""
-    for number in range(times):
+    for number in range(20):
         try:
             httpx.get(f"{urls[number % len(urls)]}/health", timeout=10)
         except httpx.TransportError:

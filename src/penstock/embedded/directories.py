@@ -75,9 +75,9 @@ def url_file(directory: Path) -> Path:
     return directory / "url"
 
 
-def log_tail(log: Path, lines: int = 8) -> str:
+def log_tail(log: Path) -> str:
     """The last lines of a server's log, for an error message."""
-    return "\n".join(read_own(log).splitlines()[-lines:]) or "(it wrote no log)"
+    return "\n".join(read_own(log).splitlines()[-8:]) or "(it wrote no log)"
 
 
 def private_socket_directory(owner: object, account: Account | None) -> Path:

@@ -176,13 +176,14 @@ class EmbeddedPostgres(EmbeddedServer):
         Postgres removes the file itself unless a process with that id is alive.  We hold the lock of the directory, so
         the only other possibility is a server that was started by hand, whose command line shows that it is a Postgres.
         """
+        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  an optional extra, without types
+
         pid_file = self.data_directory / "postmaster.pid"
         if not pid_file.exists():
             return
         pid = int(pid_file.read_text().partition("\n")[0].strip() or 0)
-        command = Path("/proc", str(pid), "cmdline")
-        with contextlib.suppress(OSError):
-            if b"postgres" in command.read_bytes():
+        with contextlib.suppress(psutil.Error):
+            if "postgres" in " ".join(psutil.Process(pid).cmdline()):
                 return  # Postgres checks further, and refuses to start if it is a server of this directory
         pid_file.unlink()
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -31,6 +31,10 @@ done
 kill -s KILL "$server"
 rm -rf "$sockets"
 """
+
+GONE_S = 10.0
+"""Longest wait for the children of a killed server, in seconds."""
+
 _PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
 
 
@@ -105,14 +109,19 @@ class OwnedProcess:
 
     def kill(self) -> None:
         """SIGKILL the server and all its children at one moment; returns when they are gone."""
+        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  an optional extra, without types
+
         if self.is_running():
             self._process.send_signal(signal.SIGSTOP)  # a stopped server cannot fork or react
-            children = descendants(self.pid)
+            children = psutil.Process(self.pid).children(recursive=True)
             self._process.kill()
             for child in children:
-                _send(child, signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
             self._process.wait()
-            _wait_until_gone(children)
+            deadline = time.monotonic() + GONE_S
+            while any(is_alive(child.pid) for child in children) and time.monotonic() < deadline:
+                time.sleep(0.01)
         self._dismiss_guard()
 
     def _dismiss_guard(self) -> None:
@@ -128,24 +137,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes below ``pid``, nearest first; empty where there is no ``/proc``."""
-    parents = {child: parent for child, parent, _ in _process_table()}
-    found = [pid]
-    for ancestor in found:  # grows during the loop
-        found += [child for child, parent in parents.items() if parent == ancestor]
-    return found[1:]
-
-
 def is_alive(pid: int) -> bool:
     """True if the process exists and is not a zombie."""
+    import psutil  # noqa: PLC0415  the same
+
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        pass
-    return not any(process == pid and state == "Z" for process, _, state in _process_table([pid]))
 
 
 def free_port() -> int:
@@ -158,28 +157,3 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-
-
-def _process_table(pids: Iterable[int] | None = None) -> list[tuple[int, int, str]]:
-    """(process, its parent, its state) from ``/proc``."""
-    names = [str(pid) for pid in pids] if pids else [path.name for path in Path("/proc").glob("[0-9]*")]
-    table = []
-    for name in names:
-        try:
-            after_name = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just exited, or there is no /proc
-            continue
-        table.append((int(name), int(after_name[1]), after_name[0]))
-    return table
-
-
-def _wait_until_gone(pids: Iterable[int], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    for pid in pids:
-        while is_alive(pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-
-def _send(pid: int, which: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, which)
