@@ -131,12 +131,12 @@ class Connections:
 
 
 @contextmanager
-def open_connections(settings: Settings, application: str, *, start: bool = False) -> Iterator[Connections]:
+def open_connections(settings: Settings, application: str) -> Iterator[Connections]:
     """Connects to Postgres and Redis."""
     pipeline = find_pipeline(settings)
     scope = get_scope(pipeline)
     with (
-        servers(settings, schema=scope.schema, start=start) as urls,
+        servers(settings, schema=scope.schema, start=False) as urls,
         connect_postgres(urls.database_url, application=application, prepare=settings.prepare) as connection,
         connect_redis(urls.redis_url) as client,
     ):

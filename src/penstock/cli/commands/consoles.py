@@ -85,8 +85,5 @@ def console(  # noqa: PLR0917  options
             acting_database_url=acting_database_url,
             hosts={*LOOPBACK, name.strip("[]"), *(host or ())},
         )
-        serve(made, name.strip("[]"), int(port), lambda port: show(f"The console: {_make_link(name, port, token)}"))
-
-
-def _make_link(host: str, port: int, token: str | None) -> str:
-    return f"http://{host}:{port}/" + (f"enter?token={token}" if token else "")
+        path = f"enter?token={token}" if token else ""
+        serve(made, name.strip("[]"), int(port), lambda port: show(f"The console: http://{name}:{port}/{path}"))

@@ -59,7 +59,7 @@ def list_(  # noqa: PLR0917  options
     with open_connections(settings, "dead letters") as servers:
         if consumer is not None:
             _check_known(servers, consumer)
-        chosen = _make_filter(consumer, channel, key, error, since, until)
+        chosen = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
         if by_reason:
             groups = letters.group(servers.connection, chosen, scope=servers.scope)
             show_found(groups, "consumer, channel, error, #letters, first at, last at", json=json)
@@ -133,7 +133,7 @@ def retry(  # noqa: PLR0917  options
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        of = _make_filter(consumer, channel, key, error, since, until)
+        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
         chosen = _choose(servers, of, place or [], all_=all_, parked=parked, superseded=superseded)
         if plan:
             show_found(chosen, "place, key, action, object, #attempts, parked, superseded by, reason", json=json)
@@ -177,7 +177,7 @@ def drop(  # noqa: PLR0917  options
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        of = _make_filter(consumer, channel, key, error, since, until)
+        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
         chosen = _choose(servers, of, place or [], all_=all_, parked=False, superseded=superseded)
         for letter in chosen:
             show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
@@ -214,12 +214,6 @@ def _choose(
         or (parked and letter.parked and is_behind(letter))
         or (superseded and not named and letter.superseded_by)
     ]
-
-
-def _make_filter(
-    consumer: str | None, channel: str | None, key: str | None, error: str | None, since: str | None, until: str | None
-) -> LetterFilter:
-    return LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
 
 
 def _parse_time(text: str | None) -> datetime | None:

@@ -41,8 +41,8 @@ from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_r
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import LogComparison, OffsetsInDoubt
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Epoch, Record, RecordId, Scope, ShardName
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Epoch, Record, RecordId, Scope, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 log = structlog.get_logger("penstock.operator")
@@ -117,21 +117,14 @@ class _RedisLogs:
 
 
 def reset_epoch(
-    connection: Connection,
-    client: RedisClient,
-    pipeline: Pipeline | None = None,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, apply: bool = False
 ) -> EpochPlan:
     """Plans a new epoch; with ``apply``, opens it.
 
     Stop streamers and consumers first.  Those still running stop by themselves, because the old epoch is fenced.
     """
-    if pipeline is not None:
-        scope = pipeline.scope
     declared = pipeline.shard_names if pipeline else ()
-    return _Opening(connection, client, scope).run(declared, apply=apply)
+    return _Opening(connection, client, get_scope(pipeline)).run(declared, apply=apply)
 
 
 class _Opening:

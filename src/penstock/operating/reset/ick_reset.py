@@ -13,8 +13,8 @@ from penstock.database.registry import registered_channels
 from penstock.errors import Unknown
 from penstock.journal import known_shards
 from penstock.operating.channels import unknown_channel
-from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Scope, ShardName
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Scope, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -38,18 +38,10 @@ class IckRepair:
 
 
 def reset_ick(
-    connection: Connection,
-    client: RedisClient,
-    channel: str,
-    pipeline: Pipeline | None = None,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    connection: Connection, client: RedisClient, channel: str, pipeline: Pipeline | None = None, *, apply: bool = False
 ) -> tuple[IckRepair, ...]:
     """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores."""
-    declared: tuple[ShardName, ...] = ()
-    if pipeline is not None:
-        scope, declared = pipeline.scope, pipeline.shard_names
+    scope, declared = get_scope(pipeline), () if pipeline is None else pipeline.shard_names
     shards = [s for s in known_shards(connection, scope, declared) if s.channel == channel]
     if not shards:
         raise unknown_channel(connection, scope, channel)
