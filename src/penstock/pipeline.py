@@ -44,6 +44,7 @@ from penstock.declaring.kinds import check_reconciled, refuse_sources
 from penstock.declaring.schedules import CatchUp, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
+from penstock.parsing import Duration
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
@@ -308,10 +309,17 @@ class Pipeline:
     ) -> JobDecorator[Payload]: ...
 
     @overload
-    def worker(self, *, reads: Queue, **options: Unpack[WorkerDeclaration]) -> JobDecorator: ...
+    def worker(
+        self, *, reads: Queue, every: Duration | None = None, **options: Unpack[WorkerDeclaration]
+    ) -> JobDecorator: ...
 
     def worker(
-        self, *, reads: Queue, payload: type[Any] | None = None, **options: Unpack[WorkerDeclaration]
+        self,
+        *,
+        reads: Queue,
+        payload: type[Any] | None = None,
+        every: Duration | None = None,
+        **options: Unpack[WorkerDeclaration],
     ) -> Callable[[Any], Any]:
         """Declares the decorated function the worker of a queue: see ``WorkerSpec`` for the parts.
 
@@ -320,7 +328,8 @@ class Pipeline:
 
         The session's transaction begins with the handler's first statement, and is committed together with the fact that
         the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
-        as its function, unless ``name`` says otherwise.
+        as its function, unless ``name`` says otherwise.  With ``every=``, it also gets a job without a payload at each of these
+        times, of a schedule with its name: see ``every``, which can more.
 
         Raises:
             DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
@@ -335,6 +344,8 @@ class Pipeline:
             spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
             self._own(reads, f"worker {spec.name}")
             self._add_consumer(spec)
+            if every is not None:
+                self.every(every, to=reads, name=spec.name)
             return DeclaredWorker(self, spec)
 
         return declare

@@ -8,10 +8,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from fixtures.flow import running
-from penstock import Log, Pipeline, Queue
+from penstock import Job, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.schedules import MAX_AT_ONCE, ScheduleSpec
 from penstock.errors import DeclarationError
@@ -126,19 +127,21 @@ def declare(every: Any = "1h", **options: Any) -> Pipeline:
 
 
 @pytest.mark.usefixtures("short_intervals")
+@pytest.mark.parametrize("seconds", [480, pytest.param(10_000, marks=[pytest.mark.storm, pytest.mark.timeout(1800)])])
 def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
+    seconds: int,
     connection: Connection,
     database_url: str,
     redis_url: str,
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four streamers, whose sessions are ended all the time; eight minutes of slots of a second each have been missed."""
+    """Four streamers, whose sessions are ended all the time; slots of a second each have been missed."""
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
     monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 40)
     pipeline = declare(1, catch_up="all")
     with Streamer(pipeline, database_url, redis_url):
-        make_due(connection, "8 minutes")
+        make_due(connection, f"{seconds} seconds")
     [(begun,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
     ended = threading.Event()
 
@@ -165,12 +168,21 @@ def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
 
     with connect_postgres(database_url, application="test") as other:
         with running(*(Streamer(pipeline, database_url, redis_url).run for _ in range(4)), disturb):
-            eventually(has_caught_up, "all is caught up", timeout_s=60)
+            eventually(has_caught_up, "all is caught up", timeout_s=max(60, seconds / 8))
         found = slots(other)
         [(last,)] = other.execute("SELECT last_at FROM penstock.schedules").fetchall()
 
     assert set(found.values()) == {1}
-    assert len(found) == (last - begun).total_seconds() + 1 > 480
+    assert len(found) == (last - begun).total_seconds() + 1 > seconds
+
+
+def test_a_worker_may_have_a_schedule_of_its_own() -> None:
+    pipeline = Pipeline([JOBS])
+
+    @pipeline.worker(reads=JOBS, every="6h")
+    def sweep(session: Session, job: Job) -> None: ...
+
+    assert [(spec.name, spec.text, spec.queue) for spec in pipeline.schedules.values()] == [("sweep", "21600s", JOBS)]
 
 
 def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_it_alone(
