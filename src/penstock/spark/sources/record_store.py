@@ -96,7 +96,9 @@ def read_shards(options: ServerOptions, subscription: Subscription, shards: int 
     if shards is not None and subscription.single is not None:
         return subscription.resolve(options.source, {subscription.single: shards})
     if not options.knows_database():
-        raise InvalidSetting(f"{options.source}: give option shards, or databaseUrl to look it up in Postgres")
+        raise InvalidSetting(
+            f"{options.source}: give option shards, or databaseUrl (PENSTOCK_DATABASE_URL), to look their number up in Postgres"
+        )
     registered = registered_channels(postgres(options.database()), options.scope).values()
     return subscription.resolve(
         options.source,
