@@ -9,10 +9,6 @@ from typing_extensions import override
 
 from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler, is_async
 from penstock.declaring.kinds import (
-    DEFAULT_HAND,
-    LARGEST_MAX_BYTES,
-    MAX_SHARDS,
-    MAX_STREAMS,
     Channel,
     Ick,
     Log,
@@ -22,16 +18,11 @@ from penstock.declaring.kinds import (
     checked_consumer,
     checked_name,
     is_number,
-    shard_for_key,
 )
 from penstock.errors import DeclarationError
 
 __all__ = [
     "CHANGES",
-    "DEFAULT_HAND",
-    "LARGEST_MAX_BYTES",
-    "MAX_SHARDS",
-    "MAX_STREAMS",
     "MEMBERS_A_BATCH",
     "Capture",
     "Change",
@@ -45,7 +36,6 @@ __all__ = [
     "StagingRule",
     "WorkerSpec",
     "checked_changes",
-    "shard_for_key",
     "table_named",
 ]
 

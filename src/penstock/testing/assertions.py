@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel, Queue
+from penstock.declaring.kinds import LARGEST_MAX_BYTES, Channel, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.errors import InvalidRecord
 from penstock.parsing import parse_json

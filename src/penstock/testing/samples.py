@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.declaring.declarations import LARGEST_MAX_BYTES, Channel
+from penstock.declaring.kinds import LARGEST_MAX_BYTES, Channel
 from penstock.declaring.outcomes import RESERVED, Job
 from penstock.errors import InvalidRecord
 from penstock.parsing import InvalidPayload, make_model_decoder

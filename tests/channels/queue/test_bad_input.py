@@ -8,7 +8,7 @@ import redis
 
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
-from penstock.declaring.declarations import shard_for_key
+from penstock.declaring.kinds import shard_for_key
 from penstock.declaring.unique import TenantLimits, Unique
 from penstock.errors import DeclarationError, InvalidMessage, StaleLease, TenantFull
 

@@ -12,7 +12,7 @@ from penstock.channels.queue.stats import Explanation, QueueStats, explanation, 
 from penstock.channels.routing import QueueKeys, log_keys, queue_keys
 from penstock.channels.scripts import Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
-from penstock.declaring.declarations import MAX_STREAMS
+from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
 from penstock.records import ShardName, to_time
 

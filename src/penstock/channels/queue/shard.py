@@ -18,8 +18,7 @@ from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
-from penstock.declaring.declarations import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, shard_for_key
-from penstock.declaring.kinds import checked_name
+from penstock.declaring.kinds import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, checked_name, shard_for_key
 from penstock.declaring.unique import TenantLimits, name_within
 from penstock.errors import (
     AppendRefused,

@@ -12,7 +12,7 @@ from penstock.channels.driving import Steps
 from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, TakenMessages
 from penstock.clients.queue.leases import Held, LeaseBook
-from penstock.declaring.declarations import MAX_STREAMS
+from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 
 log = structlog.get_logger("penstock.queue")

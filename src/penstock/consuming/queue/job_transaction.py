@@ -23,7 +23,7 @@ from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declaring.declarations import LARGEST_MAX_BYTES
+from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
 from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
 from penstock.journal import check_same_server

@@ -14,7 +14,7 @@ from penstock.channels.queue.inspection import CheckedShard, check_queues, find_
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, pipelined, redis_errors
 from penstock.clients import repair
-from penstock.declaring.declarations import MAX_STREAMS
+from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
