@@ -154,8 +154,12 @@ def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSp
 
 def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
     """Checks that the consumer has the name that it is declared by."""
-    former = connection.execute(
-        statements("penstock.database", scope.schema)["former_consumer"], {"consumer": consumer.name}
-    ).fetchone()
-    if former is not None:
-        raise why_unregistered(consumer.name, former[0])
+    if (successor := find_successor(connection, scope, consumer.name)) is not None:
+        raise why_unregistered(consumer.name, successor)
+
+
+def find_successor(connection: Connection, scope: Scope, consumer: str) -> str | None:
+    """The name that a consumer of this former name has now."""
+    former = statements("penstock.database", scope.schema)["former_consumer"]
+    row = connection.execute(former, {"consumer": consumer}).fetchone()
+    return None if row is None else str(row[0])

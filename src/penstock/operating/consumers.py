@@ -8,6 +8,7 @@ import structlog
 
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.registry import find_successor
 from penstock.database.statements import statements
 from penstock.declaring.kinds import REPLAY_RULE, checked_consumer
 from penstock.errors import Refused, Unknown
@@ -77,19 +78,12 @@ def retire(
 
 def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -> bool:
     """True if a consumer once had this name; with ``apply``, another one may have it."""
-    if _find_successor(connection, consumer, scope) is None:
+    if find_successor(connection, scope, consumer) is None:
         return False
     if apply:
         connection.execute(statements("penstock.operating", scope.schema)["free_consumer"], {"consumer": consumer})
         log.warning("name of a consumer freed", consumer=consumer)
     return True
-
-
-def _find_successor(connection: Connection, consumer: str, scope: Scope) -> str | None:
-    """The name that a consumer of this former name has now."""
-    former = statements("penstock.database", scope.schema)["former_consumer"]
-    row = connection.execute(former, {"consumer": consumer}).fetchone()
-    return None if row is None else str(row[0])
 
 
 def rename(
@@ -147,7 +141,7 @@ def _check_here(connection: Connection, sql: dict[str, bytes], names: dict[str, 
 
 def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, str], scope: Scope) -> None:
     consumer, successor = names["consumer"], names["successor"]
-    now = _find_successor(connection, successor, scope)
+    now = find_successor(connection, scope, successor)
     if now is not None and now != consumer:
         raise Refused(
             f"{successor} is the former name of {now}: a forgotten worker of that name would go on at the checkpoints of {consumer}. "
@@ -181,7 +175,7 @@ def check_registered(connection: Connection, consumer: str, *, scope: Scope = DE
 def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:
     """The error for a name that is not registered: it lists those that are, and says what a former one is now."""
     names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})
-    successor = _find_successor(connection, consumer, scope)
+    successor = find_successor(connection, scope, consumer)
     now = "" if successor is None else f"; it is {successor} now"
     return Unknown(f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}")
 
