@@ -1,14 +1,16 @@
 """The columns that Spark reads of a log's entries are those of the records of every other reader, and so is the error."""
 
+import re
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.damaged_entries import PLAIN, Damage, Fields, mutate, set_to
+from fixtures.damaged_entries import COMPRESSED, PLAIN, Damage, Fields, mutate, set_to
 from penstock.batches import CODECS, FIELDS, Columns, Entry
 from penstock.channels.log import NAMES
 from penstock.channels.log.stream_entries import parse_entries
@@ -39,11 +41,28 @@ def mutating(seed: int) -> Damage:
     return damage
 
 
-DAMAGE = [*PLAIN.values(), set_to(b"keys", b'"a"b\n"c"'), set_to(b"actions", b'"'), set_to(b"objects", b"aa")]
+def below_zero(fields: Fields, _: int) -> None:
+    """An id between the first and the last."""
+    lines = fields[b"ids"].split(b"\n")
+    if len(lines) > 2:
+        lines[1] = b"-%d" % (1 << 62)
+    fields[b"ids"] = b"\n".join(lines)
+
+
+DAMAGED: dict[str, Damage] = {
+    **PLAIN,
+    "a line break in a key": set_to(b"keys", b'"a"b\n"c"'),
+    "a quote alone": set_to(b"actions", b'"'),
+    "no quotes": set_to(b"objects", b"aa"),
+    "quotes elsewhere": set_to(b"objects", b'a""'),
+    "an id that only Arrow takes for a number": lambda fields, _: fields.update({b"ids": b"0x" + fields[b"ids"]}),
+    "an id below zero": below_zero,
+}
+HOW = st.sampled_from([*DAMAGED.values(), *map(mutating, range(30))])
 
 
 def make_entries(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
-    """Of each its rows, form, number of records that are missing before it, and what damages it, if something does."""
+    """Of each its rows, its form, and the number of records that are missing before it."""
     row = st.tuples(
         st.one_of(st.integers(0, 50), st.integers(0, (1 << 63) - 1)),
         text,
@@ -57,7 +76,6 @@ def make_entries(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
         st.lists(row, min_size=1, max_size=12),
         st.sampled_from([*CODECS, "none", "plain"]),
         st.sampled_from([0, 0, 0, 0, 1]),
-        st.one_of(st.none(), st.none(), st.sampled_from([None, None, *DAMAGE, *map(mutating, range(20))])),
     )
     return st.lists(entry, min_size=1, max_size=8)
 
@@ -65,19 +83,19 @@ def make_entries(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
 Raw = tuple[bytes, list[bytes]]
 
 
-def write(entries: list[Any]) -> list[Raw]:
-    """Entries as the server sends them."""
+def write(entries: list[Any], place: int = 0, damage: Damage | None = None) -> list[Raw]:
+    """Entries as the server sends them, one of which is damaged."""
     found: list[Raw] = []
     first = 1
-    for rows, codec, missing, damage in entries:
+    for number, (rows, codec, missing) in enumerate(entries):
         first += missing
         if codec == "plain":
-            for number, row in enumerate(rows):
-                found.append((b"%d-0" % (first + number), interleave(NAMES, [str(value).encode() for value in row])))
+            for offset, row in enumerate(rows, first):
+                found.append((b"%d-0" % offset, interleave(NAMES, [str(value).encode() for value in row])))
         else:
             entry = Entry(SHARD, Offset(first), Columns.pack(rows).compressed(codec))
             fields = dict(zip(FIELDS, entry.values(), strict=True))
-            if damage is not None:
+            if damage is not None and number == place:
                 damage(fields, entry.last)
             found.append((b"%d-0" % entry.last, interleave([*fields], [*fields.values()])))
         first += len(rows)
@@ -126,13 +144,29 @@ def read_arrays(entries: list[Raw]) -> tuple[list[tuple[Any, ...]], str]:
 
 
 @given(
-    st.one_of(make_entries(SIMPLE), make_entries(HOSTILE)),
+    st.one_of(make_entries(SIMPLE), make_entries(SIMPLE), make_entries(HOSTILE)),
     st.sampled_from([1, 9, 5000]),
     st.sampled_from([100, 1 << 22]),
+    st.integers(0, 7),
+    st.one_of(st.none(), HOW),
 )
-def test_columns_are_those_of_the_records(entries: list[Any], rows: int, size: int) -> None:
+def test_columns_are_those_of_the_records(
+    entries: list[Any], rows: int, size: int, place: int, damage: Damage | None
+) -> None:
     """A second: a hundred logs."""
-    written = write(entries)
-    expected, error = read_records(written)
+    written = write(entries, place, damage)
     with patch.object(entry_arrays, "ROWS_TOGETHER", rows), patch.object(entry_arrays, "BYTES_TOGETHER", size):
-        assert read_arrays(written) == (expected, error)
+        assert read_arrays(written) == read_records(written)
+
+
+@pytest.mark.parametrize(
+    ("codec", "how"), [("none", each) for each in DAMAGED] + [("zstd", each) for each in COMPRESSED]
+)
+def test_damage_is_the_error_of_its_entry(codec: str, how: str) -> None:
+    """What comes before it is read."""
+    rows = [(3 * n, f"k{n}", "insert", "thing", f'{{"n": {n}}}', "", 1_000_000 + n) for n in range(1, 61)]
+    entries = [(rows[first : first + 20], codec, 0) for first in (0, 20, 40)]
+    found, error = read_arrays(write(entries, 1, (DAMAGED if codec == "none" else COMPRESSED)[how]))
+
+    assert [row[0] for row in found] == [*range(1, 21)]
+    assert re.match(r"things/0: entry 40-0 \(offset.* is damaged: ", error)
