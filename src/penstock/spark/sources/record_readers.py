@@ -76,6 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._registered = None if options.consumer is None else RegisteredPosition(options)
         self._began: Positions | None = None
         self._target: Positions | None = None
+        self._seen: Available | None = None
         self._has_warned = False
         self._grow_at = 0.0
 
@@ -87,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """Limits this query to the records that are there now."""
-        self._target = self._tails()
+        self._target = _ends(self._store.available())
 
     @one_line_errors()
     def initialOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
@@ -112,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._wait(at, tails)
             if self._has_grown(at):
                 at, _ = self._parse(start)
-            end = self._end(at, self._tails(), limit)
+            end = self._end(at, _ends(self._look()), limit)
         known = from_offset(start)
         begin = find_begin(start)
         if begin is None and known == self._began:
@@ -122,13 +123,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def reportLatestOffset(self) -> SparkOffset:  # noqa: N802  Spark's name
-        """The ends of the shards, for the progress report; their distance from the end offset is the lag."""
-        return to_offset(self._tails())
+        """The ends of the shards, for the progress report; their distance from the end offset is the lag.
+
+        Spark asks right after the end of a micro-batch, and for its tasks next: what was found then does for both.
+        """
+        return to_offset(_ends(self._seen or self._store.available()))
 
     @one_line_errors()
     def partitions(self, start: SparkOffset, end: SparkOffset) -> list[InputPartition]:
         """As in a batch.  The ranges are fixed here, so that every attempt of a task reads the same records."""
-        available = self._store.available()
+        available = self._seen or self._store.available()
+        self._seen = None
         last = self._read_on(from_offset(end), available)
         # Where the first micro-batch began when it was planned: the log has moved on if it is repeated.
         first = from_offset(start) if end == start else find_begin(end) or from_offset(start)
@@ -148,10 +153,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parse(self, start: SparkOffset) -> tuple[Positions, Positions]:
         """The positions of the shards that the query reads, and the tails; a shard that is new to it begins with its oldest."""
-        available = self._store.available()
+        available = self._look()
         known = self._read_on(from_offset(start), available)
         at = {shard: known.get(shard, each.first - 1) for shard, each in available.items()}
-        return at, {shard: each.last for shard, each in available.items()}
+        return at, _ends(available)
 
     def _read_on(self, known: Positions, available: Available) -> Positions:
         """The positions in the shards that the query reads; an error if it does not accept to leave others."""
@@ -183,8 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             self._store.wait(at, LONG_POLL_S)
 
-    def _tails(self) -> Positions:
-        return {shard: each.last for shard, each in self._store.available().items()}
+    def _look(self) -> Available:
+        self._seen = self._store.available()
+        return self._seen
 
     def _end(self, start: Positions, tails: Positions, limit: ReadLimit) -> Positions:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -192,6 +198,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._pace.end(start, tails, most)
         target = {shard: self._target.get(shard, at) for shard, at in start.items()}
         return self._pace.end(start, target, most, at_once=True)
+
+
+def _ends(available: Available) -> Positions:
+    return {shard: each.last for shard, each in available.items()}
 
 
 class Pace:
