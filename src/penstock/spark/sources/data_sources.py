@@ -17,7 +17,7 @@ from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.source_options import Options, includes_headers, keep_options, with_kept_options
 from penstock.spark.sources.staged_writer import BatchStager, StreamStager
 from penstock.spark.sources.table_reader import TableReader, TableRelation
-from penstock.spark.sources.task_process import one_line_errors
+from penstock.spark.sources.task_process import planning
 
 
 class PenstockSource(DataSource):
@@ -30,27 +30,27 @@ class PenstockSource(DataSource):
         """Its name for ``format``."""
         return cls.format_name
 
-    @one_line_errors()
+    @planning()
     def schema(self) -> StructType:
         """Its columns; those of a table in Spark's catalog keep the options."""
         return keep_options(self.format_name, self._columns(), self.options)
 
-    @one_line_errors()
+    @planning()
     def reader(self, schema: StructType) -> Any:
         """The batch reader."""
         return self._read(schema, with_kept_options(schema, self.options), streaming=False)
 
-    @one_line_errors()
+    @planning()
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802  Spark's
         """The streaming reader."""
         return self._read(schema, with_kept_options(schema, self.options), streaming=True)
 
-    @one_line_errors()
+    @planning()
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001  Spark's
         """The batch writer."""
         return self._write(schema, overwrite=overwrite, streaming=False)
 
-    @one_line_errors()
+    @planning()
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802  Spark's
         """The streaming writer."""
         return self._write(schema, overwrite=overwrite, streaming=True)

@@ -302,7 +302,6 @@ class _Marker:
     """
 
     def __init__(self, options: IckOptions, schema: StructType, *, overwrite: bool) -> None:
-        warm()  # a streaming query plans its writes for every micro-batch anew, in one process
         if not {"member", "bytes"} & set(schema.names):
             raise InvalidSetting(
                 f"{SOURCE}: the DataFrame has no column 'member'; to mark, it needs member (text or bytes), "

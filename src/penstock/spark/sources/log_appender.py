@@ -45,7 +45,6 @@ class _Appender:
     """The common part of the batch and the streaming writer."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        warm()  # a streaming query plans its writes for every micro-batch anew, in one process
         names = ARROW_SCHEMA.names
         if missing := [name for name in names if name not in schema.names]:
             raise InvalidSetting(

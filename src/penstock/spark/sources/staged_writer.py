@@ -62,7 +62,6 @@ class _Stager:
     """The common part of the batch and the streaming writer."""
 
     def __init__(self, given: Mapping[str, Any], schema: StructType, *, overwrite: bool) -> None:
-        warm()
         options = GivenOptions(SOURCE, given, KNOWN)
         if overwrite:
             raise InvalidSetting(f"{SOURCE}: records are added, never overwritten: mode('append')")

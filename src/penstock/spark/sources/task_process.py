@@ -94,14 +94,21 @@ def _named_in_utf8(url: str) -> str:
 
 
 def warm() -> None:
-    """Freezes all imported objects: Spark collects garbage after every task, over everything that is not frozen."""
+    """Freezes all imported objects: Spark collects garbage after every task and plan, over everything that is not frozen."""
     _freeze(os.getpid())
 
 
 @cache
 def _freeze(process: int) -> None:  # noqa: ARG001  once a process
-    gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """What a source does while Spark plans: its errors in one line, what it imported frozen; also a decorator."""
+    with one_line_errors():
+        yield
+    warm()
 
 
 @contextmanager
