@@ -72,16 +72,6 @@ def run(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_verify_reconcile_and_consume_from_tables_need_no_spark(start: Start, connection: Connection) -> None:
-    assert run(start("consume", "copies", "--from", "tables", "--drain"))[0] == 0
-    connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
-    code, out, err = run(start("reconcile", "--apply", "--json"))
-
-    assert (code, json.loads(out)[0]["repaired"]) == (0, 1), err
-    code, out, err = run(start("verify"))
-    assert (code, out.startswith("50 records of 2 shards verified")) == (0, True), err
-
-
 @pytest.mark.parametrize("lacking", ["Spark", "Java"])
 def test_run_takes_the_inline_engine_and_says_so(
     start: Start, penstock: CommandLine, connection: Connection, lacking: str
@@ -126,14 +116,32 @@ sys.modules.update(dict.fromkeys(("pyspark", "py4j", "pyarrow")))
 """Nothing imports or finds these from then on."""
 
 
-def test_what_needs_spark_is_told_in_a_line(penstock: CommandLine, connection: Connection, things: Log) -> None:
-    """In forks that find no Spark: a start of Python for each of these commands would take ten seconds."""
+@pytest.fixture
+def hidden(penstock: CommandLine, connection: Connection, things: Log) -> CommandLine:
+    """Commands in forks that find no Spark: Python takes a second or two to start where it is not installed."""
     open_bank(penstock, connection, things)
     shop = penstock.directory / "shop.py"
-    shop.write_text(HIDE_SPARK + shop.read_text() + FRAMES)
-    assert penstock("consume", "copies", "--drain").returncode == 0
+    shop.write_text(HIDE_SPARK + shop.read_text())
+    return penstock
+
+
+def test_verify_reconcile_and_consume_from_tables_need_no_spark(hidden: CommandLine, connection: Connection) -> None:
+    consumed = hidden("consume", "copies", "--from", "tables", "--drain")
+    connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")
+    reconciled = hidden("reconcile", "--apply", "--json")
+    verified = hidden("verify")
+
+    assert consumed.returncode == 0, consumed.stderr
+    assert (reconciled.returncode, json.loads(reconciled.stdout)[0]["repaired"]) == (0, 1), reconciled.stderr
+    assert verified.stdout.startswith("50 records of 2 shards verified"), verified.stderr
+
+
+def test_what_needs_spark_is_told_in_a_line(hidden: CommandLine) -> None:
+    with (hidden.directory / "shop.py").open("a") as application:
+        application.write(FRAMES)
+    assert hidden("consume", "copies", "--drain").returncode == 0
     for command, words in NEEDS_SPARK.items():
-        done = penstock(*command.split())
+        done = hidden(*command.split())
         [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
         assert (done.returncode, words in line) == (2, True), done.stderr
