@@ -381,6 +381,24 @@ CREATE TABLE {schema}.job_results (
     """
 CREATE INDEX job_results_done ON {schema}.job_results (channel, done_at)
 """,
+    """
+-- Jobs that were staged together.  Once no staged row of a member is left, the group has ended, and `following` is staged.
+--   waits_for  a member that was left when the group was looked at last: while it is, no other need be looked at
+--   following  a row of staged_records, as staging writes it: [channel, shard, key, action, object, data, headers]
+CREATE TABLE {schema}.job_groups (
+    name      text        PRIMARY KEY,
+    channel   text        NOT NULL,
+    members   bigint[]    NOT NULL,
+    waits_for bigint      NOT NULL,
+    following jsonb,
+    staged_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at  timestamptz
+)
+""",
+    """
+CREATE INDEX job_groups_open ON {schema}.job_groups (waits_for)
+WHERE ended_at IS NULL
+""",
 )
 
 CONSUMING = (
@@ -588,7 +606,16 @@ TABLES = (
         "schedules",
         "checkpoints",
     ),
-    *("cancellations", "job_results", "job_notes", "unique_names", "waiting_records", "retired_channels", "channels"),
+    *(
+        "cancellations",
+        "job_groups",
+        "job_results",
+        "job_notes",
+        "unique_names",
+        "waiting_records",
+        "retired_channels",
+        "channels",
+    ),
     *("troubles", "stopped_shards", "isolated_records", "journal", "ticks", "epochs", "staged_records"),
 )
 

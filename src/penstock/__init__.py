@@ -66,12 +66,20 @@ if TYPE_CHECKING:
         stage_many,
         stage_many_async,
     )
-    from penstock.staging.job_reports import JobReport, find_job, find_job_async
+    from penstock.staging.job_reports import (
+        GroupReport,
+        JobReport,
+        find_group,
+        find_group_async,
+        find_job,
+        find_job_async,
+    )
 
 __all__ = [
     "Cancel",
     "CancelledJobs",
     "DeadLetter",
+    "GroupReport",
     "Ick",
     "Job",
     "JobReport",
@@ -87,6 +95,8 @@ __all__ = [
     "Unique",
     "cancel",
     "cancel_async",
+    "find_group",
+    "find_group_async",
     "find_job",
     "find_job_async",
     "mark_dirty",
@@ -103,7 +113,10 @@ _MODULES = {
     "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),
-    **dict.fromkeys(("JobReport", "find_job", "find_job_async"), "staging.job_reports"),
+    **dict.fromkeys(
+        ("GroupReport", "JobReport", "find_group", "find_group_async", "find_job", "find_job_async"),
+        "staging.job_reports",
+    ),
     "Pipeline": "pipeline",
     "Record": "records",
     "Records": "batches",

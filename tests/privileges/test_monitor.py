@@ -9,7 +9,13 @@ from penstock.database.connections import Connection, connect_postgres
 
 WITHHELD = {
     *(("staged_records", "data"), ("staged_records", "headers"), ("dead_letters", "data"), ("dead_letters", "headers")),
-    *(("repairs", "before"), ("repairs", "after"), ("job_notes", "note"), ("job_results", "result")),
+    *(
+        ("repairs", "before"),
+        ("repairs", "after"),
+        ("job_notes", "note"),
+        ("job_results", "result"),
+        ("job_groups", "following"),
+    ),
 }
 
 READABLE = """

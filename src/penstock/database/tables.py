@@ -17,6 +17,7 @@ TABLE_NAMES = (
     "epochs",
     "former_consumers",
     "isolated_records",
+    "job_groups",
     "job_notes",
     "job_results",
     "journal",

@@ -47,6 +47,8 @@ _REGISTERING = {
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
     "producer": {
         "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)",
+        "dead_letters": "SELECT (channel, record_id)",
+        "job_groups": "SELECT, INSERT",
         "job_notes": "SELECT",
         "job_results": "SELECT",
         **_CHECK_CHANNEL,
@@ -68,6 +70,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "checkpoints": "SELECT, INSERT",
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
         "schedules": "SELECT, INSERT, UPDATE",
+        "job_groups": "SELECT, UPDATE, DELETE",
         "job_notes": "SELECT, DELETE",
         "job_results": "SELECT, DELETE",
     },
@@ -95,6 +98,7 @@ and goes on.  It cannot draw one."""
 _DOING_JOBS = {
     "waiting_records": "SELECT",
     "cancellations": "SELECT",
+    "job_groups": "SELECT",
     "job_notes": "SELECT, INSERT, UPDATE",
     "job_results": "SELECT, INSERT, UPDATE",
     "FUNCTION finish_records": "EXECUTE",
@@ -117,6 +121,7 @@ _WITHOUT_PAYLOADS = {
     "parked, later_shard, later_offset, failed_at, retry_requested_at)",
     "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
     "job_notes": "SELECT (record_id, channel, attempts, progress, noted_at)",
+    "job_groups": "SELECT (name, channel, members, waits_for, staged_at, ended_at)",
     "job_results": "SELECT (record_id, channel, done_at)",
 }
 """Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of

@@ -8,6 +8,7 @@ connection, write the change first and then stage it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
+from uuid import uuid4
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -25,8 +26,8 @@ from penstock.staging.driver_connections import (
     is_async_driver,
 )
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
-from penstock.staging.payload import as_plain
-from penstock.staging.rows import Insert, Row, insert_rows, make_row
+from penstock.staging.payload import as_plain, label_text
+from penstock.staging.rows import Insert, JobGroup, Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
 
 if TYPE_CHECKING:  # the import needs greenlet, which only applications that use asyncio install
@@ -123,15 +124,32 @@ def stage(  # noqa: PLR0913  a record has this many parts
     return next(iter(_insert(target, insertion, "stage")), None)
 
 
-def stage_many(target: Target, records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None) -> int:
+def stage_many(
+    target: Target,
+    records: Iterable[Staging],
+    *,
+    to: Channel,
+    group: str | None = None,
+    then: tuple[Queue, Staging] | None = None,
+    pipeline: Declarations | None = None,
+) -> int:
     """Stages records in order, in one INSERT; returns their number.  See ``stage`` for ``target`` and ``pipeline``.
+
+    Args:
+        target: As ``stage``.
+        records: Each the arguments of ``stage``.
+        to: The channel.
+        group: For a queue: the jobs are a group of this name, which ``find_group`` takes.
+        then: For a queue: a job that is staged, exactly once, when each of these is done, cancelled or a dead letter: its queue,
+            and the arguments of ``stage``, as ``job`` of a worker makes them.  It has the group's name as its header ``group``.
+        pipeline: As ``stage``.
 
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     refuse_async(target, "stage_many")
-    insertion = _Insertion(to, _make_rows(to, records), pipeline)
+    insertion = _make_insertion(to, records, group, then, pipeline)
     _insert(target, insertion, "stage_many")
     return len(insertion.rows)
 
@@ -185,10 +203,16 @@ async def stage_async(  # noqa: PLR0913  as stage
 
 
 async def stage_many_async(
-    target: "AsyncTarget", records: Iterable[Staging], *, to: Channel, pipeline: Declarations | None = None
+    target: "AsyncTarget",
+    records: Iterable[Staging],
+    *,
+    to: Channel,
+    group: str | None = None,
+    then: tuple[Queue, Staging] | None = None,
+    pipeline: Declarations | None = None,
 ) -> int:
     """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    insertion = _Insertion(to, _make_rows(to, records), pipeline)
+    insertion = _make_insertion(to, records, group, then, pipeline)
     await _insert_async(target, insertion, "stage_many")
     return len(insertion.rows)
 
@@ -202,8 +226,32 @@ async def mark_dirty_async(
     return len(insertion.rows)
 
 
-def _make_rows(channel: Channel, records: Iterable[Staging]) -> list[Row]:
-    return [_make_record(channel, record, f"records[{number}].") for number, record in enumerate(records)]
+MAX_MEMBERS = 100_000
+"""Most jobs of a group."""
+
+
+def _make_insertion(
+    channel: Channel,
+    records: Iterable[Staging],
+    name: str | None,
+    then: tuple[Queue, Staging] | None,
+    pipeline: Declarations | None,
+) -> "_Insertion":
+    rows = [_make_record(channel, record, f"records[{number}].") for number, record in enumerate(records)]
+    if name is None and then is None:
+        return _Insertion(channel, rows, pipeline)
+    if not isinstance(channel, Queue):
+        raise InvalidRecord("group", f"is for queues, and channel {channel.name} is a {channel.kind}")
+    if len(rows) > MAX_MEMBERS:
+        raise InvalidRecord("records", f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups")
+    name = uuid4().hex if name is None else label_text(name, "group")
+    if then is None:
+        return _Insertion(channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, None))
+    queue, job = then
+    following = _make_record(queue, {**job, "headers": {"group": name, **(job.get("headers") or {})}}, "then.")
+    return _Insertion(
+        channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, following), then=queue
+    )
 
 
 _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
@@ -261,9 +309,14 @@ class _Insertion:
     rows: list[Row]
     pipeline: Declarations | None
     wants_ids: bool = False
+    group: JobGroup | None = None
+    then: Queue | None = None
 
     def into(self, pipeline: Declarations) -> Insert:
-        return Insert(pipeline.scope.schema, self.rows, [self.channel], self.wants_ids)
+        channels = [self.channel] if self.then is None else [self.channel, self.then]
+        for channel in channels:
+            require_pipeline(channel, pipeline, "stage_many")
+        return Insert(pipeline.scope.schema, self.rows, channels, self.wants_ids, self.group)
 
     def report_to(self, pipeline: Declarations) -> None:
         pipeline.observers(Staged(self.channel.name, len(self.rows)))
@@ -311,7 +364,7 @@ def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
     attachment = find_attachment(session, insertion.channel, insertion.pipeline)
     schema = attachment.pipeline.scope.schema
     session.flush()
-    if not insertion.rows:
+    if not insertion.rows and insertion.group is None:
         return []
     connection = session.connection(bind_arguments={"clause": staged_records(schema)})
     ids = insert_rows(connection, insertion.into(attachment.pipeline))

@@ -6,7 +6,7 @@ def send_receipt(session, job): ...
 send_receipt.stage(session, SendReceipt(ride_id=17), tenant="account-7")
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
 
@@ -16,7 +16,7 @@ from penstock.declaring.declarations import Queue, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.records import Payload
 from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async
-from penstock.staging.explicit import Target, stage, stage_async
+from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_many, stage_many_async
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload import checked_model
 from penstock.staging.rules import Declarations
@@ -56,6 +56,60 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         """Calls the function, as in a test."""
         result: _Result = self._handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
         return result
+
+    def stage_many(
+        self,
+        target: Target,
+        payloads: Iterable[Payload],
+        *,
+        tenant: object,
+        group: str | None = None,
+        then: tuple[Queue, Staging] | None = None,
+    ) -> int:
+        """Stages jobs of one tenant in one INSERT; returns their number.  See ``stage``, and ``penstock.stage_many`` for a group of them.
+
+        Args:
+            target: As ``stage``.
+            payloads: What the worker gets, one for each job.
+            tenant: Whose the jobs are.
+            group: The name of a group that they are.
+            then: A job that follows the group: ``job`` of its worker makes it.
+
+        Raises:
+            InvalidRecord: As ``stage``, and so are the others.
+        """
+        records: Any = [self._record(each, tenant, None, None, {}) for each in payloads]
+        return stage_many(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+
+    async def stage_many_async(
+        self,
+        target: "AsyncTarget",
+        payloads: Iterable[Payload],
+        *,
+        tenant: object,
+        group: str | None = None,
+        then: tuple[Queue, Staging] | None = None,
+    ) -> int:
+        """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+        records: Any = [self._record(each, tenant, None, None, {}) for each in payloads]
+        return await stage_many_async(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+
+    def job(
+        self,
+        payload: Payload,
+        *,
+        tenant: object,
+        key: object = None,
+        headers: dict[str, Any] | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> tuple[Queue, Staging]:
+        """A job for ``stage_many(…, then=…)``: the queue, and the arguments of ``stage``.
+
+        Raises:
+            InvalidRecord: The payload is of another type.
+        """
+        record: Any = self._record(payload, tenant, key, headers, options)
+        return self.queue, record
 
     def stage(
         self,

@@ -1,5 +1,6 @@
-"""What has become of jobs, read by the application through its own session or connection: an end, progress, a result."""
+"""What has become of jobs, read by the application through its own session or connection: an end, progress, a result; of a group, how many are left."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,45 @@ class JobReport:
     done_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What is known of a group of jobs.
+
+    Attributes:
+        name: As ``stage_many`` was given it.
+        ids: Its members.
+        left: How many have not ended.
+        dead: How many are dead letters now; one that is retried is another job, which is no member.
+        ended_at: Time at which no member was left, and what follows was staged; None before.
+        results: What the handlers of members have set, by their ids, if that was asked for.
+    """
+
+    name: str
+    ids: tuple[int, ...]
+    left: int
+    dead: int
+    ended_at: datetime | None
+    results: dict[int, Any]
+
+
 _JOB = """
     SELECT NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = w.id), n.progress, n.note,
            CAST(d.result AS text), d.done_at
-    FROM (VALUES (CAST({id} AS bigint))) AS w (id)
+    FROM (VALUES (CAST({wanted} AS bigint))) AS w (id)
     LEFT JOIN {schema}.job_notes n ON n.record_id = w.id
     LEFT JOIN {schema}.job_results d ON d.record_id = w.id
+"""
+
+_GROUP = """
+    SELECT CAST(array_to_json(g.members) AS text),
+           (SELECT count(*) FROM {schema}.staged_records r WHERE r.id = ANY (g.members)),
+           (SELECT count(*) FROM {schema}.dead_letters l WHERE l.channel = g.channel AND l.record_id = ANY (g.members)),
+           g.ended_at,
+           (SELECT CAST(jsonb_object_agg(d.record_id, d.result) AS text)
+            FROM {schema}.job_results d
+            WHERE {with_results} AND d.record_id = ANY (g.members))
+    FROM {schema}.job_groups g
+    WHERE g.name = CAST({wanted} AS text)
 """
 
 
@@ -62,25 +96,51 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
     Raises:
         NotAttached: The target is to be awaited: ``find_job_async``.
     """
-    schema = _find_schema(target, pipeline)
-    [(has_ended, progress, note, result, done_at)] = _read(
-        target, schema, _JOB.format(schema=quote(schema), id=int(job_id))
-    )
+    [(has_ended, progress, note, result, done_at)] = _read(target, pipeline, _JOB, job_id)
     return JobReport(job_id, has_ended, progress, note, result and parse_json(result), done_at)
 
 
 async def find_job_async(target: "AsyncTarget", job_id: int, *, pipeline: Declarations | None = None) -> JobReport:
-    """``find_job`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy.
+    """``find_job`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
+    found: JobReport = await _await(target, find_job, job_id, pipeline=pipeline)
+    return found
+
+
+def find_group(
+    target: Target, name: str, *, with_results: bool = False, pipeline: Declarations | None = None
+) -> GroupReport | None:
+    """What is known of a group of jobs; None if there is none of this name, or its queue's ``keep`` has passed since its end.
+
+    Args:
+        target: As ``find_job``, and so is ``pipeline``.
+        name: As ``stage_many`` was given it; of a job that follows a group, ``job.headers["group"]``.
+        with_results: Whether the members' results are read as well.
+        pipeline: The pipeline.
 
     Raises:
-        NotAttached: The target is another one.
+        NotAttached: The target is to be awaited: ``find_group_async``.
     """
-    given: Any = target
-    own = given() if hasattr(given, "session_factory") else given
-    if not hasattr(own, "run_sync"):
-        raise NotAttached(f"find_job_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}")
-    found: JobReport = await own.run_sync(find_job, job_id, pipeline=pipeline)
+    rows = _read(target, pipeline, _GROUP, name, with_results="true" if with_results else "false")
+    for ids, left, dead, ended_at, results in rows:
+        known = {int(id_): result for id_, result in parse_json(results or "{}").items()}
+        return GroupReport(name, tuple(parse_json(ids)), left, dead, ended_at, known)
+    return None
+
+
+async def find_group_async(
+    target: "AsyncTarget", name: str, *, with_results: bool = False, pipeline: Declarations | None = None
+) -> GroupReport | None:
+    """``find_group`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
+    found: GroupReport | None = await _await(target, find_group, name, with_results=with_results, pipeline=pipeline)
     return found
+
+
+async def _await(target: Any, function: Callable[..., Any], *wanted: object, **options: object) -> Any:
+    own = target() if hasattr(target, "session_factory") else target
+    if not hasattr(own, "run_sync"):
+        name = getattr(function, "__name__", "")
+        raise NotAttached(f"{name}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}")
+    return await own.run_sync(function, *wanted, **options)
 
 
 def _find_schema(target: Any, pipeline: Declarations | None) -> str:
@@ -91,12 +151,13 @@ def _find_schema(target: Any, pipeline: Declarations | None) -> str:
     return attached[0].pipeline.scope.schema if attached else DEFAULT_SCOPE.schema
 
 
-def _read(target: Any, schema: str, sql: str) -> Rows:
+def _read(target: Any, pipeline: Declarations | None, query: str, wanted: object, **parts: str) -> Rows:
+    schema, values = _find_schema(target, pipeline), {"wanted": wanted}
     if isinstance(target, Session | scoped_session):
         target = target.connection(bind_arguments={"clause": staged_records(schema)})
     if isinstance(target, Connection):
-        return target.execute(text(sql)).all()
+        return target.execute(text(query.format(schema=quote(schema), wanted=":wanted", **parts)), values).all()
     try:
-        return read_directly(target, sql)
+        return read_directly(target, query.format(schema=quote(schema), wanted="%(wanted)s", **parts), values)
     except TypeError as error:
-        raise NotAttached(f"find_job() {error}") from error
+        raise NotAttached(str(error)) from error

@@ -109,6 +109,15 @@ Row = str
 
 
 @dataclass(frozen=True, slots=True)
+class JobGroup:
+    """A group that rows are the members of; ``following`` is staged when none of them is left."""
+
+    name: str
+    channel: str
+    following: Row | None
+
+
+@dataclass(frozen=True, slots=True)
 class Insert:
     """Rows to insert; ``wants_ids``: their ids are to be returned, which takes the privilege to read them."""
 
@@ -116,6 +125,7 @@ class Insert:
     rows: Sequence[Row]
     channels: Collection[Channel]
     wants_ids: bool = False
+    group: JobGroup | None = None
 
 
 MAX_STATEMENT_CHARACTERS = 16 * 1024 * 1024
@@ -136,6 +146,7 @@ AUTOCOMMIT = (
 )
 
 _HINTS = {
+    "23505": "a group of this name is known, until its queue's keep has passed since its end: give this one another name",
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
     "42501": "the role is no producer: GRANT penstock_producer TO it, see penstock init --roles",
@@ -188,6 +199,11 @@ def insert_steps(insert: Insert, known: Known, form: str = ":{}") -> Steps:
     sql = insert_sql(insert.schema, form.format("rows"), returning=insert.wants_ids)
     for chunk in split_rows(insert.rows):
         ids += [id_ for (id_,) in (yield sql, {"rows": chunk})]
+    if insert.group is not None:
+        group = insert.group
+        values = {"name": group.name, "channel": group.channel, "following": group.following}
+        members = f"{{{','.join(map(str, ids))}}}"
+        yield _group_sql(insert.schema, form), {**values, "members": members, "waits_for": max(ids, default=0)}
     return ids
 
 
@@ -234,6 +250,12 @@ def insert_sql(schema: str, rows: str, *, returning: bool = False) -> str:
         ORDER BY r.n
         {"RETURNING id" if returning else ""}
     """
+
+
+def _group_sql(schema: str, form: str) -> str:
+    types = {"name": "text", "channel": "text", "members": "bigint[]", "waits_for": "bigint", "following": "jsonb"}
+    values = ", ".join(f"CAST({form.format(name)} AS {kind})" for name, kind in types.items())
+    return f"INSERT INTO {quote(schema)}.job_groups ({', '.join(types)}) VALUES ({values})"
 
 
 def split_rows(rows: Sequence[Row]) -> Iterator[str]:

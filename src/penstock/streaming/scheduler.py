@@ -1,8 +1,12 @@
-"""Stages the jobs of schedules: exactly one a slot, however many streamers run.
+"""Stages the jobs of schedules, exactly one a slot, and those that follow groups of jobs, however many streamers run.
 
 A slot is taken by moving the schedule's row on, in the transaction that stages its job.  What time it is, Postgres says; a streamer whose
 clock is wrong changes nothing.  The row holds the schedule as the streamer that started last has declared it: after a deploy the new one
 holds, and streamers of the old release leave it alone.
+
+A member of a group is left as long as its staged row is there, whatever becomes of it: done, cancelled, a dead letter, or deleted by an
+operator.  So no worker counts, and none waits for another one's count.  One statement finds the groups that have ended, marks them and
+stages what follows; streamers that run at the same time skip each other's.
 """
 
 from datetime import datetime
@@ -13,6 +17,7 @@ import structlog
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.declaring.declarations import Queue
 from penstock.declaring.schedules import ScheduleSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
@@ -25,6 +30,9 @@ log = structlog.get_logger("penstock.streamer")
 
 SCHEDULED = "scheduled"
 """The action of the records that schedules stage."""
+
+MAX_ENDED = 100
+"""Limit of the groups that are ended in one statement."""
 
 
 class Scheduler:
@@ -106,3 +114,33 @@ def _make_row(spec: ScheduleSpec, slot: datetime) -> Row:
     headers = {"slot": slot.isoformat()}
     tenant = spec.name if spec.tenant is None else spec.tenant
     return make_message(spec.queue, SCHEDULED, spec.name, spec.data, headers, {"tenant": tenant})
+
+
+class JobGroups:
+    """The groups of one schema's jobs."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._has_queues = any(isinstance(each, Queue) for each in pipeline.channels.values())
+        self._statement = statements("penstock.streaming", pipeline.scope.schema)["end_groups"]
+        self._failed = ""
+
+    def stage_following(self, connection: Connection) -> int:
+        """Ends groups; returns how many.  What cannot be staged is logged once, and tried again.
+
+        Raises:
+            ServerUnavailable: Postgres does not answer.
+        """
+        if not self._has_queues:
+            return 0
+        try:
+            with postgres_errors("ending groups of jobs"):
+                [(looked_at, ended)] = connection.execute(self._statement, {"most": MAX_ENDED})
+        except ServerUnavailable:
+            raise
+        except PenstockError as error:
+            if self._failed != str(error):
+                log.error("group failed", reason=str(error))  # noqa: TRY400  of ours, in words
+            self._failed = str(error)
+            return 0
+        self._failed = ""
+        return int(ended) + (self.stage_following(connection) if looked_at == MAX_ENDED else 0)

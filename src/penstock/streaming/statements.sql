@@ -867,8 +867,36 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
        0::bigint AS removed,
        (SELECT max(last_offset) FROM entries) AS last_offset;
 
+-- :name end_groups
+-- How many groups were looked at, and how many have ended.  A member whose deletion is not committed is seen as one that is left.
+WITH looked_at AS (
+    SELECT g.name,
+           (SELECT max(r.id) FROM {schema}.staged_records r WHERE r.id = ANY (g.members)) AS left_member
+    FROM {schema}.job_groups g
+    LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = g.waits_for OFFSET 0) waited_for ON true
+    WHERE g.ended_at IS NULL AND waited_for.id IS NULL
+    LIMIT %(most)s
+    FOR UPDATE OF g SKIP LOCKED
+),
+ended AS (
+    UPDATE {schema}.job_groups g
+    SET waits_for = coalesce(l.left_member, g.waits_for),
+        ended_at = CASE WHEN l.left_member IS NULL THEN clock_timestamp() END
+    FROM looked_at l
+    WHERE g.name = l.name
+    RETURNING g.ended_at IS NOT NULL AS has_ended, g.following
+),
+staged AS (
+    INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
+    SELECT following ->> 0, (following ->> 1)::integer, following ->> 2, following ->> 3, following ->> 4, following -> 5, following -> 6
+    FROM ended
+    WHERE has_ended AND following IS NOT NULL
+)
+SELECT count(*), count(*) FILTER (WHERE has_ended)
+FROM ended;
+
 -- :name remove_old_notes
--- Results, and notes on jobs that are done, or dead letters: these longer, if an attempt has failed.  How many there were of each.
+-- Results, ended groups, and notes on jobs that are done, or dead letters: these longer, if an attempt has failed.  How many there were of each.
 WITH queues AS (
     SELECT *
     FROM unnest(%(channels)s::text[], %(keep)s::interval[]) AS q (channel, keep)
@@ -896,8 +924,19 @@ results AS (
               LIMIT %(most)s
           ))
     RETURNING record_id
+),
+groups AS (
+    DELETE FROM {schema}.job_groups
+    WHERE name = ANY (ARRAY(
+              SELECT g.name
+              FROM queues
+              JOIN {schema}.job_groups g USING (channel)
+              WHERE g.ended_at < clock_timestamp() - queues.keep
+              LIMIT %(most)s
+          ))
+    RETURNING name
 )
-SELECT (SELECT count(*) FROM notes), (SELECT count(*) FROM results);
+SELECT (SELECT count(*) FROM notes), (SELECT count(*) FROM results), (SELECT count(*) FROM groups);
 
 -- :name new_troubles
 -- Halts, new dead letters, stopped shards and the epoch, without those that were reported.  Dead letters are counted by the

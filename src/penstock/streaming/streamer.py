@@ -31,7 +31,7 @@ from penstock.schema.roles import check_privileges
 from penstock.streaming.nudges import Nudges
 from penstock.streaming.publisher import Publisher, SlicePublisher
 from penstock.streaming.retention import StreamerUpkeep
-from penstock.streaming.scheduler import Scheduler
+from penstock.streaming.scheduler import JobGroups, Scheduler
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
 from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
 from penstock.streaming.tails import UnusableShards
@@ -108,6 +108,7 @@ class Streamer(Runner[RoundResult]):
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
         self._scheduler = Scheduler(pipeline)
+        self._groups = JobGroups(pipeline)
         self._troubles = TroubleWatch(pipeline.trouble_handlers, self._database_url, pipeline.scope)
         self._refresh_at = self._maintain_at = 0.0
         self._newest_tick, self._read_tails_at, self._maintained = -1, 0.0, 0
@@ -220,6 +221,7 @@ class Streamer(Runner[RoundResult]):
             publisher.refresh()
             self._upkeep.note_faults(connection, publisher, sequences=self._sequences)
             self._scheduler.stage_due(connection)
+            self._groups.stage_following(connection)
             self._troubles.note_hanging()
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
