@@ -35,7 +35,7 @@ def limited_url(connection: Connection, database_url: str) -> Iterator[str]:
     role = f"limited_{connection.info.backend_pid}_{next(_numbers)}"
     connection.execute(
         f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA penstock, public TO {role}; "
-        f"GRANT ALL ON ALL TABLES IN SCHEMA penstock TO {role}; "
+        f"GRANT ALL ON ALL TABLES IN SCHEMA penstock TO {role}; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA penstock TO {role}; "
         "CREATE TABLE public.tenants (id int, own boolean); "
         f"INSERT INTO public.tenants VALUES (1, true), (2, false); GRANT ALL ON public.tenants TO {role}".encode()
     )
