@@ -1,12 +1,15 @@
 """Handlers that write through Django's ORM: in the transaction that carries the checkpoint, or the end of the job."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from sqlalchemy import text
+from sqlalchemy.util import greenlet_spawn
 from structlog.testing import capture_logs
 
 from fixtures.intervals import check_now
@@ -14,12 +17,12 @@ from fixtures.jobs import JOBS, Bench
 from fixtures.reader import ALL, Reader
 from penstock import Log, Record
 from penstock.consuming import WorkerSetup
+from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.django import DjangoPipeline
+from penstock.testing import make_job
 from staging.test_connections import make_django
-
-pytest.importorskip("django", reason="Django is not installed")
 
 
 @cache
@@ -187,8 +190,6 @@ def test_functions_of_on_commit_run_after_the_commit_and_only_then(reader: Reade
             handle(record)
 
     async def handler_async(_: object, records: Sequence[Record]) -> None:
-        from asgiref.sync import sync_to_async  # noqa: PLC0415  comes with Django
-
         for record in records:
             await sync_to_async(handle)(record)
 
@@ -253,9 +254,9 @@ def test_values_are_as_the_orm_reads_them_and_the_sessions_stay_as_they_are(
 
 @pytest.mark.parametrize("face", ["sync", "async"])
 def test_jobs_at_the_same_time_each_have_a_connection(
-    bench: Bench, db: Any, face: str, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, db: Any, face: str, database_url: str, redis_url: str
 ) -> None:
-    """Also if the first statement, with which the transaction begins, is the ORM's; each message comes twice."""
+    """Also if the first statement, with which the transaction begins, is the ORM's."""
     working = DjangoPipeline([JOBS])
 
     def insert(job: Any) -> None:
@@ -268,13 +269,9 @@ def test_jobs_at_the_same_time_each_have_a_connection(
         insert(job)
 
     async def handler_async(_: object, job: Any) -> None:
-        from asgiref.sync import sync_to_async  # noqa: PLC0415  comes with Django
-
         await sync_to_async(insert)(job)
 
     working.worker(reads=JOBS, name="receipts", concurrency=4, backoff=0)(handler if face == "sync" else handler_async)
-    write_many = bench.queue.write_many
-    monkeypatch.setattr(bench.queue, "write_many", lambda messages: write_many([*messages, *messages]))
     staged = bench.stage(20) + bench.stage(4, data=True)
     worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
     worker.drain(lambda _: check_now(worker))
@@ -282,3 +279,35 @@ def test_jobs_at_the_same_time_each_have_a_connection(
 
     assert bench.effects == staged
     assert bench.unfinished == []
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_job_that_is_done_is_not_done_again_by_the_orm(
+    bench: Bench, db: Any, face: str, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 4: the transaction begins with the ORM's first statement, and finds the record finished."""
+    working = DjangoPipeline([JOBS])
+
+    def handler(_: object, job: Any) -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("INSERT INTO public.effects (job, attempt) VALUES (%s, 1)", [job.id])
+
+    async def handler_async(_: object, job: Any) -> None:
+        await sync_to_async(handler)(_, job)
+
+    working.worker(reads=JOBS, name="receipts")(handler if face == "sync" else handler_async)
+    [number] = bench.stage()
+    [(staged_at,)] = bench.rows("SELECT created_at FROM penstock.staged_records")
+    job = make_job(channel=JOBS, id=number, staged_at=staged_at)
+
+    def attempt() -> list[object]:
+        transaction = JobTransaction(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
+        try:
+            return [transaction.apply_job(job, lambda: True) for _ in range(2)]
+        finally:
+            transaction.close()
+
+    endings = attempt() if face == "sync" else asyncio.run(greenlet_spawn(attempt))
+
+    assert endings == [Ending.APPLIED, Ending.REPEATED]
+    assert bench.effects == [number]

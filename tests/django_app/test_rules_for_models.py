@@ -17,8 +17,6 @@ from penstock.schema.capture import install_triggers
 from penstock.testing import staged
 from staging.test_connections import make_django
 
-pytest.importorskip("django", reason="Django is not installed")
-
 LOG, INDEX = Log("parcels"), Ick("index")
 
 
