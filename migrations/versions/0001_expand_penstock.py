@@ -354,6 +354,42 @@ END
 REVOKE ALL ON FUNCTION {schema}.cancel_jobs(text, bigint[], text, text) FROM PUBLIC
 """,
     """
+-- Jobs that are due at another time, but for those that a worker has locked.  Redis is given them again, an hour before.
+CREATE FUNCTION {schema}.move_jobs(of_channel text, ids bigint[], at timestamptz)
+RETURNS SETOF bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    WITH free AS MATERIALIZED (
+        SELECT r.id,
+               CASE jsonb_typeof(r.headers) WHEN 'object' THEN r.headers ELSE '{}' END AS headers,
+               CASE jsonb_typeof(r.headers -> 'penstock') WHEN 'object' THEN r.headers -> 'penstock' ELSE '{}' END AS own
+        FROM {schema}.staged_records r
+        WHERE r.id = ANY (ids) AND r.channel = of_channel
+          AND EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = of_channel AND c.kind = 'queue')
+        FOR UPDATE SKIP LOCKED
+    ),
+    moved AS (
+        UPDATE {schema}.staged_records r
+        SET headers = free.headers || jsonb_build_object(
+                'penstock', free.own - 'delay_ms' || jsonb_build_object('due', (extract(epoch FROM at) * 1000)::bigint)
+            )
+        FROM free
+        WHERE r.id = free.id
+        RETURNING r.id, r.shard
+    )
+    INSERT INTO {schema}.waiting_records (record_id, channel, shard, due)
+    SELECT id, of_channel, shard, at - interval '1 hour'
+    FROM moved
+    ON CONFLICT (record_id) DO UPDATE
+    SET due = excluded.due, tenant = NULL, is_given = false
+    RETURNING record_id;
+END
+""",
+    """
+REVOKE ALL ON FUNCTION {schema}.move_jobs(text, bigint[], timestamptz) FROM PUBLIC
+""",
+    """
 -- What workers note of a job beside its record, which it outlives: a row only if there is something to note.
 --   attempts  those that failed, and the one that was done after them: [{"attempt", "worker", "began_at", "ended_at", "error"}, …]
 --   progress, note  what the handler said last
@@ -591,7 +627,7 @@ END
 $$
 """
 
-FUNCTIONS = ("cancel_jobs", "finish_records", "check_channel", "journal_places", "journal_bounds")
+FUNCTIONS = ("cancel_jobs", "move_jobs", "finish_records", "check_channel", "journal_places", "journal_bounds")
 
 TABLES = (
     *(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from fixtures.clients import RedisClient, connect_redis
 from fixtures.intervals import maintain_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
-from penstock import Job, Pipeline, Queue, stage
+from penstock import Job, Pipeline, Queue, cancel, stage
 from penstock.channels.queue.inspection import busiest_tenants, check_queues, explain_message, oldest_messages
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
@@ -24,6 +24,7 @@ from penstock.database.connections import connect_postgres
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import letters as dead_letters
+from penstock.operating.jobs import JobFilter, list_jobs, move_due
 from penstock.operating.status import status
 from penstock.streaming import Streamer
 
@@ -90,6 +91,28 @@ def drop_a_job(actor: Actor) -> None:
     with connect_postgres(actor.database_url, application="test") as connection:
         letters = dead_letters.of_consumer(connection, "receipts")
         assert dead_letters.drop(connection, letters) == 1
+
+
+def cancel_a_job(actor: Actor) -> None:
+    with psycopg.connect(actor.database_url) as connection:
+        [(job,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
+        assert cancel(connection, job, of=JOBS, pipeline=pipeline).ids == (job,)
+
+
+def list_the_jobs(actor: Actor) -> None:
+    with (
+        connect_postgres(actor.database_url, application="test") as connection,
+        connect_redis(actor.redis_url) as client,
+    ):
+        assert list_jobs(connection, client, "jobs")
+
+
+def move_a_job(actor: Actor) -> None:
+    with (
+        connect_postgres(actor.database_url, application="test") as connection,
+        connect_redis(actor.redis_url) as client,
+    ):
+        assert move_due(connection, client, "jobs", JobFilter(), datetime.now(UTC)) == 2
 
 
 def show_what_waits(actor: Actor) -> None:
@@ -161,6 +184,9 @@ MAY: list[tuple[Verb, set[str]]] = [
     (work, CONSUMERS),
     (retry_a_job, {"an_application"}),
     (drop_a_job, CONSUMERS),
+    (cancel_a_job, {*WRITERS, "a_producer"}),
+    (list_the_jobs, {*WRITERS, "a_viewer"}),
+    (move_a_job, CONSUMERS),
     (show_what_waits, {*CONSUMERS, "a_viewer", "a_monitor"}),
     (look_into_the_queue, READERS),
     (write_read_and_settle, WRITERS),
@@ -182,7 +208,7 @@ DENIED = (
 )
 
 
-CHANGING = {publish, work, retry_a_job, drop_a_job, delete_a_message}
+CHANGING = {publish, work, cancel_a_job, retry_a_job, drop_a_job, delete_a_message}
 """These leave less to do than they found."""
 
 

@@ -42,6 +42,7 @@ FUNCTIONS = {
     "finish_records": "(text, bigint[])",
     "cancel_jobs": "(text, bigint[], text, text)",
     "check_channel": "(text, text, integer)",
+    "move_jobs": "(text, bigint[], timestamptz)",
 }
 """Penstock's functions, with the types of their arguments."""
 

@@ -112,7 +112,12 @@ _REPAIRING = {
 }
 """Privileges for reconciling beside those of streamer and consumer."""
 
-_OPERATING = {"pauses": "INSERT, UPDATE, DELETE", "actions": "SELECT, INSERT", **_CANCEL_JOBS}
+_OPERATING = {
+    "pauses": "INSERT, UPDATE, DELETE",
+    "actions": "SELECT, INSERT",
+    "FUNCTION move_jobs": "EXECUTE",
+    **_CANCEL_JOBS,
+}
 """Privileges for pausing, resuming and cancelling, and for the log of what was done."""
 
 _WITHOUT_PAYLOADS = {

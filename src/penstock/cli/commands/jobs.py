@@ -137,7 +137,7 @@ def move_due_(  # noqa: PLR0917  options
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Move the time at which jobs that wait or are delayed are due: they are staged again, under new ids."""
+    """Move the time at which jobs are due that wait or are delayed."""
     moment = parse_moment(due)
     at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
     of = _choose(ids, tenant, key, unique, None, all_=all_)

@@ -15,7 +15,6 @@ from penstock.channels.queue.shard import run
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.outcomes import RESERVED
 from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import JobFilter, JobState, find_jobs
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -73,17 +72,15 @@ def move_due(
     *,
     scope: Scope = DEFAULT_SCOPE,
 ) -> int:
-    """Stages the jobs that wait or are delayed again, due at another time, under new ids; returns how many.
-
-    The role needs the rights of a producer as well.  Raises as ``find_jobs``.
-    """
+    """Has the jobs that wait or are delayed be due at another time; returns how many.  Raises as ``find_jobs``."""
     sql = statements("penstock.operating.jobs", scope.schema)
     channel, moved = find_channel(connection, queue, scope=scope), 0
-    values = {"channel": queue, "reserved": RESERVED, "due_ms": int(due.timestamp() * 1000)}
+    values = {"channel": queue, "due": due}
     with postgres_errors(f"moving jobs of {queue}"):
         for page in find_jobs(connection, client, queue, of, scope=scope):
             jobs = {job.id: job for job in page if job.state in {"waiting", "delayed"}}
             rows = connection.execute(sql["move_due"], {**values, "ids": list(jobs)}).fetchall()
+            # The streamer writes them again.  If it does so before they are deleted, it finds them missing, and does so again.
             for shard, some in groupby(sorted((jobs[id_].shard, id_) for (id_,) in rows), itemgetter(0)):
                 made = make_shard(scope.namespace, shard, channel.streams or 1, channel.hand or 1)
                 run(client, made.delete([str(id_) for _, id_ in some]), f"deleting from {shard}")

@@ -25,30 +25,8 @@ SELECT count(*) FILTER (WHERE NOT is_running), count(*) FILTER (WHERE is_running
 FROM {schema}.cancel_jobs(%(channel)s, %(ids)s, NULL, NULL);
 
 -- :name move_due
--- Finishes jobs, and stages them again with another time.  One that a worker has locked is waited for: it is done then, or still there.
--- The second part of the statement sees what the function has deleted.
-WITH finished AS MATERIALIZED (
-    SELECT {schema}.finish_records(%(channel)s, %(ids)s) AS id
-),
-again AS (
-    INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
-    SELECT r.channel, r.shard, r.key, r.action, r.object, r.data,
-           h.headers || jsonb_build_object(
-               %(reserved)s::text,
-               CASE jsonb_typeof(h.headers -> %(reserved)s::text)
-                   WHEN 'object' THEN h.headers -> %(reserved)s::text
-                   ELSE '{}'
-               END - 'delay_ms' || jsonb_build_object('due', %(due_ms)s::bigint)
-           )
-    FROM finished
-    JOIN {schema}.staged_records r USING (id)
-    CROSS JOIN LATERAL (
-        SELECT CASE jsonb_typeof(r.headers) WHEN 'object' THEN r.headers ELSE '{}' END AS headers
-    ) h
-    ORDER BY r.id
-)
-SELECT id
-FROM finished;
+SELECT job
+FROM {schema}.move_jobs(%(channel)s, %(ids)s, %(due)s) AS job;
 
 -- :name payload
 SELECT data::text, coalesce(headers::text, ''), (extract(epoch FROM created_at) * 1000000)::bigint
