@@ -204,20 +204,14 @@ def _find_writes(context: DefaultExecutionContext, statement: str) -> Iterator[_
 
 
 def _parse_expression(statement: Any) -> Iterator[_Write]:
-    changes: tuple[Change, ...]
-    if isinstance(statement, Insert):
-        is_upsert = statement._post_values_clause is not None  # noqa: SLF001  ON CONFLICT has no public name
-        verb, changes = "INSERT", ("insert", "update") if is_upsert else ("insert",)
-    elif isinstance(statement, Update):
-        verb, changes = "UPDATE", ("update",)
-    elif isinstance(statement, Delete):
-        verb, changes = "DELETE", ("delete",)
-    else:
+    if not isinstance(statement, Insert | Update | Delete):
         return
+    verb: str = statement.__visit_name__
+    is_plain = isinstance(statement, Insert) and statement._post_values_clause is None  # noqa: SLF001  ON CONFLICT has no public name
     table: Any = statement.table
     while hasattr(table, "element"):  # an alias
         table = table.element
-    yield _Write(verb, changes, table.schema, table.name)
+    yield _Write(verb.upper(), ("insert",) if is_plain else _CHANGES[verb], table.schema, table.name)
 
 
 def _parse_text(statement: str) -> Iterable[_Write]:
