@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from redis.client import NEVER_DECODE
+
 from penstock.channels.driving import Steps
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
@@ -40,14 +42,21 @@ def call(name: str, keys: Sequence[str], arguments: Sequence[Argument], what: st
     try:
         [reply] = yield from script(name).checked_steps([Call(keys, arguments)])
     except REDIS_ERRORS as error:
-        raise translate(error, what) from error
+        raise _translate(error, what) from error
     if reply[0] == b"foreign":
         raise _foreign(f"{what}: {as_text(reply[1])} holds another type")
     return reply
 
 
-def translate(error: RedisFailure, what: str) -> PenstockError:
-    """Our error for one of the client library's."""
+def ask(command: Sequence[str | int], what: str) -> Steps[Any]:
+    """The reply to a command of Redis; text in it is bytes.  Raises as ``call``."""
+    try:
+        return (yield lambda client: client.execute_command(*command, **{NEVER_DECODE: True}))
+    except REDIS_ERRORS as error:
+        raise _translate(error, what) from error
+
+
+def _translate(error: RedisFailure, what: str) -> PenstockError:
     translated = translate_error(error, what)
     if isinstance(translated, ForeignLog):
         return _foreign(f"{what}: a key holds another type")
@@ -109,7 +118,13 @@ def checked_wait_s(field: str, seconds: object) -> float:
     return 0.0 if seconds == 0 else checked_ms(field, seconds) / 1000
 
 
-def checked_count(field: str, count: object, limit: int) -> int:
+def check_several(what: str, number: int) -> None:
+    """Refuses more fields or ids than one call takes.  Raises ``InvalidStructureCall``."""
+    if number > MAX_FIELDS:
+        raise InvalidStructureCall(what, f"are {number:,}; one call takes {MAX_FIELDS:,}: make several")
+
+
+def checked_count(field: str, count: object, limit: int = MAX_FIELDS) -> int:
     """A number from 1 to ``limit``; raises ``InvalidStructureCall`` if it is none."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= limit:
         raise InvalidStructureCall(field, f"is {count!r}; it takes 1 to {limit:,}")

@@ -10,24 +10,21 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Literal, Self, TypeVar
 
-from redis.client import NEVER_DECODE
-
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.scripts import Argument, as_text
-from penstock.channels.server import REDIS_ERRORS
 from penstock.clients.calls import (
-    MAX_FIELDS,
     MAX_VALUE_BYTES,
     SLICE,
     Text,
+    ask,
     call,
+    check_several,
     checked_count,
     checked_keys,
     checked_ms,
     checked_text,
     checked_value,
-    translate,
 )
 from penstock.errors import AppendRefused, InvalidStructureCall, PenstockError
 
@@ -99,7 +96,7 @@ class _VolatileHash(Operations[C]):
         return (yield from self._set(values, ttl_s))
 
     def _set(self, values: Mapping[Text, Text], ttl_s: float | None) -> Steps[int]:
-        _check_number("values", len(values))
+        check_several("values", len(values))
         encoded = {checked_text("field", field): checked_value("value", value) for field, value in values.items()}
         items = [part for item in encoded.items() for part in item]
         size = sum(map(len, items))
@@ -184,7 +181,7 @@ class _VolatileHash(Operations[C]):
 
         Raises as ``hset``.
         """
-        collected, held = yield from self._collect(self.name, checked_count("most", most, MAX_FIELDS))
+        collected, held = yield from self._collect(self.name, checked_count("most", most))
         with suppress(PenstockError):  # of a user that may use this hash alone
             found = yield from self._ask("SRANDMEMBER", self._names)
             name = self.name if found is None else as_text(found)
@@ -208,10 +205,7 @@ class _VolatileHash(Operations[C]):
             yield from self._ask("SADD", self._names, name)
 
     def _ask(self, *command: str) -> Steps[Any]:
-        try:
-            return (yield lambda client: client.execute_command(*command, **{NEVER_DECODE: True}))
-        except REDIS_ERRORS as error:
-            raise translate(error, f"listing the hashes of {self._namespace}") from error
+        return ask(command, f"listing the hashes of {self._namespace}")
 
     def _is_native(self) -> Steps[bool]:
         """True if the server keeps times to live of fields itself; it is asked once."""
@@ -239,10 +233,5 @@ class AsyncVolatileHash(_VolatileHash[AsyncRedisClient], AsyncClient):
 
 
 def _checked_fields(fields: Sequence[Text]) -> list[Argument]:
-    _check_number("fields", len(fields))
+    check_several("fields", len(fields))
     return [checked_text("field", field) for field in fields]
-
-
-def _check_number(what: str, number: int) -> None:
-    if number > MAX_FIELDS:
-        raise InvalidStructureCall(what, f"are {number:,}; one call takes {MAX_FIELDS:,}: make several")

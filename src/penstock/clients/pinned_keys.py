@@ -7,7 +7,7 @@ import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.clients.calls import MAX_FIELDS, SLICE, Text, checked_count, checked_ms, checked_value
+from penstock.clients.calls import SLICE, Text, checked_count, checked_ms, checked_value
 from penstock.clients.locks import AsyncFencedLock, FencedLock, try_lock, unlock
 from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown, value_name
 from penstock.errors import LockBusy, ServerUnavailable
@@ -174,7 +174,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
 
         Raises as ``put``.
         """
-        return int((yield from self._operations.call("reap", [checked_count("most", most, MAX_FIELDS)], "reaping"))[1])
+        return int((yield from self._operations.call("reap", [checked_count("most", most)], "reaping"))[1])
 
 
 class PinnedKeys(_PinnedKeys[RedisClient, Callable[[], Text]], BlockingClient):

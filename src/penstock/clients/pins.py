@@ -15,6 +15,7 @@ from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
 from penstock.clients.calls import Text, call, checked_keys, checked_ms, checked_text, checked_wait_s
 from penstock.errors import InvalidStructureCall
+from penstock.parallel import Backoff
 
 MAX_NUMBER = 2**52
 """Upper bound of ``above``: what Lua can count."""
@@ -127,14 +128,13 @@ class GrowingPause:
 
     def __init__(self, wait_s: float) -> None:
         self._until = monotonic() + checked_wait_s("wait_s", wait_s)
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def next(self, left_s: float) -> Sleep | None:
         """The next pause; None if the time is over.  In ``left_s`` what is waited for is over by itself."""
         left = self._until - monotonic()
         if left <= 0:
             return None
-        longest, self._pause_s = self._pause_s, min(2 * self._pause_s, MAX_PAUSE_S)
         # Random, so that those who wait together do not come together.
-        pause = random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
+        pause = random.uniform(0.5, 1.0) * self._backoff.next_s()  # noqa: S311  not for secrets
         return Sleep(min(pause, left, max(left_s, 0.001)))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from redis.client import NEVER_DECODE
 from sqlalchemy import ARRAY, Connection, Engine, Select, Text, cast, func, literal, select, true
 from sqlalchemy.exc import DataError
 from sqlalchemy.sql.elements import ColumnElement
@@ -20,8 +19,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.scripts import Argument, as_text
-from penstock.channels.server import REDIS_ERRORS, connect_redis
-from penstock.clients.calls import MAX_FIELDS, call, checked_count, checked_keys, checked_ms, checked_text, translate
+from penstock.channels.server import connect_redis
+from penstock.clients.calls import ask, call, check_several, checked_count, checked_keys, checked_ms, checked_text
 from penstock.errors import DeclarationError, InvalidStructureCall, PenstockError, ReadOnlyPostgres
 
 C = TypeVar("C", bound=RedisCommands)
@@ -99,14 +98,13 @@ class _Tracker(Operations[C]):
             ForeignStructure: A key holds another type; nothing was written.
         """
         texts = _checked_ids("ids", ids)
-        if len(texts) > MAX_FIELDS:
-            raise InvalidStructureCall("ids", f"are {len(texts):,}; one call takes {MAX_FIELDS:,}: make several")
+        check_several("ids", len(texts))
         return int((yield from self._call("add", texts, "adding to"))[1])
 
     @both
     def sample(self, count: int = 1) -> Steps[list[str]]:
         """Different ids at random: ``count``, or fewer if there are fewer.  Raises as ``add``."""
-        checked_count("count", count, MAX_FIELDS)
+        checked_count("count", count)
         return [as_text(each) for each in (yield from self._ask("SRANDMEMBER", self._tracked, count))]
 
     @both
@@ -121,10 +119,7 @@ class _Tracker(Operations[C]):
         return int((yield from self._ask("SCARD", self._tracked)))
 
     def _ask(self, *command: Any) -> Steps[Any]:
-        try:
-            return (yield lambda client: client.execute_command(*command, **{NEVER_DECODE: True}))
-        except REDIS_ERRORS as error:
-            raise translate(error, f"reading {self.name}") from error
+        return ask(command, f"reading {self.name}")
 
     def _call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
         return call(f"tracker/{script}", self._keys, arguments, f"{what} {self.name}")
