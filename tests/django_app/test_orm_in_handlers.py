@@ -311,3 +311,27 @@ def test_a_job_that_is_done_is_not_done_again_by_the_orm(
 
     assert endings == [Ending.APPLIED, Ending.REPEATED]
     assert bench.effects == [number]
+
+
+def test_a_time_limit_cancels_a_statement_of_the_orm(bench: Bench, db: Any, database_url: str, redis_url: str) -> None:
+    working = DjangoPipeline([JOBS])
+    cancelled: list[str] = []
+
+    def sleep() -> None:
+        try:
+            with db.connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(60)")
+        except db.OperationalError as error:
+            cancelled.append(f"{error}")
+
+    async def handler(_: object, job: Any) -> None:
+        await sync_to_async(sleep)()
+
+    working.worker(reads=JOBS, name="receipts", attempts=1, limit=0.2, lease=0.3)(handler)
+    bench.stage()
+    worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
+    worker.drain(lambda _: check_now(worker))
+    worker.close()
+
+    assert cancelled == ["canceling statement due to user request"]
+    assert len(bench.letters) == 1

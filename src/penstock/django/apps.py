@@ -107,7 +107,7 @@ def drop_tables(using: str) -> None:
             connection.execute(trigger.drop[-1].encode() + b" CASCADE")
 
 
-def _after_migrate(using: str, plan: Any = None, stdout: Any = None, **_: object) -> None:
+def _after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object) -> None:
     """Brings tables and triggers up to date, unless Penstock's were just removed; ``flush`` has no plan."""
     if plan is None or any(backwards for migration, backwards in plan if migration.app_label == "penstock"):
         return
@@ -125,7 +125,7 @@ def _after_migrate(using: str, plan: Any = None, stdout: Any = None, **_: object
             raise
         # Some apps are not migrated yet.  No worker starts without its triggers.
         installed = [str(error)]
-    for line in installed if stdout is not None else ():
+    for line in installed if stdout is not None and verbosity else ():
         stdout.write(f"  Penstock's trigger: {line}")
 
 

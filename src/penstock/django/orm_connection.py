@@ -11,13 +11,14 @@ one; the event loop does not use the connection meanwhile.
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import structlog
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections, transaction
+from psycopg import Error
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 from sqlalchemy import text
@@ -37,6 +38,9 @@ Commits = list[Callable[[], None]]
 
 BEGIN_S = 60
 """Longest wait, in seconds, of the ORM's thread until the event loop has begun the transaction."""
+
+CANCEL_S = 5
+"""Longest wait, in seconds, until a statement is cancelled."""
 
 _BEGIN = text("SELECT 1")
 
@@ -124,17 +128,21 @@ async def call_within_async(using: str, call: Callable[..., Any], session: Async
     """The same for one that is ``async def``; the ORM's statements run in a thread of the handler's."""
     commits: Commits = []
     connection: Any = (await session.connection()).sync_connection
+    worker = connection.connection.driver_connection
     loop = asyncio.get_running_loop()
 
     def begin() -> None:
         asyncio.run_coroutine_threadsafe(session.execute(_BEGIN), loop).result(BEGIN_S)
 
     async with ThreadSensitiveContext():
-        block = orm_connected(using, connection.connection.driver_connection, begin, commits)
+        block = orm_connected(using, worker, begin, commits)
         await sync_to_async(block.__enter__)()
         try:
             returned = await call(session, items)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):  # a time limit: the thread may be waiting for a statement
+                with suppress(Error):
+                    await worker.cancel_safe(timeout=CANCEL_S)
             await sync_to_async(block.__exit__)(*sys.exc_info())
             raise
         else:

@@ -71,6 +71,6 @@ def _read_settings() -> dict[str, str]:
         url = get_database_url(get_pipeline().using)
     except PenstockError as error:
         sys.exit(show_error(error, debug=False))
-    found = {"APP": get_setting("PIPELINE"), "DATABASE_URL": url, "REDIS_URL": get_setting("REDIS_URL")}
+    found = {"APP": "penstock.django:pipeline", "DATABASE_URL": url, "REDIS_URL": get_setting("REDIS_URL")}
     variables = {f"PENSTOCK_{name}": str(value) for name, value in found.items() if value}
     return {name: value for name, value in variables.items() if name not in os.environ}
