@@ -12,7 +12,7 @@ local function waiting_member(id, record)
 end
 
 -- A lane is the messages of a tenant with one key that wait: the rank of the last of them, and how many there are.  Those without a key
--- have theirs in the account.
+-- have theirs in the account.  A key begins with the priority of its messages, unless that is the normal one.
 local function lane_of(record)
   return record.tenant .. "\0" .. record.key
 end
@@ -39,11 +39,15 @@ local function rank_of(record)
   return tonumber(string.sub(record.rank, 1, 14), 16)
 end
 
+-- By how much each message of a lane ranks behind the one before: eight of high priority go for one of normal priority, and eight of
+-- these for one of low priority.
+local NORMAL, GAPS = 8, {["\1h"] = 1, ["\1l"] = 64}
+
 -- The message's place in its tenant's line.  The tenant's keys take turns: a message comes behind those of its own key, and beside
 -- those of the others.
 local function rank_message(account, record)
   local last, waits = read_lane(account, record)
-  local rank = math.max(account.rank, last) + 1
+  local rank = math.max(account.rank, last) + (GAPS[string.sub(record.key, 1, 2)] or NORMAL)
   save_lane(account, record, rank, waits + 1)
   account.waits = account.waits + 1
   queue.sequence = queue.sequence + 1

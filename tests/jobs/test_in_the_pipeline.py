@@ -16,7 +16,7 @@ from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
-from penstock.errors import DeclarationError, InvalidMessage, Refused
+from penstock.errors import DeclarationError, InvalidMessage, InvalidRecord, Refused
 from penstock.operating import letters as dead_letters
 from penstock.operating.reset import reset_checkpoint
 from penstock.operating.status import status
@@ -297,3 +297,24 @@ def test_staging_a_job_returns_its_id(working: Pipeline, sessions: sessionmaker[
     with bench.connection.transaction():
         ids.append(receipts.stage(bench.connection, {}, tenant="t"))
     assert bench.unfinished == ids
+
+
+def test_a_job_of_high_priority_is_done_before_those_that_wait(
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
+) -> None:
+    seen: list[str] = []
+
+    @working.worker(reads=JOBS, concurrency=1)
+    def receipts(_: Session, job: Job) -> None:
+        seen.append(job.data)
+
+    with sessions.begin() as session:
+        receipts.stage(session, "later", tenant="t", priority="low")
+        for _ in range(3):
+            receipts.stage(session, "in turn", tenant="t")
+        receipts.stage(session, "now", tenant="t", priority="high")
+        with pytest.raises(InvalidRecord, match="priority: is 'urgent'; it takes high, normal or low"):
+            receipts.stage(session, "", tenant="t", priority="urgent")  # type: ignore[arg-type]  # the same
+    assert drained(working, database_url, redis_url) == {"receipts": 5}
+    assert seen == ["now", "in turn", "in turn", "in turn", "later"]
+    assert bench.effects == []

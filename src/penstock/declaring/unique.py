@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.errors import InvalidMessage
 from penstock.parsing import Duration, parse_duration
 
 MAX_NAME_BYTES = 256
 """Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
+
+Priority = Literal["high", "normal", "low"]
+"""Of a message, within its tenant."""
+
+_MARKS: dict[str, str] = {"high": "\1h", "normal": "", "low": "\1l"}
+"""Beginnings of keys in Redis; no key of an application has such a character."""
 
 MAX_DELAY_S = 10 * 365 * 86_400.0
 
@@ -103,6 +109,22 @@ def checked_duration(field: str, given: object, most: float) -> float:
             f'is {given!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',
         )
     return seconds
+
+
+def check_priority(priority: object) -> None:
+    """Checks a priority."""
+    if priority not in get_args(Priority):
+        raise InvalidMessage("priority", f"is {priority!r}; it takes high, normal or low")
+
+
+def mark_key(key: str, priority: object) -> str:
+    """A key, with the priority of its message, as a queue holds it; what a producer has made up by hand is the normal one."""
+    return f"{_MARKS.get(str(priority), '')}{key}"
+
+
+def unmark_key(held: str) -> str:
+    """The key of a message, of a key as a queue holds it."""
+    return held[2:] if held.startswith("\1") else held
 
 
 def name_within(tenant: str, name: str) -> str:

@@ -109,7 +109,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
         headers: Metadata beside the payload, such as trace ids or versions; at most 64 KB.
         tenant: For a queue, and only there: whose the message is, a str, int or UUID, or a tuple of them.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
-        **options: For a queue: ``due`` or ``delay``, ``deadline``, ``unique``; see ``MessageOptions``.
+        **options: For a queue: ``due`` or ``delay``, ``deadline``, ``unique``, ``priority``; see ``MessageOptions``.
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.

@@ -131,7 +131,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             tenant: Whose the job is: a str, int or UUID, or a tuple of them; tenants take turns.
             key: Within a tenant, keys take turns.
             headers: Metadata beside the payload; at most 64 KB.
-            **options: ``due`` or ``delay``, ``deadline``, ``unique``.
+            **options: ``due`` or ``delay``, ``deadline``, ``unique``, ``priority``.
 
         Raises:
             InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.

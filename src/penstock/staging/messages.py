@@ -1,7 +1,7 @@
 """Rows for queues: the tenant takes the place of the key, and what else a queue has to know stands in the headers.
 
     key                 the tenant: it decides the shard
-    headers.penstock    key, delay_ms, due, deadline (milliseconds since 1970), unique; each only if it was given
+    headers.penstock    key, delay_ms, due, deadline (milliseconds since 1970), unique, priority; each only if it was given
 
 A message's times are compared by Redis' clock; ``delay_ms`` counts from ``created_at``, which Postgres sets.
 """
@@ -12,7 +12,16 @@ from typing import Any, TypedDict
 
 from penstock.declaring.declarations import Channel, Queue
 from penstock.declaring.outcomes import RESERVED
-from penstock.declaring.unique import MAX_DELAY_S, Unique, check_times, check_unique, checked_duration, checked_text
+from penstock.declaring.unique import (
+    MAX_DELAY_S,
+    Priority,
+    Unique,
+    check_priority,
+    check_times,
+    check_unique,
+    checked_duration,
+    checked_text,
+)
 from penstock.errors import InvalidMessage, InvalidRecord
 from penstock.parsing import Duration
 from penstock.staging.payload import key_text
@@ -28,12 +37,14 @@ class MessageOptions(TypedDict, total=False):
     delay     time from staging until it may be, instead of ``due``: seconds, a ``timedelta``, or a text such as ``"10m"``
     deadline  the moment from which it is dead-lettered instead of handed over
     unique    a name that no other message may have at the same time
+    priority  within the tenant: ``high``, ``normal`` or ``low``
     """
 
     due: datetime | None
     delay: Duration
     deadline: datetime | None
     unique: Unique | None
+    priority: Priority
 
 
 def make_message(  # noqa: PLR0913  a row has this many columns
@@ -89,6 +100,7 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
         check_times(0 if due is None else delay_s, due, deadline)
         if unique is not None:
             check_unique(unique)
+        check_priority(priority := options.get("priority", "normal"))
     except InvalidMessage as error:
         raise _translate(error, field) from error
     own: dict[str, Any] = {} if key is None else {"key": key}
@@ -97,6 +109,8 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
             own[name] = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if priority != "normal":
+        own["priority"] = priority
     if unique is not None:
         own["unique"] = {"name": unique.name, "until": unique.held_until, "for_s": unique.window_s}
         if unique.within != "queue":

@@ -96,6 +96,7 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
         data,
         _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us}),
         staged_us,
+        own.get("priority"),
     )
 
 

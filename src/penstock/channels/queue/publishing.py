@@ -17,7 +17,7 @@ from penstock.channels.log import Appended, Reply, parse_reply
 from penstock.channels.queue.shard import ITEMS, QueueShard, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
-from penstock.declaring.unique import TenantLimits
+from penstock.declaring.unique import TenantLimits, mark_key
 from penstock.errors import QueueDamaged
 from penstock.records import Epoch, Offset, RecordId, ShardName
 
@@ -39,6 +39,7 @@ class QueuedRecord:
         payload: The payload, as JSON text.
         headers: The headers, as JSON text.
         staged_us: When it was staged, in microseconds since 1970.
+        priority: Within the tenant.
     """
 
     id: RecordId
@@ -51,6 +52,7 @@ class QueuedRecord:
     payload: str
     headers: str
     staged_us: int
+    priority: object = "normal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class QueueWriter:
         return (
             str(record.id),
             record.tenant,
-            record.key,
+            mark_key(record.key, record.priority),
             ",".join(map(str, hand)),
             "" if record.due_ms is None else str(record.due_ms),
             "" if record.deadline_ms is None else str(record.deadline_ms),

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.declaring.unique import Unique, check_times, check_unique, checked_text, utf8
+from penstock.declaring.unique import Priority, Unique, check_priority, check_times, check_unique, checked_text, utf8
 from penstock.errors import InvalidMessage, TenantFull
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
@@ -31,6 +31,8 @@ class NewMessage:
         due: The moment from which it may be read, instead of ``delay_s``.
         deadline: The moment from which it is not handed over any more, but dead-lettered.
         unique: A name that no other message may have at the same time.
+        priority: Within the tenant: eight messages of ``high`` priority go for one of ``normal`` priority, eight of these for one
+            of ``low`` priority.
     """
 
     tenant: str
@@ -42,6 +44,7 @@ class NewMessage:
     due: datetime | None = None
     deadline: datetime | None = None
     unique: Unique | None = None
+    priority: Priority = "normal"
 
     def __post_init__(self) -> None:
         """Checks the message."""
@@ -51,6 +54,7 @@ class NewMessage:
         self._check_size("payload", self.payload, (bytes, str))
         self._check_size("headers", self.headers, (str,))
         check_times(self.delay_s, self.due, self.deadline)
+        check_priority(self.priority)
         if self.unique is not None:
             check_unique(self.unique)
 

@@ -19,7 +19,7 @@ from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
 from penstock.declaring.kinds import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, checked_name, shard_for_key
-from penstock.declaring.unique import TenantLimits, name_within
+from penstock.declaring.unique import TenantLimits, mark_key, name_within, unmark_key
 from penstock.errors import (
     AppendRefused,
     DeclarationError,
@@ -178,7 +178,7 @@ class QueueShard:
         return (
             message.id,
             message.tenant,
-            message.key,
+            mark_key(message.key, message.priority),
             ",".join(map(str, hand)),
             due,
             _milliseconds(message.deadline),
@@ -208,7 +208,7 @@ class QueueShard:
             self.number,
             as_text(id_),
             as_text(tenant),
-            as_text(key),
+            unmark_key(as_text(key)),
             int(attempts),
             int(since),
             int(deadline),
@@ -308,7 +308,8 @@ class QueueShard:
 def read_facts(reply: Sequence[Any]) -> dict[str, str] | None:
     """What ``explain.lua`` says of a message, by name; None of one that is unknown."""
     texts = [as_text(each) for each in reply]
-    return dict(zip(texts[::2], texts[1::2], strict=True)) or None
+    facts = dict(zip(texts[::2], texts[1::2], strict=True))
+    return {**facts, "key": unmark_key(facts["key"])} if facts else None
 
 
 class QueueShape:
