@@ -226,6 +226,22 @@ def test_other_databases_are_as_ever(reader: Reader, db: Any) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
+def test_another_connection_to_the_same_database_is_refused(reader: Reader, db: Any, things: Log) -> None:
+    """What a second alias writes would be committed by itself."""
+    reader.flow = DjangoPipeline([things], using="second")
+
+    def handler(_: object, record: Record) -> None:
+        effects = make_model().objects
+        effects.using("default" if record.id == 2 else "second").create(record_id=record.id, key=record.key)
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.drain()
+
+    assert reader.effects() == [number for number in ALL if number != 2]
+    assert "Django's own connection" in reader.dead()[0][1]
+
+
+@pytest.mark.usefixtures("twenty_records")
 def test_values_are_as_the_orm_reads_them_and_the_sessions_stay_as_they_are(
     reader: Reader, db: Any, database_url: str
 ) -> None:

@@ -110,10 +110,11 @@ def make_django(url: str) -> Any:
     lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     django: Any = importlib.import_module("django")
     if not settings.configured:
-        settings.configure(DATABASES={"default": default, "lite": lite}, USE_TZ=True)
+        settings.configure(DATABASES={"default": default, "second": {}, "lite": lite}, USE_TZ=True)
         django.setup()
     importlib.import_module("django.db.transaction")
-    django.db.connections["default"].settings_dict.update(default)
+    for alias in ("default", "second"):
+        django.db.connections[alias].settings_dict.update(default)
     return django.db
 
 
