@@ -1,5 +1,6 @@
 """Groups of jobs: what follows a group is staged exactly once, when none of its members is left."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,11 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.flow import running
 from fixtures.jobs import JOBS, Bench
-from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, stage_many
+from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, find_group_async, stage_many
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidRecord, ServerUnavailable, StagingError
 from penstock.streaming.scheduler import JobGroups
@@ -163,6 +165,34 @@ def test_an_empty_group_has_ended_and_one_that_is_rolled_back_was_never_there(
     assert plain is not None
     assert plain.left == 2
     assert find_group(bench.connection, "gone") is None
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "psycopg itself"])
+def test_a_group_is_staged_and_read_by_asyncio(
+    driver: str, receipts: Any, report: Any, bench: Bench, database_url: str
+) -> None:
+    then = report.job("", tenant="t")
+
+    async def stage_in(target: Any) -> None:
+        assert await receipts.stage_many_async(target, [1, 2], tenant="t", group="g", then=then) == 2
+
+    async def stage() -> None:
+        if driver == "psycopg itself":
+            async with await psycopg.AsyncConnection.connect(database_url) as connection:
+                await stage_in(connection)
+            return
+        engine = create_async_engine(database_url.replace("postgresql:", f"postgresql+{driver}:", 1))
+        async with AsyncSession(engine) as session, session.begin():
+            await stage_in(session)
+            found = await find_group_async(session, "g")
+            assert found is not None
+            assert found.left == 2
+        await engine.dispose()
+
+    asyncio.run(stage())
+    found = find_group(bench.connection, "g")
+    assert found is not None
+    assert [*found.ids] == bench.unfinished
 
 
 LOG = Log("rides")

@@ -104,12 +104,14 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     redis_client.mset({keys.ends: "of an epoch", keys.writes: "of a writer"})
 
     connection.execute("INSERT INTO penstock.unique_names VALUES ('jobs', 'n', 1, 0, false, NULL)")
+    connection.execute("INSERT INTO penstock.job_notes VALUES (1, 'jobs')")
+    connection.execute("INSERT INTO penstock.job_results VALUES (1, 'jobs', '1')")
     tables = ["channels", "journal", "checkpoints", "staged_records", "waiting_records"]
 
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
 
     assert find_keys(redis_client, name) == []
-    for table in [*tables, "unique_names"]:
+    for table in [*tables, "unique_names", "job_notes", "job_results"]:
         left = f"SELECT count(*) FROM penstock.{table} WHERE channel = %s".encode()
         assert connection.execute(left, (name,)).fetchone() == (0,), table
     assert {each: len(find_keys(redis_client, each)) for each in others} == others

@@ -109,13 +109,22 @@ records AS (
 SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records);
 
 -- :name remove_waiting
--- And the unique names of its messages, and those that were cancelled.
+-- And the unique names of its messages, those that were cancelled, and what is noted of its jobs.  A group that has not ended stays: it
+-- ends, since its members are gone, and what follows it may be in another queue.
 WITH names AS (
     DELETE FROM {schema}.unique_names
     WHERE channel = %(channel)s
 ),
 cancelled AS (
     DELETE FROM {schema}.cancellations
+    WHERE channel = %(channel)s
+),
+notes AS (
+    DELETE FROM {schema}.job_notes
+    WHERE channel = %(channel)s
+),
+results AS (
+    DELETE FROM {schema}.job_results
     WHERE channel = %(channel)s
 )
 DELETE FROM {schema}.waiting_records

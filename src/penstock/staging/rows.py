@@ -203,7 +203,7 @@ def insert_steps(insert: Insert, known: Known, form: str = ":{}") -> Steps:
         group = insert.group
         values = {"name": group.name, "channel": group.channel, "following": group.following}
         members = f"{{{','.join(map(str, ids))}}}"
-        yield _group_sql(insert.schema, form), {**values, "members": members, "waits_for": max(ids, default=0)}
+        yield _group_sql(insert.schema, form), {**values, "members": members, "waits_for": str(max(ids, default=0))}
     return ids
 
 
@@ -253,8 +253,9 @@ def insert_sql(schema: str, rows: str, *, returning: bool = False) -> str:
 
 
 def _group_sql(schema: str, form: str) -> str:
+    """The INSERT of a group; all values are sent as text, which every driver can."""
     types = {"name": "text", "channel": "text", "members": "bigint[]", "waits_for": "bigint", "following": "jsonb"}
-    values = ", ".join(f"CAST({form.format(name)} AS {kind})" for name, kind in types.items())
+    values = ", ".join(f"CAST(CAST({form.format(name)} AS text) AS {kind})" for name, kind in types.items())
     return f"INSERT INTO {quote(schema)}.job_groups ({', '.join(types)}) VALUES ({values})"
 
 
