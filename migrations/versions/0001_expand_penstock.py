@@ -295,13 +295,15 @@ END
 REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
 """,
     """
--- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for a while, so
--- that a worker that is at the job learns of it.
+-- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for the queue's
+-- `keep`, for a worker that is at the job, and for who asks later.  has_no_effect: who cancelled has deleted the staged row; otherwise
+-- a worker may have been faster.
 CREATE TABLE {schema}.cancellations (
-    record_id    bigint      PRIMARY KEY,
-    channel      text        NOT NULL,
-    shard        integer     NOT NULL,
-    forgotten_at timestamptz
+    record_id     bigint      PRIMARY KEY,
+    channel       text        NOT NULL,
+    shard         integer     NOT NULL,
+    has_no_effect boolean     NOT NULL,
+    forgotten_at  timestamptz
 )
 """,
     """
@@ -338,11 +340,14 @@ BEGIN ATOMIC
         WHERE r.id = free.id
     ),
     noted AS (
-        INSERT INTO {schema}.cancellations (record_id, channel, shard)
-        SELECT id, of_channel, shard
+        INSERT INTO {schema}.cancellations (record_id, channel, shard, has_no_effect)
+        SELECT named.id, of_channel, named.shard, free.id IS NOT NULL
         FROM named
-        ORDER BY id  -- two that cancel the same jobs write them in one order
-        ON CONFLICT (record_id) DO NOTHING
+        LEFT JOIN free USING (id)
+        ORDER BY named.id  -- two that cancel the same jobs write them in one order
+        ON CONFLICT (record_id) DO UPDATE
+        SET has_no_effect = true
+        WHERE excluded.has_no_effect
     )
     SELECT named.id, free.id IS NULL
     FROM named

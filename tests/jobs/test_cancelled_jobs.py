@@ -18,6 +18,8 @@ from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import CancelledJobs, Job, Pipeline, Unique, cancel, cancel_async, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.errors import InvalidRecord
+from penstock.operating.tracing import explain
+from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -65,6 +67,10 @@ def test_a_job_is_cancelled_by_its_id_or_its_unique_name_before_it_begins(
         assert cancel(session, of=JOBS, unique="far") == CancelledJobs((3,), ())
         stage_job(session, "n")
     # Refused at first, as the cancelled one still has the name in Redis, and asked for again after a second.
+    traced = explain(bench.connection, bench.client, RecordId(1))
+    assert (traced.cause, traced.is_applied, "has no effect" in traced.text) == ("cancelled", False, True)
+    assert traced.story is not None
+    assert traced.story.is_done
     eventually(lambda: streamer.drain() >= 0 and bench.queue.stats().length == 2, "the new job has the name")
     assert bench.rows("SELECT record_id FROM penstock.waiting_records") == [(5,)]
     worker = start_worker(apply)
@@ -108,6 +114,7 @@ def test_a_job_that_runs_learns_of_it_and_has_no_effect(
     eventually(lambda: worker.round(block_ms=10) is not None and stopped.is_set(), "it stops")
     worker.drain()
     assert (bench.effects, bench.unfinished, bench.letters) == ([], [], [])
+    assert bench.rows("SELECT has_no_effect FROM penstock.cancellations") == [(when.startswith("before"),)]
 
 
 def test_who_fails_after_it_was_cancelled_is_not_tried_again(

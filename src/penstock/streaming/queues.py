@@ -153,7 +153,7 @@ MAINTAIN_S = 0.05
 """Time budget of one round of maintenance, in seconds."""
 
 KEEP_CANCELLED = timedelta(minutes=1)
-"""Time for which a worker that is at a cancelled job can learn of it."""
+"""Time for which a worker that is at a cancelled job can learn of it, at the least."""
 
 RETRY_PAUSE = timedelta(seconds=1)
 """Pause until a record is tried again whose unique name is still taken by one that is done."""
@@ -296,7 +296,8 @@ class Queues:
         return fed
 
     def _forget_cancelled(self, shard: ShardName, end: float) -> None:
-        limits = {"records": RECONCILE_RECORDS, "keep": KEEP_CANCELLED}
+        keep = max(KEEP_CANCELLED, self._channels[shard.channel].keep)
+        limits = {"records": RECONCILE_RECORDS, "keep": keep}
         while ids := [record for (record,) in self._execute("take_cancelled", shard, limits)]:
             self._writer(shard).delete(ids)
             self._execute("forget_cancelled", shard, {"ids": ids})

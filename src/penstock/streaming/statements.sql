@@ -709,8 +709,8 @@ WHERE r.id = d.id AND r.channel = %(channel)s
 RETURNING r.id;
 
 -- :name take_cancelled
--- A page of cancelled jobs that are done with: who had their rows locked has left them, or finished them.  Those that Redis forgot a
--- minute ago are forgotten here, too.
+-- A page of cancelled jobs that are done with: who had their rows locked has left them, or finished them.  Those that Redis forgot
+-- long ago are forgotten here, too.
 WITH page AS MATERIALIZED (
     SELECT record_id
     FROM {schema}.cancellations

@@ -73,6 +73,8 @@ def explain_story(story: Story, situation: Situation) -> Diagnosis:
     for explain in (_unsequenced, _unknown, _unpublished, _waits_in_channel, _unapplied):
         if (cause := explain(story, situation)) is not None:
             return replace(cause, story=story)
+    if story.state == "cancelled":
+        return Diagnosis("cancelled", f"{_name(story)}: {story.why}", story=story)
     by = ", ".join(reader.consumer for reader in story.readers)
     return Diagnosis("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
 

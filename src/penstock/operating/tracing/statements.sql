@@ -104,10 +104,11 @@ LEFT JOIN {schema}.retired_channels f ON f.channel = %(channel)s
 LEFT JOIN {schema}.waiting_records w ON w.record_id = %(id)s;
 
 -- :name job_notes
-SELECT n.attempts, n.progress, d.done_at
+SELECT n.attempts, n.progress, d.done_at, c.has_no_effect
 FROM (VALUES (%(id)s::bigint)) w (id)
 LEFT JOIN {schema}.job_notes n ON n.record_id = w.id
-LEFT JOIN {schema}.job_results d ON d.record_id = w.id;
+LEFT JOIN {schema}.job_results d ON d.record_id = w.id
+LEFT JOIN {schema}.cancellations c ON c.record_id = w.id;
 
 -- :name readers
 -- Every consumer of a channel, its checkpoint in a shard, and its dead letter of the record; a member of an Ick has no record.

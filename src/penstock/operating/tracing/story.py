@@ -26,7 +26,7 @@ from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 
 ReaderState = Literal[
-    "applied", "dead-lettered", "parked", "halted", "paused", "barrier", "waiting", "behind", "unread"
+    "applied", "cancelled", "dead-lettered", "parked", "halted", "paused", "barrier", "waiting", "behind", "unread"
 ]
 """A consumer's progress with a record."""
 
@@ -36,7 +36,7 @@ class ReaderProgress:
     """A consumer of the record's channel.
 
     Attributes:
-        state: ``applied``: its checkpoint is past the record.  ``dead-lettered`` and ``parked``: there is a dead letter of the
+        state: ``applied``: its checkpoint is past the record.  ``cancelled``: a job that has no effect.  ``dead-lettered`` and ``parked``: there is a dead letter of the
             record, in the second case because an earlier one of its key has one.  ``halted``, ``paused``, at a ``barrier``
             of a reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
             ``unread``: it has no checkpoint in the shard.
@@ -68,8 +68,8 @@ class ReaderProgress:
 
     @property
     def is_done(self) -> bool:
-        """True if the record has taken effect there."""
-        return self.state == "applied"
+        """True if the record has taken effect there, or is to have none."""
+        return self.state in {"applied", "cancelled"}
 
     @property
     def is_dead_lettered(self) -> bool:
@@ -121,7 +121,7 @@ class Story:
         refusal: Reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found.
         stopped: Reason that the streamer leaves its shard out; None if it does not.
         state: Its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
-            ``done``; None if nothing.
+            ``done``, ``cancelled``; None if nothing.
         attempts: At a job, once one has failed: the last twenty.
         progress: What the handler of a job said last: the part that is done; None if nothing.
         result_at: Time of a job's result, which is kept for a while; None if there is none.
@@ -187,7 +187,7 @@ class Story:
         if any(reader.is_dead_lettered for reader in self.readers):
             return False
         if self.kind in {"ick", "queue"}:
-            return self.state == "done"
+            return self.state in {"done", "cancelled"}
         return bool(self.readers) and all(reader.is_done for reader in self.readers)
 
 
@@ -296,10 +296,12 @@ class StoryReader:
             }
         found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
         story = replace(story, **found)
-        for attempts, progress, result_at in notes:
+        story = self._ask_redis(story, waiting)
+        for attempts, progress, result_at, has_no_effect in notes:
             made = tuple(map(_make_attempt, attempts or ()))
             story = replace(story, attempts=made, progress=progress, result_at=result_at)
-        story = self._ask_redis(story, waiting)
+            if story.state == "done" and has_no_effect is not None:
+                story = replace(story, state="cancelled" if has_no_effect else "done", why=_CANCELLED[has_no_effect])
         readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
         return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
 
@@ -429,6 +431,12 @@ def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> R
     return replace(reader, state="paused", reason=str(found), resume=found.how_to_resume)
 
 
+_CANCELLED = {
+    True: "it was cancelled, and has no effect",
+    False: "it was cancelled while a worker was at it, which has rolled back, unless it had committed before",
+}
+
+
 def _reader(story: Story, row: Row) -> ReaderProgress:
     (consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, has_letters, *letter) = row
     reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
@@ -446,8 +454,8 @@ def _reader(story: Story, row: Row) -> ReaderProgress:
     if checkpoint is None:
         return make("unread", None)
     is_past = story.offset is not None and story.offset <= checkpoint
-    if is_past if story.kind == "log" else is_past or story.state == "done":
-        return make("applied", None, 0)
+    if is_past if story.kind == "log" else is_past or story.is_done:
+        return make("cancelled", story.why, 0) if story.state == "cancelled" else make("applied", None, 0)
     if halted is not None:
         return replace(make("halted", halted), has_letters=has_letters and story.kind == "log")
     if barrier is not None:
