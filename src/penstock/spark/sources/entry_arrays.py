@@ -23,6 +23,9 @@ from penstock.spark.sources.record_columns import ARROW_SCHEMA, batch, text
 ROWS_TOGETHER, BYTES_TOGETHER = 5000, 4 * 1024 * 1024
 """How much is read together at most, unless it is a single entry."""
 
+FEW_RECORDS = 200
+"""Up to so many in a single entry, parsing them takes less time than dividing its columns."""
+
 _NOT_IN_A_STRING = bytes({*range(32), ord("\\")} - {ord("\n")})
 """Bytes that a line of JSON strings has only if one of them has an escape, or is damaged."""
 
@@ -64,9 +67,11 @@ def _read_batches(shard: ShardName, entries: Iterable[_Raw], last: Offset) -> It
 
 
 def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iterator[pa.RecordBatch]:
-    if some and sum(entry.columns.unfolded_size for _, entry in some) <= MAX_BYTES:
+    entries = [entry for _, entry in some]
+    pays = len(some) > 1 or sum(map(len, entries)) > FEW_RECORDS
+    if pays and sum(entry.columns.unfolded_size for entry in entries) <= MAX_BYTES:
         try:
-            read = _Division([entry for _, entry in some]).read()
+            read = _Division(entries).read()
         except (ValueError, pa.ArrowException, MemoryError):
             pass
         else:

@@ -4,9 +4,10 @@ The rows contain their shard and offset.  A task appends its rows in order, shar
 follow its tail, and recognises those it has.  Use it to refill an empty log, or to mirror one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +18,7 @@ from penstock.batches import Columns
 from penstock.channels.commands import RedisClient
 from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
 from penstock.channels.routing import log_keys
-from penstock.channels.server import redis_errors
+from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
 from penstock.spark.sources.journal_store import read_bounds
@@ -54,6 +55,7 @@ class _Appender:
             raise InvalidSetting("penstock.log: a log is appended to, never overwritten: mode('append')")
         self._options = options
         self._journal_begins: dict[ShardName, int] = {}
+        self._epochs: dict[ShardName, Epoch] = {}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedRows:
         """Appends the rows of one task."""
@@ -61,7 +63,9 @@ class _Appender:
         client = redis_client(self._options.redis())
         written = AppendedRows(0, 0)
         for part in iterator:
-            for shard, rows in by_shard(part):
+            runs = [*by_shard(part)]
+            self._epochs = _read_epochs(client, self._options.scope.namespace, {shard for shard, _ in runs})
+            for shard, rows in runs:
                 self._append(client, shard, rows, written)
         return written
 
@@ -90,7 +94,7 @@ class _Appender:
         ``begins`` says that there are no records before these.
         """
         begin = int(rows.column("offset")[0].as_py())
-        batches = self._batches(client, shard, Offset(begin), rows, begins=begins)
+        batches = self._batches(shard, Offset(begin), rows, begins=begins)
         with closing(append_ahead(client, self._options.scope.namespace, batches)) as replies:
             for batch, reply in replies:
                 match reply:
@@ -118,14 +122,11 @@ class _Appender:
                         raise error
         return int(rows.num_rows)
 
-    def _batches(
-        self, client: RedisClient, shard: ShardName, first: Offset, rows: pa.RecordBatch, *, begins: bool
-    ) -> Iterator[Batch]:
-        epoch = _epoch(client, self._options.scope.namespace, shard)
+    def _batches(self, shard: ShardName, first: Offset, rows: pa.RecordBatch, *, begins: bool) -> Iterator[Batch]:
         for start in range(0, rows.num_rows, RECORDS_A_CALL):
             at = Offset(first + start)
             columns = _pack(rows.slice(start, RECORDS_A_CALL))
-            batch = Batch(shard, epoch, at, begins=begins and at == first, columns=columns)
+            batch = Batch(shard, self._epochs[shard], at, begins=begins and at == first, columns=columns)
             yield batch.stored_as(self._options.stored_as)
 
     def _begin(self, shard: ShardName) -> int:
@@ -177,8 +178,11 @@ def _pack(rows: pa.RecordBatch) -> Columns:
     return Columns.of_values([column.to_pylist() for column in values])
 
 
-def _epoch(client: RedisClient, namespace: str, shard: ShardName) -> Epoch:
-    """The epoch of the log; 1 for a new one."""
-    with redis_errors(f"reading the epoch of {shard}"):
-        held = client.get(log_keys(namespace, shard).epoch)
-    return Epoch(int(held or 1))
+def _read_epochs(client: RedisClient, namespace: str, shards: Collection[ShardName]) -> dict[ShardName, Epoch]:
+    """The epochs of logs, in one round trip; 1 of a new one."""
+
+    def ask(pipeline: Any, shard: ShardName) -> None:
+        pipeline.get(log_keys(namespace, shard).epoch)
+
+    found = pipelined(client, shards, ask, "reading the epochs of logs")
+    return {shard: Epoch(int(held or 1)) for shard, held in found.items()}
