@@ -9,7 +9,7 @@ Offsets have no holes, so a batch reads one range of offsets from each shard, fi
 that runs twice reads the same records, and a writer that runs twice adds nothing.  Records travel in Arrow batches; payloads
 stay text, unless the query's schema gives them a type.
 
-    data_sources                  the sources as Spark sees them
+    data_sources                  the sources of records as Spark sees them
     source_options, subscription  the options, named like those of Spark's Kafka source: shards, offsets, times
     record_columns                the columns of a record, and typed payloads
     record_readers                the readers, over any store of records; ranges: what a batch reads
@@ -23,17 +23,44 @@ stay text, unless the query's schema gives them a type.
     task_process                  connections, errors and the end of a Python process of Spark's
 """
 
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
-from penstock.spark.sources.data_sources import IckDataSource, LogDataSource, StagedDataSource, TableDataSource
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.sources.data_sources import LogDataSource, StagedDataSource
+    from penstock.spark.sources.dirty_members import IckDataSource
+    from penstock.spark.sources.table_reader import TableDataSource
 
 __all__ = ["IckDataSource", "LogDataSource", "StagedDataSource", "TableDataSource", "register"]
 
+_HOMES = {
+    "IckDataSource": "dirty_members",
+    "LogDataSource": "data_sources",
+    "StagedDataSource": "data_sources",
+    "TableDataSource": "table_reader",
+}
 
-def register(spark: SparkSession) -> None:
+
+def register(spark: "SparkSession") -> None:
     """Registers the sources with a session.
 
     Penstock's own sessions have them already, and PySpark finds them by itself if Penstock is installed on the driver.
     """
-    for source in (LogDataSource, StagedDataSource, TableDataSource, IckDataSource):
-        spark.dataSource.register(source)
+    for name in _HOMES:
+        spark.dataSource.register(_find(name))
+
+
+def _find(name: str) -> Any:
+    from importlib import import_module  # noqa: PLC0415  not a name of this package
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A source, at its first use: a process of Spark's that plans has one of them, and others take it half a second to import."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _find(name)

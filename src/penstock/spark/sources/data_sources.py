@@ -1,4 +1,4 @@
-"""The data sources as Spark sees them."""
+"""The data sources of records as Spark sees them, and what all have in common."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from penstock.spark.sources import dirty_members, table_reader
-from penstock.spark.sources.dirty_members import IckOptions
 from penstock.spark.sources.journal_store import JournalStore
 from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
 from penstock.spark.sources.log_store import LogStore
@@ -16,7 +14,6 @@ from penstock.spark.sources.record_readers import BatchReader, StreamReader
 from penstock.spark.sources.record_store import RecordStore
 from penstock.spark.sources.source_options import Options, includes_headers, keep_options, with_kept_options
 from penstock.spark.sources.staged_writer import BatchStager, StreamStager
-from penstock.spark.sources.table_reader import TableReader, TableRelation
 from penstock.spark.sources.task_process import planning
 
 
@@ -105,34 +102,3 @@ class StagedDataSource(_RecordSource):
 
     def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
         return (StreamStager if streaming else BatchStager)(self.options, schema, overwrite=overwrite)
-
-
-class IckDataSource(PenstockSource):
-    """``penstock.ick``: reads, reserves and marks dirty members; a batch reserves nothing."""
-
-    format_name = dirty_members.SOURCE
-
-    def _columns(self) -> StructType:
-        return dirty_members.SPARK_SCHEMA
-
-    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:  # noqa: ARG002  it has all columns
-        return (dirty_members.IckStreamReader if streaming else dirty_members.IckBatchReader)(IckOptions.parse(given))
-
-    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
-        marker = dirty_members.StreamMarker if streaming else dirty_members.BatchMarker
-        return marker(IckOptions.parse(self.options), schema, overwrite=overwrite)
-
-
-class TableDataSource(PenstockSource):
-    """``penstock.table``: reads a table or a query; types that Spark does not have become text."""
-
-    format_name = table_reader.SOURCE
-
-    def _columns(self) -> StructType:
-        relation = TableRelation.parse(self.options)
-        return StructType([column.in_spark(text=relation.is_text(column)) for column in relation.measured()])
-
-    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
-        if streaming:
-            raise NotImplementedError
-        return TableReader(TableRelation.parse(given), schema)

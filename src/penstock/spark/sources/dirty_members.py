@@ -49,6 +49,7 @@ from penstock.declaring.declarations import Ick
 from penstock.declaring.kinds import checked_name
 from penstock.errors import InvalidRecord, InvalidSetting
 from penstock.records import to_time
+from penstock.spark.sources.data_sources import PenstockSource
 from penstock.spark.sources.record_store import read_shards
 from penstock.spark.sources.reservation_sequence import IckOffset, ReservationSequence
 from penstock.spark.sources.source_options import SERVER_OPTIONS, GivenOptions, ServerOptions
@@ -366,3 +367,19 @@ def _scores(rows: pa.RecordBatch) -> list[Any]:
         return list(scores.to_pylist())
     microseconds = scores.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     return [None if each is None else each / MICROSECONDS for each in microseconds]
+
+
+class IckDataSource(PenstockSource):
+    """``penstock.ick``: reads, reserves and marks dirty members; a batch reserves nothing."""
+
+    format_name = SOURCE
+
+    def _columns(self) -> StructType:
+        return SPARK_SCHEMA
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:  # noqa: ARG002  it has all columns
+        return (IckStreamReader if streaming else IckBatchReader)(IckOptions.parse(given))
+
+    def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
+        marker = StreamMarker if streaming else BatchMarker
+        return marker(IckOptions.parse(self.options), schema, overwrite=overwrite)

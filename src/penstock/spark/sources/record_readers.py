@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._wait(at, tails)
             if self._has_grown(at):
                 at, _ = self._parse(start)
-            end = self._end(at, _ends(self._look()), limit)
+            end = self._end(at, _ends(self._ask()), limit)
         known = from_offset(start)
         begin = find_begin(start)
         if begin is None and known == self._began:
@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parse(self, start: SparkOffset) -> tuple[Positions, Positions]:
         """The positions of the shards that the query reads, and the tails; a shard that is new to it begins with its oldest."""
-        available = self._look()
+        available = self._ask()
         known = self._read_on(from_offset(start), available)
         at = {shard: known.get(shard, each.first - 1) for shard, each in available.items()}
         return at, _ends(available)
@@ -188,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             self._store.wait(at, LONG_POLL_S)
 
-    def _look(self) -> Available:
+    def _ask(self) -> Available:
         self._seen = self._store.available()
         return self._seen
 

@@ -24,6 +24,7 @@ from penstock.errors import InvalidSetting, SnapshotLost, Unknown
 from penstock.parsing import parse_json
 from penstock.reconciling.cut import export_snapshot, import_snapshot
 from penstock.spark.sources.column_types import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
+from penstock.spark.sources.data_sources import PenstockSource
 from penstock.spark.sources.source_options import GivenOptions, ServerOptions
 from penstock.spark.sources.task_process import arrow, one_line_errors, postgres, warm
 
@@ -343,3 +344,18 @@ def _names(option: str, given: str, separator: str = ",") -> list[str]:
             f"penstock.table: {option} is {given[:80]!r}; it takes names with {separator!r} between them, or a JSON list of names"
         )
     return names
+
+
+class TableDataSource(PenstockSource):
+    """``penstock.table``: reads a table or a query; types that Spark does not have become text."""
+
+    format_name = SOURCE
+
+    def _columns(self) -> StructType:
+        relation = TableRelation.parse(self.options)
+        return StructType([column.in_spark(text=relation.is_text(column)) for column in relation.measured()])
+
+    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
+        if streaming:
+            raise NotImplementedError
+        return TableReader(TableRelation.parse(given), schema)
