@@ -49,6 +49,19 @@ def test_older_letters_are_found_though_the_last_one_shown_was_dropped(
 
 
 @pytest.mark.usefixtures("scene")
+def test_the_attempts_at_a_job_are_shown(see_as: As, connection: Connection) -> None:
+    [(job,)] = connection.execute("SELECT min(record_ids[1]) FROM penstock.journal WHERE channel = 'jobs'").fetchall()
+    times = {"began_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T00:00:01+00:00"}
+    failed = json.dumps([{"attempt": 1, "worker": "<host>:7", "error": "ValueError", **times}])
+    connection.execute("INSERT INTO penstock.job_notes VALUES (%s, 'jobs', %s, 0.4)", [job, failed])
+
+    shown = see_as(*RIGHTS).get(f"/find?q={job}").text
+
+    assert re.search(r"attempt 1</b>.*by &lt;host&gt;:7 .*ValueError", shown)
+    assert "progress</b> 40 %" in shown
+
+
+@pytest.mark.usefixtures("scene")
 def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
     client, calls = see_as(*RIGHTS), count()
 
