@@ -127,23 +127,32 @@ def test_a_signal_gives_back_at_once_what_was_not_begun(work: Work, bench: Bench
     assert bench.queue.stats().leased == 0
 
 
+CANCEL = "SELECT job, is_running FROM penstock.cancel_jobs('jobs', %s, NULL, NULL)"
+
+
 def is_reached(bench: Bench, count: int) -> bool:
     return len(bench.effects) >= min(count, 2000)
 
 
 @pytest.mark.timeout(400)
-def test_workers_killed_at_random_lose_and_double_nothing(work: Work, bench: Bench) -> None:
+def test_workers_killed_at_random_lose_and_double_nothing_nor_do_what_was_cancelled(work: Work, bench: Bench) -> None:
     dice = random.Random(5)
     ids = [record for tenant in "abcde" for record in bench.stage(400, tenant=tenant)]
+    cancelled: set[int] = set()
     for _ in range(3):
         process = work()
         wanted = len(bench.effects) + 1 + dice.randrange(60)
         eventually(partial(is_reached, bench, wanted), "work is done", timeout_s=90)
-        process.kill()
+        some = dice.sample(ids, 100)
+        process.kill()  # while jobs are cancelled
+        cancelled |= {job for job, is_running in bench.connection.execute(CANCEL, (some,)) if not is_running}
         process.wait()
         if len(bench.effects) == len(ids):
             break
     assert work("--drain").wait(90) == 0
-    assert bench.effects == ids
+    done, asked = set(bench.effects), {job for (job,) in bench.rows("SELECT record_id FROM penstock.cancellations")}
+    assert len(done) == len(bench.effects)
+    assert not done & cancelled
+    assert {*ids} - done <= asked
     assert (bench.unfinished, bench.letters) == ([], [])
     assert len(bench.queue) == 0

@@ -723,9 +723,10 @@ old AS (
     WHERE channel = %(channel)s AND shard = %(shard)s AND forgotten_at < statement_timestamp() - %(keep)s::interval
 ),
 running AS MATERIALIZED (
-    SELECT job
-    FROM {schema}.cancel_jobs(%(channel)s, ARRAY(SELECT record_id FROM page), NULL, NULL)
-    WHERE is_running
+    SELECT c.job
+    FROM (SELECT array_agg(record_id) AS ids FROM page HAVING count(*) > 0) p,  -- as a rule there is none, and no call
+         LATERAL {schema}.cancel_jobs(%(channel)s, p.ids, NULL, NULL) c
+    WHERE c.is_running
 ),
 waiting AS (
     DELETE FROM {schema}.waiting_records
