@@ -11,7 +11,7 @@ with suppress(ImportError):  # without penstock[spark]; an error here would hide
 
         def __new__(cls, options: Any) -> Any:
             """The source itself."""
-            from penstock.spark.sources import TableDataSource  # noqa: PLC0415  see above
+            from penstock.spark.sources.table_reader import TableDataSource  # noqa: PLC0415  see above
 
             return TableDataSource(options)
 

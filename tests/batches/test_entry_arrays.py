@@ -134,6 +134,8 @@ def read_arrays(entries: list[Raw]) -> tuple[list[tuple[Any, ...]], str]:
         for read in entry_arrays.read_entries(SHARD, entries):
             read.validate(full=True)
             assert read.schema == ARROW_SCHEMA
+            offsets = read.column("offset").to_pylist()
+            assert offsets == [*range(offsets[0], offsets[0] + len(offsets))]  # so that a hole is seen
             assert set(read.column("channel").to_pylist()) == {"things"}
             assert set(read.column("shard").to_pylist()) == {0}
             times = read.column("timestamp").cast(pa.int64())

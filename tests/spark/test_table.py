@@ -10,7 +10,7 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark import snapshot
-from penstock.spark.sources import TableDataSource
+from penstock.spark.sources.table_reader import TableDataSource
 
 ALL_TYPES = """
 CREATE TABLE public.kinds AS

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.database.connections import Connection
 from penstock.spark import snapshot
-from penstock.spark.sources import TableDataSource, table_reader
-from penstock.spark.sources.table_reader import TableReader
+from penstock.spark.sources import table_reader
+from penstock.spark.sources.table_reader import TableDataSource, TableReader
 
 
 def make_reader(database_url: str, **options: str) -> TableReader:

@@ -23,8 +23,8 @@ from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, SnapshotLost, UnreadableValue
 from penstock.spark import snapshot
-from penstock.spark.sources import TableDataSource
 from penstock.spark.sources.column_types import Field, PostgresColumn, fitting_decimal
+from penstock.spark.sources.table_reader import TableDataSource
 
 
 def read(database_url: str, schema: Any = None, **options: str) -> pa.Table:

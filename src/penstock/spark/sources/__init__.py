@@ -23,44 +23,21 @@ stay text, unless the query's schema gives them a type.
     task_process                  connections, errors and the end of a Python process of Spark's
 """
 
-from typing import TYPE_CHECKING, Any
+from pyspark.sql import SparkSession
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from penstock.spark.sources.data_sources import LogDataSource, StagedDataSource
 
-    from penstock.spark.sources.data_sources import LogDataSource, StagedDataSource
-    from penstock.spark.sources.dirty_members import IckDataSource
-    from penstock.spark.sources.table_reader import TableDataSource
-
-__all__ = ["IckDataSource", "LogDataSource", "StagedDataSource", "TableDataSource", "register"]
-
-_HOMES = {
-    "IckDataSource": "dirty_members",
-    "LogDataSource": "data_sources",
-    "StagedDataSource": "data_sources",
-    "TableDataSource": "table_reader",
-}
+__all__ = ["LogDataSource", "StagedDataSource", "register"]
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: SparkSession) -> None:
     """Registers the sources with a session.
 
     Penstock's own sessions have them already, and PySpark finds them by itself if Penstock is installed on the driver.
     """
-    for name in _HOMES:
-        spark.dataSource.register(_find(name))
+    # A process in which Spark plans one source would take half a second to import these.
+    from penstock.spark.sources.dirty_members import IckDataSource  # noqa: PLC0415
+    from penstock.spark.sources.table_reader import TableDataSource  # noqa: PLC0415
 
-
-def _find(name: str) -> Any:
-    from importlib import import_module  # noqa: PLC0415  not a name of this package
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """A source, at its first use: a process of Spark's that plans has one of them, and others take it half a second to import."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return _find(name)
+    for source in (LogDataSource, StagedDataSource, TableDataSource, IckDataSource):
+        spark.dataSource.register(source)

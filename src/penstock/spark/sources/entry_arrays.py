@@ -29,6 +29,8 @@ FEW_RECORDS = 200
 _NOT_IN_A_STRING = bytes({*range(32), ord("\\")} - {ord("\n")})
 """Bytes that a line of JSON strings has only if one of them has an escape, or is damaged."""
 
+_DIGITS = b"-0123456789"
+
 _TIME = ARROW_SCHEMA.field("timestamp").type
 
 _Raw = tuple[bytes, list[bytes]]
@@ -42,7 +44,7 @@ def read_entries(shard: ShardName, entries: Sequence[_Raw]) -> Iterator[pa.Recor
     """
     last = BEGINNING
     for batches, part in groupby(entries, lambda entry: is_batch(entry[1])):
-        for read in _read_batches(shard, part, last) if batches else [_read_plain(shard, [*part])]:
+        for read in _read_batches(shard, part, last) if batches else _read_plain(shard, [*part]):
             last = read.column("offset")[-1].as_py()
             yield read
 
@@ -56,9 +58,9 @@ def _read_batches(shard: ShardName, entries: Iterable[_Raw], last: Offset) -> It
         except (ForeignLog, CodecMissing):
             yield from _read_together(shard, some)
             raise
-        follows = not some or entry.first == last + 1  # a hole is seen between two batches, not within one
         rows, size = rows + len(entry), size + entry.columns.unfolded_size
-        if not follows or (some and (rows > ROWS_TOGETHER or size > BYTES_TOGETHER)):
+        # A hole is seen between two batches of Arrow's, not within one.
+        if some and (rows > ROWS_TOGETHER or size > BYTES_TOGETHER or entry.first > last + 1):
             yield from _read_together(shard, some)
             some, rows, size = [], len(entry), entry.columns.unfolded_size
         some.append((raw, entry))
@@ -83,21 +85,10 @@ def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iter
 
 def _parse_alone(entry: Entry) -> Iterator[pa.RecordBatch]:
     """The records of an entry; of a large one, a few at a time."""
-    columns = entry.columns
-    ids, keys, actions, objects, data, headers, times = columns.values()
-    a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, columns.unfolded_size))
+    values: list[list[Any]] = [entry.offsets, *entry.columns.values()]
+    a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, entry.columns.unfolded_size))
     for first in range(0, len(entry), a_batch):
-        some = slice(first, first + a_batch)
-        yield _make_batch(
-            entry.shard,
-            [
-                pa.array(entry.offsets[some], pa.int64()),
-                pa.array(ids[some], pa.int64()),
-                *(pa.array(each[some], pa.string()) for each in (keys, actions, objects, data)),
-                pa.array([value or None for value in headers[some]], pa.string()),
-                pa.array(times[some], _TIME),
-            ],
-        )
+        yield _from_values(entry.shard, *(each[first : first + a_batch] for each in values))
 
 
 class _Division:
@@ -155,7 +146,7 @@ class _Division:
 
     def _numbers(self, texts: Sequence[bytes], kind: str, expected: Any) -> pa.Array:
         """Numbers, of which an entry has the first and the last, and each one's difference to what is expected after the first."""
-        if b"".join(texts).translate(None, b"-0123456789\n"):
+        if b"".join(texts).translate(None, _DIGITS + b"\n"):
             raise DamagedColumns
         first, last = (
             pa.array([getattr(each, f"{end}_{kind}") for each in self._columns], pa.int64())
@@ -190,52 +181,50 @@ def _none_if_empty(texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
-def _make_batch(shard: ShardName, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """A batch of one shard, from the columns after its name."""
+def _make_batch(shard: ShardName, columns: Sequence[Any]) -> pa.RecordBatch:
+    """A batch of one shard, from the columns after its name, which are arrays or lists."""
     count = len(columns[0])
     number = pa.scalar(int(shard.shard), pa.int32())
     return batch([pa.repeat(shard.channel, count), pa.repeat(number, count), *columns])
 
 
-def _read_plain(shard: ShardName, entries: list[_Raw]) -> pa.RecordBatch:
-    """The columns of entries of one record each, whose fields are always in the same order."""
+def _from_values(shard: ShardName, *values: list[Any]) -> pa.RecordBatch:
+    *others, headers, times = values
+    return _make_batch(shard, [*others, [each or None for each in headers], times])
+
+
+def _read_plain(shard: ShardName, entries: list[_Raw]) -> Iterator[pa.RecordBatch]:
+    """The records of entries of one record each."""
+    try:
+        read = _read_fields(shard, entries)
+    except (ValueError, pa.ArrowException):
+        them = parse_entries(shard, entries)
+        labels = them.keys, them.actions, them.objects
+        read = _from_values(shard, them.offsets, them.ids, *labels, them.data_json, them.headers_json, them.staged_us)
+    ends = read.column("offset")[0].as_py(), read.column("offset")[-1].as_py()
+    follow = ends[1] - ends[0] < len(entries)
+    yield from [read] if follow else (read.slice(row, 1) for row in range(len(entries)))
+
+
+def _read_fields(shard: ShardName, entries: list[_Raw]) -> pa.RecordBatch:
+    """The same, of fields that are in their usual order.  Raises ``ValueError`` for whatever may be damaged."""
     ids = text([entry_id for entry_id, _ in entries])
-    try:
-        columns = list(zip(*(fields for _, fields in entries), strict=True))
-    except ValueError:  # an entry has more fields than another
-        columns = []
-    count = len(entries)
-    ours = len(columns) == 2 * len(NAMES) and pc.all(pc.ends_with(ids, "-0")).as_py()
-    if not ours or any(columns[2 * n].count(name) != count for n, name in enumerate(NAMES)):
-        foreign = next(entry_id for entry_id, fields in entries if not _is_ours(entry_id, fields))
-        raise ForeignLog(f"{shard}: entry {foreign.decode()} was not written by Penstock")
-    try:
-        read = _read_fields(shard, ids, columns[1::2])
-    except pa.ArrowInvalid as error:  # neither a number nor UTF-8
-        parse_entries(shard, entries)  # names the entry
-        raise ForeignLog(f"{shard}: an entry from {entries[0][0].decode()} on was not written by Penstock") from error
-    labels = (read.column(name) for name in ("key", "action", "object"))
-    if any(pc.any(pc.match_substring(each, "\0")).as_py() for each in labels):
-        parse_entries(shard, entries)  # names the entry
-    return read
-
-
-def _read_fields(shard: ShardName, ids: pa.Array, values: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
-    id_, key, action, object_, data, headers, staged_us = values
+    columns = [*zip(*(fields for _, fields in entries), strict=True)]
+    id_, key, action, object_, data, headers, staged_us = columns[1::2]
+    usual = [*map(set, columns[::2])] == [{name} for name in NAMES] and pc.all(pc.ends_with(ids, "-0")).as_py()
+    if (
+        not usual
+        or b"\0" in b"".join((*key, *action, *object_))
+        or b"".join((*id_, *staged_us)).translate(None, _DIGITS)
+    ):
+        raise DamagedColumns
     return _make_batch(
         shard,
         [
             pc.utf8_slice_codeunits(ids, 0, -len("-0")).cast(pa.int64()),
             text(id_).cast(pa.int64()),
-            text(key),
-            text(action),
-            text(object_),
-            text(data),
+            *map(text, (key, action, object_, data)),
             _none_if_empty(text(headers)),
             text(staged_us).cast(pa.int64()).cast(_TIME),
         ],
     )
-
-
-def _is_ours(entry_id: bytes, fields: list[bytes]) -> bool:
-    return fields[::2] == NAMES and entry_id.endswith(b"-0")
