@@ -225,11 +225,9 @@ class ConsumerSpec:
                 raise DeclarationError(
                     f"consumer {self.name}: {setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
                 )
-        if self.isolation not in get_args(Isolation):
-            levels = ", ".join(get_args(Isolation))
-            raise DeclarationError(f"consumer {self.name}: isolation={self.isolation!r}; it takes {levels}")
-        if self.trace not in get_args(Trace):
-            raise DeclarationError(f"consumer {self.name}: trace={self.trace!r}; it takes {', '.join(get_args(Trace))}")
+        for setting, choices in (("isolation", get_args(Isolation)), ("trace", get_args(Trace))):
+            if (given := getattr(self, setting)) not in choices:
+                raise DeclarationError(f"consumer {self.name}: {setting}={given!r}; it takes {', '.join(choices)}")
         if self.trace == "child" and not self.each:
             raise DeclarationError(
                 f'consumer {self.name}: trace="child" takes each=True: the records of a batch are of many traces'
