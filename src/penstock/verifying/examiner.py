@@ -10,16 +10,8 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import name_shards, statements
 from penstock.records import Scope
-from penstock.verifying import (
-    Examination,
-    ExpectedRecord,
-    Finding,
-    FindingKind,
-    UnexpectedEntry,
-    VerificationRange,
-    compare,
-)
-from penstock.verifying.comparing import Entry
+from penstock.verifying import comparing
+from penstock.verifying.comparing import Entry, ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
 from penstock.verifying.reading import (
     connect_unparsed,
     divide,
@@ -28,7 +20,7 @@ from penstock.verifying.reading import (
     read_entries,
     read_log_beginning,
 )
-from penstock.verifying.verification import FINDINGS_KEPT
+from penstock.verifying.verification import FINDINGS_KEPT, Examination
 
 
 class InlineExaminer:
@@ -66,7 +58,7 @@ class InlineExaminer:
         if not _is_equal(wanted, expected, entries):
             begins = read_beginning(self._connection, self._scope, wanted)
             log_begins = read_log_beginning(client, self._scope, wanted)
-            yield from compare(wanted, expected, entries, begins, log_begins)
+            yield from comparing.compare(wanted, expected, entries, begins, log_begins)
 
     def _read_expected(self, wanted: VerificationRange) -> list[ExpectedRecord]:
         """The records that Postgres names."""
