@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import count, islice
-from math import comb
 
 from redis.crc import key_slot
 
@@ -245,17 +244,3 @@ def _numbers(tenant: str) -> Iterator[int]:
         digest = sha256(name + block.to_bytes(4)).digest()
         for at in range(0, len(digest), 4):
             yield int.from_bytes(digest[at : at + 4])
-
-
-def odds_of_sharing(streams: int, size: int, others: int) -> float:
-    """The probability that every stream of a tenant's hand is also in the hand of one of ``others`` given tenants.
-
-    By inclusion and exclusion over the streams of the hand that none of the others has.
-    """
-    hands = comb(streams, size)
-    return float(
-        sum(
-            (-1) ** missed * comb(size, missed) * (comb(streams - missed, size) / hands) ** others
-            for missed in range(size + 1)
-        )
-    )

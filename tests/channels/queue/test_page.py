@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fixtures.clients import connect_redis
-from penstock.channels.queue import choose_hand, odds_of_sharing
+from fixtures.queues import odds_of_sharing
+from penstock.channels.queue import choose_hand
 from penstock.clients import FairQueue
 
 PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_text()

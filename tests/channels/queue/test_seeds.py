@@ -13,8 +13,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.queues import Probe
-from penstock.channels.queue import NewMessage, choose_hand, odds_of_sharing
+from fixtures.queues import Probe, odds_of_sharing
+from penstock.channels.queue import NewMessage, choose_hand
 from penstock.clients import FairQueue
 from penstock.declaring.unique import TenantLimits
 

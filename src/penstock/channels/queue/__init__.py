@@ -13,16 +13,6 @@ letter.  A lease that ends by itself gives the message to another reader, and th
 
 from penstock.channels.queue.queue_messages import DeadMessage, Message, NewMessage, Written
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
-from penstock.channels.routing import choose_hand, odds_of_sharing
+from penstock.channels.routing import choose_hand
 
-__all__ = [
-    "DeadMessage",
-    "Dwell",
-    "Explanation",
-    "Message",
-    "NewMessage",
-    "QueueStats",
-    "Written",
-    "choose_hand",
-    "odds_of_sharing",
-]
+__all__ = ["DeadMessage", "Dwell", "Explanation", "Message", "NewMessage", "QueueStats", "Written", "choose_hand"]
