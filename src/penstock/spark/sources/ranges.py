@@ -15,7 +15,7 @@ Positions = dict[ShardName, int]
 Available = Mapping[ShardName, OffsetRange]
 """The offsets that a store has, by shard.  ``last`` is the last offset ever assigned, even if the store is empty."""
 
-RECORDS_A_TASK = 200
+RECORDS_A_TASK = 1000
 """Ranges of fewer records share a task: starting its two Python processes takes longer than reading so many records."""
 
 
