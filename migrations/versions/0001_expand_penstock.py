@@ -344,6 +344,8 @@ BEGIN ATOMIC
         SELECT named.id, of_channel, named.shard, free.id IS NOT NULL
         FROM named
         LEFT JOIN free USING (id)
+        LEFT JOIN {schema}.cancellations known ON known.record_id = named.id
+        WHERE known.record_id IS NULL OR (free.id IS NOT NULL AND NOT known.has_no_effect)  -- a conflict would wait for its writer
         ORDER BY named.id  -- two that cancel the same jobs write them in one order
         ON CONFLICT (record_id) DO UPDATE
         SET has_no_effect = true

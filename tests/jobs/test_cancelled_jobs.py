@@ -147,11 +147,12 @@ def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(
     with sessions.begin() as session:
         stage_job(session)
     streamer.drain()
-    with sessions() as dying:
+    with sessions() as dying, sessions() as again:
         dying.execute(text("SELECT penstock.finish_records('jobs', ARRAY[1])"))
         with sessions.begin() as session:
             assert cancel(session, 1, of=JOBS) == CancelledJobs((), (1,))
-        streamer.drain()
+        assert cancel(again, 1, of=JOBS).running == (1,)
+        streamer.drain()  # it waits for neither of them
         assert bench.unfinished == [1]
     streamer.drain()
     assert (bench.unfinished, bench.queue.stats().length) == ([], 0)
