@@ -262,11 +262,6 @@ class Columns:
         if min(ids) < 0 or max(*ids, *times) > MAX_NUMBER or min(times) < -MAX_NUMBER:
             raise DamagedColumns("a number of it is too large")
 
-    @property
-    def size(self) -> int:
-        """Size of the columns, in bytes, not compressed."""
-        return sum(map(self._size, range(len(COLUMNS))))
-
     @cached_property
     def unfolded_size(self) -> int:
         """Size of the lines of all records, in bytes, of columns that are not compressed."""

@@ -149,9 +149,6 @@ class Asynchronous:
 class Queued:
     """The face for an application's Redis pipeline: an operation of one call is queued, and its result comes later."""
 
-    def _drive(self, steps: Steps[Any]) -> None:
-        raise NotImplementedError
-
 
 class BlockingClient(Blocking):
     """The face for threads of what has connections of its own; as a context manager it closes them."""
