@@ -14,13 +14,25 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from fixtures.application import Ride, StagedRecords
 from fixtures.postgres import engine_url
-from penstock import Ick, Log, Pipeline, mark_dirty, mark_dirty_async, stage, stage_async, stage_many, stage_many_async
+from penstock import (
+    Ick,
+    Log,
+    Pipeline,
+    Queue,
+    mark_dirty,
+    mark_dirty_async,
+    stage,
+    stage_async,
+    stage_many,
+    stage_many_async,
+)
 from penstock.errors import InvalidRecord, NotAttached, StagingError
 from penstock.testing import assert_staged
 
 INDEX = Ick("index")
 LOG = Log("rides")
-PIPELINE = Pipeline([LOG, INDEX])
+JOBS = Queue("jobs")
+PIPELINE = Pipeline([LOG, INDEX, JOBS])
 RECORD: dict[str, Any] = {"key": ("n", 7), "action": "moved", "object": "ride"}
 DATA = {"a": "ü'\\ %s :x \U0001f600", "n": 1.5, "id": 2**70}
 
@@ -148,6 +160,15 @@ def test_records_are_rows_of_the_connections_transaction(
     assert [r.shard for r in records[:3]] == [LOG.shard_for(KEYS[0])] * 3
     assert (records[0].data, records[0].headers) == (DATA, {"v": 1})
     assert [r.data for r in records[1:]] == [1, 2, {}, {}]
+
+
+def test_a_job_has_its_id_at_once(opened: Open, application: Engine, database_url: str, connection: Any) -> None:
+    with opened(database_url) as own:
+        ids = [
+            stage(own, to=JOBS, action="send", object="mail", data=n, tenant="t", pipeline=PIPELINE) for n in range(2)
+        ]
+
+    assert connection.execute("SELECT array_agg(id ORDER BY data) FROM penstock.staged_records").fetchone() == (ids,)
 
 
 def test_a_rollback_removes_the_records(

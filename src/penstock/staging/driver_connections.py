@@ -96,7 +96,7 @@ async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
             question = next(steps)
             while True:
                 await cursor.execute(*question)
-                question = steps.send(await cursor.fetchall() if cursor.description else ())
+                question = steps.send(await cursor.fetchall() if _has_rows(question[0]) else ())
     except StopIteration as end:
         ids: list[int] = end.value
         return ids
@@ -109,8 +109,14 @@ async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
 
 def _execute(cursor: Any, sql: str, values: dict[str, Any]) -> Rows:
     cursor.execute(sql, values)
-    found: Rows = cursor.fetchall() if cursor.description else ()
+    found: Rows = cursor.fetchall() if _has_rows(sql) else ()
     return found
+
+
+def _has_rows(sql: str) -> bool:
+    """True of a statement that returns rows; in psycopg's pipeline mode, a cursor does not know yet, and fetching waits for them."""
+    words = sql.split()
+    return words[0] == "SELECT" or "RETURNING" in words
 
 
 def _refuse_psycopg_autocommit(connection: Any) -> None:

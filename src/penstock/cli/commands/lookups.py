@@ -371,6 +371,8 @@ def _format_staged(story: Story) -> str:
 def _format_published(story: Story) -> str:
     if story.stopped is not None:
         return f"the streamer leaves the shard out: {story.stopped}"
+    if story.kind == "queue" and story.state in {"done", "cancelled"}:
+        return "yes"  # Redis is not asked for what it has no more
     if story.published is None:
         return f"not known: {story.redis or 'no such channel is registered'}"
     if not story.is_published:
