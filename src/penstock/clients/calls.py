@@ -124,8 +124,8 @@ def check_several(what: str, number: int) -> None:
         raise InvalidStructureCall(what, f"are {number:,}; one call takes {MAX_FIELDS:,}: make several")
 
 
-def checked_count(field: str, count: object, limit: int = MAX_FIELDS) -> int:
-    """A number from 1 to ``limit``; raises ``InvalidStructureCall`` if it is none."""
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= limit:
-        raise InvalidStructureCall(field, f"is {count!r}; it takes 1 to {limit:,}")
+def checked_count(field: str, count: object, limit: int = MAX_FIELDS, least: int = 1) -> int:
+    """A whole number within limits; raises ``InvalidStructureCall`` if it is none."""
+    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= limit:
+        raise InvalidStructureCall(field, f"is {count!r}; it takes {least} to {limit:,}")
     return count

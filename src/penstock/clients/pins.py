@@ -13,8 +13,7 @@ from typing import Any
 
 from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
-from penstock.clients.calls import Text, call, checked_keys, checked_ms, checked_text, checked_wait_s
-from penstock.errors import InvalidStructureCall
+from penstock.clients.calls import Text, call, checked_count, checked_keys, checked_ms, checked_text, checked_wait_s
 from penstock.parallel import Backoff
 
 MAX_NUMBER = 2**52
@@ -81,7 +80,8 @@ class PinOperations:
 
     def lock(self, lock: LockName, lease_s: float, above: int = 0) -> Steps[Granted | LockRefusal]:
         """Takes a lock, unless somebody holds it."""
-        arguments = (lock.record, lock.token, checked_ms("lease_s", lease_s), _checked_number(above))
+        lease_ms, least = checked_ms("lease_s", lease_s), checked_count("above", above, MAX_NUMBER, 0)
+        arguments = (lock.record, lock.token, lease_ms, least)
         word, number = yield from self.call("lock", arguments, _locking(lock))
         return Granted(int(number)) if word == b"granted" else LockRefusal(int(number) / 1000)
 
@@ -101,12 +101,6 @@ class PinOperations:
     def call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
         """The reply of a script."""
         return call(f"pinned/{script}", self._keys, arguments, f"{what} {self.name}")
-
-
-def _checked_number(above: object) -> int:
-    if not isinstance(above, int) or isinstance(above, bool) or not 0 <= above <= MAX_NUMBER:
-        raise InvalidStructureCall("above", f"is {above!r}; it takes 0 to 2**52")
-    return above
 
 
 def value_name(key: Text) -> bytes:
