@@ -46,6 +46,7 @@ def test_the_page_shows_the_example() -> None:
         assert body in (PROJECT / name).read_text(), block
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_tests_of_the_project_pass(database_url: str) -> None:
     """In a process of theirs: a process has one project.  They create a database."""

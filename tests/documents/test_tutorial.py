@@ -91,6 +91,7 @@ def write_program(penstock: CommandLine, tutorial: str, name: str, monkeypatch: 
     return page
 
 
+@pytest.mark.slow
 def test_the_copy_of_the_third_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_the_copy_of_the_third_tutorial_ends_as_it_says(
     penstock.wait(worker)
 
 
+@pytest.mark.slow
 def test_the_queue_of_the_second_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,7 +246,10 @@ def test_a_relay_to_kafka(engine: Engine, database_url: str, redis_url: str, mon
     reader = confluent_kafka.Consumer(
         {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "test", "auto.offset.reset": "earliest"}
     )
-    reader.subscribe(["orders"])
+    partitions = reader.list_topics("orders").topics["orders"].partitions
+    reader.assign(
+        [confluent_kafka.TopicPartition("orders", each, confluent_kafka.OFFSET_BEGINNING) for each in partitions]
+    )
     messages = reader.consume(50, timeout=20)
     reader.close()
     relay.connect.cache_clear()

@@ -87,6 +87,7 @@ def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) 
     assert passed(run_pytest(python, project)) == 10
 
 
+@pytest.mark.slow
 def test_it_passes_on_the_users_own_servers_with_declared_triggers(
     python: Path, project: Path, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis
 ) -> None:
