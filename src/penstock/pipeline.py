@@ -297,7 +297,6 @@ class Pipeline:
             spec = ConsumerSpec(
                 channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **named
             )
-            self._own(reads, f"consumer {spec.name}")
             self._add_consumer(spec)
             return handler
 
@@ -342,7 +341,6 @@ class Pipeline:
             if "name" not in options:
                 named["name"] = default_name(handler)
             spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
-            self._own(reads, f"worker {spec.name}")
             self._add_consumer(spec)
             if every is not None:
                 self.every(every, to=reads, name=spec.name)
@@ -411,6 +409,7 @@ class Pipeline:
         return middleware
 
     def _add_consumer(self, spec: ConsumerSpec) -> None:
+        self._own(spec.channel, spec.whose)
         if spec.name in self._consumers:
             raise DeclarationError(f"consumer {spec.name} is declared twice; names are unique in a pipeline")
         if spec.dataframe:
