@@ -28,7 +28,7 @@ FIRST_ENTRIES = 4
 ENTRIES_A_READ = 5000
 """Limit of entries in a read."""
 
-RECORDS_A_READ = 20_000
+RECORDS_A_READ = 5000
 """About how many records a read brings, once it is known how many an entry holds."""
 
 
@@ -96,7 +96,7 @@ class LogStore(RecordStore):
             if len(entries) < asked:
                 return
             rest = min(RECORDS_A_READ, wanted.last + 1 - first)
-            asked = min(ENTRIES_A_READ, 1 + rest * len(entries) // records)
+            asked = min(ENTRIES_A_READ, -(-rest * len(entries) // records))
 
     def _evicts(self, shard: ShardName) -> bool:
         """True if entries leave Redis when the memory of the channel is used up, and may be in the journal."""
