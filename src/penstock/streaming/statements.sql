@@ -908,9 +908,10 @@ notes AS (
               SELECT n.record_id
               FROM queues
               JOIN {schema}.job_notes n USING (channel)
+              LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = n.record_id OFFSET 0) r ON true
               WHERE n.noted_at < clock_timestamp() - queues.keep
                 AND (n.attempts = '[]' OR n.noted_at < clock_timestamp() - %(attempts_kept)s::interval)
-                AND NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = n.record_id)
+                AND r.id IS NULL
               LIMIT %(most)s
           ))
     RETURNING record_id

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import NewMessage
-from penstock.declaring.unique import TenantLimits, Unique
+from penstock.declaring.unique import Priority, TenantLimits, Unique
 
 TENANTS = st.sampled_from(["elephant", "mouse", "mouse2", "ä"])
 KEYS = st.sampled_from(["", "", "k", "k2"])
@@ -33,13 +33,14 @@ UNIQUES = st.one_of(
     st.builds(Unique, st.sampled_from(["u", "v"]), st.sampled_from(["queued", "running"])),
     st.builds(Unique, st.sampled_from(["u", "v"]), window=st.just(60.0)),
 )
-Fields = tuple[str, str, Unique | None, float, float | None]
+Fields = tuple[str, str, Unique | None, float, float | None, Priority]
 FIELDS: st.SearchStrategy[Fields] = st.tuples(
     TENANTS,
     KEYS,
     UNIQUES,
     st.sampled_from([0.0, 0.0, 0.0, 5.5, 50.5]),
     st.sampled_from([None, None, None, -1.5, 15.5, 100.5]),
+    st.sampled_from(["normal", "normal", "high", "low"]),
 )
 OUTCOMES = st.tuples(
     st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]), st.sampled_from([0.0, 5.5])
@@ -85,7 +86,9 @@ class Model(RuleBasedStateMachine):
         for each in fields:
             self._write(*each)
 
-    def _write(self, tenant: str, key: str, unique: Unique | None, delay_s: float, deadline_s: float | None) -> None:
+    def _write(
+        self, tenant: str, key: str, unique: Unique | None, delay_s: float, deadline_s: float | None, priority: Priority
+    ) -> None:
         before = self._now()
         deadline = None if deadline_s is None else datetime.fromtimestamp(round(before / 1000 + deadline_s, 3), UTC)
         self.written += 1
@@ -97,6 +100,7 @@ class Model(RuleBasedStateMachine):
             unique=unique,
             delay_s=delay_s,
             deadline=deadline,
+            priority=priority,
         )
         [written] = self.probe.run(self.probe.shard.write([new]))
         now = self._now()
@@ -170,12 +174,11 @@ class Model(RuleBasedStateMachine):
             assert known.deadline > now
             assert given.message.payload == str(known.new.payload).encode()
             assert given.message.attempts == known.attempts + 1
-            same_key = [
-                each.place
-                for each in world.of("waiting")
-                if (each.new.tenant, each.new.key) == (known.new.tenant, known.new.key)
+            lane = known.new.tenant, known.new.key, known.new.priority
+            before = [
+                each.place for each in world.of("waiting") if (each.new.tenant, each.new.key, each.new.priority) == lane
             ]
-            assert known.place == min(same_key), "a key's messages come in the order of its line"
+            assert known.place == min(before), "a key's messages of a priority come in the order of its line"
             known.state, known.token, known.attempts = "leased", given.token, known.attempts + 1
             known.until, known.settled = now + LEASE_MS, ("", "")
             if known.new.unique and known.new.unique.until == "queued":
