@@ -19,6 +19,9 @@ Contestant = Callable[[], Figures]
 """Prepares, runs once, and returns its figures.  Preparation is not in the figures."""
 
 Better = Literal["more", "less"]
+
+PROCESSOR_TIME = "µs"
+"""Unit of a case's figure with the suffix ``-cpu``, whatever that of its others is."""
 Kind = Literal["limit", "ours", "variant", "peer"]
 
 OURS: Final = "ours"
@@ -186,12 +189,14 @@ class _Measurement:
         runs = [figures[suffix] for figures in self._runs[OURS, OURS]]
         value = median(runs)
         limits = self._references("limit", suffix, value)
-        worst = min if case.better == "more" else max
+        is_time = suffix == "-cpu"
+        better: Better = "less" if is_time else case.better
+        worst = min if better == "more" else max
         limit = worst((each.value for each in limits.values()), default=None)
         return Outcome(
             case=case.name + suffix,
-            unit=case.unit,
-            better=case.better,
+            unit=PROCESSOR_TIME if is_time else case.unit,
+            better=better,
             value=value,
             limit=limit,
             ratio_to_limit=None if limit is None else _ratio(value, limit),
