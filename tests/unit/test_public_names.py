@@ -21,10 +21,12 @@ def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
         penstock.spark.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_planner_of_spark_loads_neither_sqlalchemy_nor_a_driver() -> None:
-    """Each of them is a process of its own, and spent a second of processor time on it."""
-    script = "import sys, penstock.engines.spark.epochs, pyspark_penstock_log; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+def test_a_planner_of_spark_loads_neither_sqlalchemy_nor_a_driver_and_that_of_a_log_no_other_source() -> None:
+    """Each of them is a process of its own, and spent a second of processor time on it, or half of one; two seconds."""
+    script = "import sys, penstock.engines.spark.epochs, pyspark_penstock_log as log; print(*sys.modules)"
+    of_log = "; log.DefaultSource({}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script + of_log], capture_output=True, text=True, check=True)
 
-    loaded = set(done.stdout.split())
-    assert not loaded & {"sqlalchemy", "psycopg", "redis", "structlog", "adbc_driver_manager"}
+    of_engine, of_log = done.stdout.splitlines()
+    assert not set(of_engine.split()) & {"sqlalchemy", "psycopg", "redis", "structlog", "adbc_driver_manager"}
+    assert not set(of_log.split()) & {f"penstock.spark.sources.{each}" for each in ("dirty_members", "table_reader")}
