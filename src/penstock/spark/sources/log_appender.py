@@ -7,6 +7,7 @@ follow its tail, and recognises those it has.  Use it to refill an empty log, or
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -161,12 +162,11 @@ def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]
     for name, most in _MAX_CHARACTERS.items():
         if (pc.max(pc.utf8_length(part.column(name))).as_py() or 0) > most:
             raise InvalidRecord(name, f"of a row is longer than {most} characters")
-    channels, shards = part.column("channel").to_pylist(), part.column("shard").to_pylist()
-    begin = 0
-    for end in range(1, part.num_rows + 1):
-        if end == part.num_rows or (channels[end], shards[end]) != (channels[begin], shards[begin]):
-            yield ShardName(channels[begin], Shard(shards[begin])), part.slice(begin, end - begin)
-            begin = end
+    channels, shards = part.column("channel"), part.column("shard")
+    changes = pc.or_(pc.not_equal(channels[1:], channels[:-1]), pc.not_equal(shards[1:], shards[:-1]))
+    edges = {0, *pc.add(pc.indices_nonzero(changes), 1).to_pylist(), part.num_rows}
+    for begin, end in pairwise(sorted(edges)):
+        yield ShardName(channels[begin].as_py(), Shard(shards[begin].as_py())), part.slice(begin, end - begin)
 
 
 def _pack(rows: pa.RecordBatch) -> Columns:
