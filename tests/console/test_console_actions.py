@@ -52,6 +52,7 @@ def test_an_action_is_done_once_it_was_planned_and_confirmed(see_as: As, connect
     [noted] = list_actions(connection)
     assert (noted.done_by, noted.command.split()[0]) == ("ann", "penstock")
     assert noted.title in client.get("/actions").text
+    assert action != "cancel" or noted.title == "Cancel the jobs of a tenant in jobs"  # which one needs a right
 
 
 def done(connection: Connection) -> list[tuple[object, ...]]:
@@ -78,6 +79,7 @@ def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, con
             assert client.get(f"/act/{action}", params=given).status_code in {401, 403}
             assert client.post(f"/act/{action}", data=given | fields).status_code in {401, 403}
 
+    assert see_as("see", "drop").get("/act/cancel", params=GIVEN["cancel"]).status_code == 403  # a tenant is named
     assert {*GIVEN} == {*ACTIONS}
     assert done(connection) == before
     assert list_actions(connection) == []

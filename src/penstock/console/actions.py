@@ -117,7 +117,9 @@ class Acting:
             with postgres_errors(plan.title), connection.transaction():
                 action.act(connection, self._scope, given, visitor)
                 note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
-        log.warning("acted", action=action.name, by=visitor.name, **plan.fields)
+        log.warning(
+            "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n != "tenant"}
+        )
         return plan.back
 
     @property
@@ -298,13 +300,10 @@ def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
     found = list_jobs(connection, None, queue, of, limit=MAX_RETRIED, scope=scope)
     if not found:
         raise Unknown(f"{queue} has no such job that is not done")
-    which = f"job {found[0].id} of {queue}" if of.ids else f"the jobs of {of.tenant} in {queue}"
     return Plan(
-        f"Cancel {which}",
+        f"Cancel job {found[0].id} of {queue}" if of.ids else f"Cancel the jobs of a tenant in {queue}",
         (
-            "They will have no effect, for ever."
-            if of.tenant
-            else f"It is {found[0].tenant}'s, and will have no effect, for ever.",
+            f"{'They' if of.tenant else 'It'} will have no effect, for ever.",
             "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
             *([f"Up to {MAX_RETRIED:,} at once; another request takes the next."] if of.tenant else []),
         ),

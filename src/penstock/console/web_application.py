@@ -184,6 +184,8 @@ class _Desk:
         if visitor is None:
             raise HTTPException(401, "log in first")
         _check_right(visitor, action.right)
+        if "tenant" in given:
+            _check_right(visitor, "keys")
         error = None
         if request.method == "POST":
             try:
