@@ -111,6 +111,19 @@ def test_a_member_whose_end_is_not_committed_is_left(
     assert (channel, len(headers["group"])) == ("reports", 32)
 
 
+def test_a_group_that_cannot_be_ended_holds_up_no_other(
+    working: Pipeline, report: Any, sessions: sessionmaker[Session], bench: Bench
+) -> None:
+    add = "INSERT INTO penstock.job_groups (name, channel, members, waits_for, following) VALUES (%s, 'jobs', '{}', 0, %s)"
+    bench.connection.execute(add.encode(), ["bad", '["jobs", 0]'])
+    with sessions.begin() as session:
+        stage_many(session, [], to=JOBS, group="good", then=report.job("", tenant="t"))
+    groups = JobGroups(working)
+    assert [groups.stage_following(bench.connection) for _ in range(2)] == [1, 0]
+    bench.connection.execute(b"UPDATE penstock.job_groups SET following = NULL WHERE name = 'bad'")
+    assert groups.stage_following(bench.connection) == 1
+
+
 class Race:
     """Workers that end members, streamers that end groups, and one who ends their sessions."""
 

@@ -69,6 +69,7 @@ def stage_a_job(actor: Actor) -> None:
 def publish(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
+        assert not streamer._groups._failed  # without a group, nobody needs the rights of a producer
         streamer._upkeep.retain_at = 0.0
         maintain_now(streamer)
         streamer.round()

@@ -5,17 +5,18 @@ clock is wrong changes nothing.  The row holds the schedule as the streamer that
 holds, and streamers of the old release leave it alone.
 
 A member of a group is left as long as its staged row is there, whatever becomes of it: done, cancelled, a dead letter, or deleted by an
-operator.  So no worker counts, and none waits for another one's count.  One statement finds the groups that have ended, marks them and
-stages what follows; streamers that run at the same time skip each other's.
+operator.  So no worker counts, and none waits for another one's count.  One statement marks groups that have ended and stages what
+follows; streamers that run at the same time skip each other's.
 """
 
 from datetime import datetime
 from typing import Any
 
+import psycopg
 import structlog
 
 from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Queue
 from penstock.declaring.schedules import ScheduleSpec
@@ -121,8 +122,8 @@ class JobGroups:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._has_queues = any(isinstance(each, Queue) for each in pipeline.channels.values())
-        self._statement = statements("penstock.streaming", pipeline.scope.schema)["end_groups"]
-        self._failed = ""
+        self._sql = statements("penstock.streaming", pipeline.scope.schema)
+        self._failed: dict[str, str] = {}
 
     def stage_following(self, connection: Connection) -> int:
         """Ends groups; returns how many.  What cannot be staged is logged once, and tried again.
@@ -133,14 +134,32 @@ class JobGroups:
         if not self._has_queues:
             return 0
         try:
-            with postgres_errors("ending groups of jobs"):
-                [(looked_at, ended)] = connection.execute(self._statement, {"most": MAX_ENDED})
+            with postgres_errors("reading groups of jobs"):
+                names = [name for (name,) in connection.execute(self._sql["groups_to_end"])]
+            if not names:
+                self._failed.clear()
+            return sum(self._end(connection, names[at : at + MAX_ENDED]) for at in range(0, len(names), MAX_ENDED))
         except ServerUnavailable:
             raise
         except PenstockError as error:
-            if self._failed != str(error):
-                log.error("group failed", reason=str(error))  # noqa: TRY400  of ours, in words
-            self._failed = str(error)
+            self._log(error)
             return 0
-        self._failed = ""
-        return int(ended) + (self.stage_following(connection) if looked_at == MAX_ENDED else 0)
+
+    def _end(self, connection: Connection, names: list[str]) -> int:
+        """Ends groups in one statement; if it fails because of one of them, each in its own."""
+        try:
+            with postgres_errors("ending groups of jobs"):
+                [(ended,)] = connection.execute(self._sql["end_groups"], {"names": names})
+        except psycopg.Error as error:
+            if len(names) > 1:
+                return sum(self._end(connection, [name]) for name in names)
+            self._log(error, *names)
+            return 0
+        return int(ended)
+
+    def _log(self, error: Exception, group: str = "") -> None:
+        """Logs what is new; the text of an error of Postgres may hold what the group stages."""
+        reason, named = describe(error), {"group": group} if group else {}
+        if self._failed.get(group) != reason:
+            log.error("group failed", reason=reason, **named)
+        self._failed[group] = reason

@@ -868,15 +868,20 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
        0::bigint AS removed,
        (SELECT max(last_offset) FROM entries) AS last_offset;
 
+-- :name groups_to_end
+-- Groups whose member that was left last is gone.
+SELECT g.name
+FROM {schema}.job_groups g
+LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = g.waits_for OFFSET 0) waited_for ON true
+WHERE g.ended_at IS NULL AND waited_for.id IS NULL;
+
 -- :name end_groups
--- How many groups were looked at, and how many have ended.  A member whose deletion is not committed is seen as one that is left.
+-- Of some groups, ends those without a member that is left; how many.  A member whose deletion is not committed is left.
 WITH looked_at AS (
     SELECT g.name,
            (SELECT max(r.id) FROM {schema}.staged_records r WHERE r.id = ANY (g.members)) AS left_member
     FROM {schema}.job_groups g
-    LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = g.waits_for OFFSET 0) waited_for ON true
-    WHERE g.ended_at IS NULL AND waited_for.id IS NULL
-    LIMIT %(most)s
+    WHERE g.name = ANY (%(names)s::text[]) AND g.ended_at IS NULL
     FOR UPDATE OF g SKIP LOCKED
 ),
 ended AS (
@@ -893,7 +898,7 @@ staged AS (
     FROM ended
     WHERE has_ended AND following IS NOT NULL
 )
-SELECT count(*), count(*) FILTER (WHERE has_ended)
+SELECT count(*) FILTER (WHERE has_ended)
 FROM ended;
 
 -- :name remove_old_notes
