@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery  # type: ignore[import-untyped]
+from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from penstock import Log, Pipeline, Record
+from penstock import Log, Pipeline, Record, Snooze
 
 app = Celery("shop", broker=os.environ.get("CELERY_BROKER_URL", "redis://127.0.0.1:6379/1"))
 
@@ -44,8 +45,13 @@ def send_tasks(_session: Session, records: Sequence[Record]) -> None:
 
     The id is the record's place, so ``penstock trace`` finds it.
     """
-    for record in records:
-        app.send_task(record.data["task"], kwargs=record.data["arguments"], task_id=str(record.place))
+    try:
+        for record in records:
+            app.send_task(record.data["task"], kwargs=record.data["arguments"], task_id=str(record.place))
+    except OperationalError as error:
+        raise Snooze(
+            "5s", "the broker does not answer"
+        ) from error  # which is no attempt: nothing is dead-lettered for it
 
 
 @app.task(name="mails.welcome", acks_late=True)  # type: ignore[untyped-decorator]

@@ -72,7 +72,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 async def begin() -> AsyncIterator[AsyncSession]:
-    """A session in a transaction, which is committed when the response is made: the order and its record, or neither."""
+    """A session in a transaction, which is committed before the response: the order and its record, or neither."""
     async with Session.begin() as session:
         yield session
 
@@ -89,7 +89,9 @@ app.mount("/console", console)
 
 
 @app.post("/orders", status_code=201)
-async def create_order(cents: int, session: Annotated[AsyncSession, Depends(begin)]) -> dict[str, int]:
+async def create_order(
+    cents: int, session: Annotated[AsyncSession, Depends(begin, scope="function")]
+) -> dict[str, int]:
     """Takes an order."""
     order = Order(cents=cents)
     session.add(order)

@@ -45,6 +45,8 @@ def to_kafka(_session: Session, records: Sequence[Record]) -> None:
             headers={"penstock-place": str(record.place), "action": record.action, "object": record.object},
             on_delivery=note,
         )
-    producer.flush(TIMEOUT_S * 2)
-    if errors:
-        raise Snooze("5s", f"Kafka: {errors[0].name()}")  # which is no attempt: no record is dead-lettered for it
+    left = producer.flush(TIMEOUT_S * 2)
+    if left or errors:
+        raise Snooze(
+            "5s", f"Kafka: {errors[0].name() if errors else 'no answer'}"
+        )  # which is no attempt: no record is dead-lettered for it

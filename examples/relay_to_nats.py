@@ -6,10 +6,12 @@ penstock run --app relay_to_nats:pipeline --engine inline
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 
 import nats
 from nats.errors import Error
+from nats.js import JetStreamContext
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock import Log, Pipeline, Record, Snooze
@@ -30,15 +32,25 @@ async def to_nats(_session: AsyncSession, records: Sequence[Record]) -> None:
             os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), max_reconnect_attempts=1
         ) as client:
             stream = client.jetstream()
-            sending = [
-                stream.publish(f"orders.{record.action}", record.data_json.encode(), headers=name(record))
-                for record in records
-            ]
-            await asyncio.gather(*sending)
+            await asyncio.gather(*(send(stream, of_key) for of_key in group_by_key(records).values()))
     except (Error, OSError) as error:
         raise Snooze(
             "5s", f"NATS: {type(error).__name__}"
         ) from error  # which is no attempt: no record is dead-lettered for it
+
+
+def group_by_key(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each key, in their order."""
+    groups = defaultdict[str, list[Record]](list)
+    for record in records:
+        groups[record.key].append(record)
+    return groups
+
+
+async def send(stream: JetStreamContext, records: Sequence[Record]) -> None:
+    """Sends the records of a key one after another: what is sent again after a refusal must not come behind what was taken."""
+    for record in records:
+        await stream.publish(f"orders.{record.action}", record.data_json.encode(), headers=name(record))
 
 
 def name(record: Record) -> dict[str, str]:

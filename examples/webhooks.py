@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from penstock import DeadLetter, Job, Pipeline, Queue, Snooze
 
-SECRET = os.environ.get("WEBHOOK_SECRET", "a-secret-of-your-own").encode()
+SECRET = os.environ.get("WEBHOOK_SECRET", "a-secret-of-your-own").encode()  # of which each customer's is made
 TIMEOUT_S = 10.0
 FAILURES, PAUSE_S = 5, 600.0
 """An endpoint that has failed so many times in a row is left alone for so long, in seconds."""
@@ -40,7 +40,7 @@ class Breaker:
     """How a customer's endpoint is, as far as this process knows."""
 
     failures: int = 0
-    closed_until: float = 0.0
+    open_until: float = 0.0
 
 
 breakers: defaultdict[str, Breaker] = defaultdict(Breaker)
@@ -48,11 +48,25 @@ breakers: defaultdict[str, Breaker] = defaultdict(Breaker)
 
 @dataclass
 class Webhook:
-    """What is sent where."""
+    """What is sent where.  Have a proxy refuse the addresses of your own network: a customer chooses the URL."""
 
     url: str
     event: str
     data: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("https://", "http://")):
+            raise ValueError("the URL of a webhook begins with https://")
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is no delivery: it would be followed by a GET without the message, and to wherever it says."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follows none; its status is an error."""
+
+
+opener = urllib.request.build_opener(NoRedirects)
 
 
 webhooks = Queue("webhooks", streams=32)
@@ -63,7 +77,7 @@ pipeline = Pipeline([webhooks])
 def deliver(_session: Session, job: Job[Webhook]) -> Snooze | DeadLetter | None:
     """Sends one; after twelve attempts it is a dead letter."""
     breaker = breakers[job.tenant]
-    if (left := breaker.closed_until - monotonic()) > 0:
+    if (left := breaker.open_until - monotonic()) > 0:
         return Snooze(left)  # which is no attempt
     status = send(job)
     if status == GONE:
@@ -73,7 +87,7 @@ def deliver(_session: Session, job: Job[Webhook]) -> Snooze | DeadLetter | None:
         return None
     breaker.failures += 1
     if breaker.failures >= FAILURES:
-        breaker.failures, breaker.closed_until = 0, monotonic() + PAUSE_S
+        breaker.failures, breaker.open_until = 0, monotonic() + PAUSE_S
     raise EndpointFailed(f"status {status}")
 
 
@@ -85,11 +99,11 @@ def send(job: Job[Webhook]) -> int:
         "Content-Type": "application/json",
         "webhook-id": id_,
         "webhook-timestamp": sent_at,
-        "webhook-signature": f"v1,{sign(id_, sent_at, body)}",
+        "webhook-signature": f"v1,{sign(job.tenant, id_, sent_at, body)}",
     }
-    request = urllib.request.Request(job.payload.url, body, headers)  # noqa: S310  where customers have their endpoints
+    request = urllib.request.Request(job.payload.url, body, headers)  # noqa: S310  checked where the webhook is made
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310  the same
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -97,8 +111,8 @@ def send(job: Job[Webhook]) -> int:
         return 0
 
 
-def sign(id_: str, sent_at: str, body: bytes) -> str:
-    """The signature of a message."""
-    return base64.b64encode(
-        hmac.digest(SECRET, b".".join((id_.encode(), sent_at.encode(), body)), hashlib.sha256)
-    ).decode()
+def sign(customer: str, id_: str, sent_at: str, body: bytes) -> str:
+    """The signature of a message, with a secret of the customer's own: others cannot forge what it verifies."""
+    secret = hmac.digest(SECRET, customer.encode(), hashlib.sha256)
+    signed = b".".join((id_.encode(), sent_at.encode(), body))
+    return base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()

@@ -41,15 +41,19 @@ def test_fastapi(engine: Engine, database_url: str, redis_url: str, monkeypatch:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
     fastapi_app = import_module("fastapi_app")
     fastapi_app.Base.metadata.create_all(engine)
-    with TestClient(fastapi_app.app) as client:
+    with TestClient(fastapi_app.app, raise_server_exceptions=False) as client:
+        with engine.begin() as connection:  # refused at the commit
+            connection.execute(
+                text("ALTER TABLE orders ADD CONSTRAINT few UNIQUE (cents) DEFERRABLE INITIALLY DEFERRED")
+            )
         answer = client.post("/orders?cents=500")
-        refused = client.post("/orders?cents=much")
+        refused, failed = client.post("/orders?cents=much"), client.post("/orders?cents=500")
         assert drained(fastapi_app.pipeline, database_url, redis_url) == {"invoices": 1}
         assert client.get("/console/").status_code in {401, 403}
     with Session(engine) as session:
         [invoice] = session.scalars(select(fastapi_app.Invoice))
 
-    assert (answer.status_code, refused.status_code) == (201, 422)
+    assert (answer.status_code, refused.status_code, failed.status_code) == (201, 422, 500)
     assert (invoice.order_id, invoice.cents) == (answer.json()["id"], 500)
 
 
@@ -61,6 +65,11 @@ def serving(respond: Callable[[bytes, Any], int]) -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(respond(body, self.headers))
+            self.send_header("Location", "/login")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None: ...
@@ -81,7 +90,7 @@ def test_webhooks_are_signed_and_a_dead_endpoint_is_left_alone(
     received, refused = list[str](), list[bytes]()
 
     def accept(body: bytes, headers: Any) -> int:
-        expected = webhooks.sign(headers["webhook-id"], headers["webhook-timestamp"], body)
+        expected = webhooks.sign("good", headers["webhook-id"], headers["webhook-timestamp"], body)
         assert headers["webhook-signature"] == f"v1,{expected}"
         received.append(headers["webhook-id"])
         return 204
@@ -91,9 +100,14 @@ def test_webhooks_are_signed_and_a_dead_endpoint_is_left_alone(
         return 500
 
     monkeypatch.setattr(webhooks, "FAILURES", 2)
-    with serving(accept) as good, serving(refuse) as bad, serving(lambda *_: 410) as gone:
+    with (
+        serving(accept) as good,
+        serving(refuse) as bad,
+        serving(lambda *_: 410) as gone,
+        serving(lambda *_: 302) as moved,
+    ):
         with Session(engine) as session, session.begin():
-            for tenant, url in (("good", good), ("bad", bad), ("gone", gone)):
+            for tenant, url in (("good", good), ("bad", bad), ("gone", gone), ("moved", moved)):
                 webhooks.deliver.stage(session, webhooks.Webhook(url, "order.paid", {"id": 7}), tenant=tenant)
         drained(webhooks.pipeline, database_url, redis_url, allow_dead_letters=True)
         with connect_postgres(database_url, application="test") as connection:
@@ -101,7 +115,7 @@ def test_webhooks_are_signed_and_a_dead_endpoint_is_left_alone(
 
     assert len(received) == 1
     assert len(refused) == 2  # and then it is left alone
-    assert webhooks.breakers.keys() == {"bad", "gone"}
+    assert webhooks.breakers.keys() == {"bad", "gone", "moved"}  # and a redirect is no delivery
     assert list(letters) == ["gone"]
     assert "the endpoint is gone" in letters["gone"]
 
