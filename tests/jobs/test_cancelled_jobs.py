@@ -158,6 +158,24 @@ def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(
     assert (bench.unfinished, bench.queue.stats().length) == ([], 0)
 
 
+def test_a_job_that_replaces_a_running_one_of_its_name_is_done(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer
+) -> None:
+    """More than a second: Redis refuses its name at first, and is asked again after one."""
+    with sessions.begin() as session:
+        stage_job(session, "n")
+    streamer.drain()
+    with sessions() as running:
+        running.execute(text("SELECT penstock.finish_records('jobs', ARRAY[1])"))
+        with sessions.begin() as session:
+            assert cancel(session, of=JOBS, unique="n").running == (1,)
+            stage_job(session, "n")
+        streamer.drain()
+    eventually(lambda: streamer.drain() >= 0 and bench.unfinished == [2], "the cancelled one is gone")
+    eventually(lambda: streamer.drain() >= 0 and bench.queue.stats().length == 1, "the new one has the name")
+    assert bench.rows("SELECT is_given FROM penstock.waiting_records") == [(True,)]
+
+
 def test_each_of_many_jobs_has_its_effect_or_is_cancelled(
     sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, start_worker: Start
 ) -> None:

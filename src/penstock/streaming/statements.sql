@@ -695,6 +695,7 @@ WHERE record_id = ANY (%(ids)s::bigint[]);
 -- :name finish_duplicates
 -- Records whose unique name another has, unless that other one is done: then its time is over, and Redis just does not know.
 -- A restored Postgres gives ids out again: a record of another time, or a holder that has no such name, is another record.
+-- One that was cancelled while a worker was at it may yet have no effect: then the record is the one that replaces it.
 DELETE FROM {schema}.staged_records r
 USING unnest(%(ids)s::bigint[], %(staged_us)s::bigint[], %(names)s::text[], %(holders)s::bigint[])
     AS d (id, staged_us, name, holder)
@@ -705,6 +706,7 @@ WHERE r.id = d.id AND r.channel = %(channel)s
       FROM {schema}.staged_records h
       WHERE h.id = d.holder AND h.channel = %(channel)s
         AND h.headers -> %(reserved)s::text -> 'unique' ->> 'name' = d.name
+        AND NOT EXISTS (SELECT FROM {schema}.cancellations c WHERE c.record_id = h.id)
   ))
 RETURNING r.id;
 
