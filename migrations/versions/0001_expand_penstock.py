@@ -311,6 +311,10 @@ CREATE INDEX cancellations_known ON {schema}.cancellations (channel, shard, reco
 WHERE forgotten_at IS NULL
 """,
     """
+CREATE INDEX cancellations_forgotten ON {schema}.cancellations (channel, shard, forgotten_at)
+WHERE forgotten_at IS NOT NULL
+""",
+    """
 -- A job is cancelled by who deletes its row, as it is done by who does.  A row that is locked is that of a job whose effect may be
 -- about to be committed: it is noted, for who has the lock, and for the streamer after that.  Nobody waits.
 CREATE FUNCTION {schema}.cancel_jobs(of_channel text, ids bigint[], of_name text, of_tenant text)
@@ -410,7 +414,12 @@ CREATE TABLE {schema}.job_notes (
 )
 """,
     """
-CREATE INDEX job_notes_noted ON {schema}.job_notes (channel, noted_at)
+CREATE INDEX job_notes_progress ON {schema}.job_notes (channel, noted_at)
+WHERE attempts = '[]'
+""",
+    """
+CREATE INDEX job_notes_attempts ON {schema}.job_notes (channel, noted_at)
+WHERE attempts <> '[]'
 """,
     """
 -- Results of jobs, each written in the transaction of its effect.
@@ -441,6 +450,10 @@ CREATE TABLE {schema}.job_groups (
     """
 CREATE INDEX job_groups_open ON {schema}.job_groups (waits_for)
 WHERE ended_at IS NULL
+""",
+    """
+CREATE INDEX job_groups_ended ON {schema}.job_groups (channel, ended_at)
+WHERE ended_at IS NOT NULL
 """,
 )
 

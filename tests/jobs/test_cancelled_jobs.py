@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from threading import Event
 from time import sleep
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import CancelledJobs, Job, Pipeline, Unique, cancel, cancel_async, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
 from penstock.operating.tracing import explain
 from penstock.records import RecordId
@@ -244,3 +246,15 @@ def test_jobs_are_cancelled_through_every_kind_of_connection(
     assert bench.unfinished == []
     with sessions() as session, pytest.raises(InvalidRecord, match="name the jobs"):
         cancel(session, of=JOBS, tenant="acme")
+
+
+def test_jobs_that_were_cancelled_and_are_kept_are_not_read_each_time(bench: Bench) -> None:
+    bench.connection.execute(
+        "INSERT INTO penstock.cancellations SELECT i, 'jobs', 0, false, now() FROM generate_series(1, 2000) i"
+    )
+    bench.connection.execute("ANALYZE penstock.cancellations")
+    values = {"channel": "jobs", "shard": 0, "records": 1000, "keep": timedelta(days=1)}
+    sql = b"EXPLAIN ANALYZE " + statements("penstock.streaming", "penstock")["take_cancelled"]
+    plan = "\n".join(line for (line,) in bench.connection.execute(sql, values))
+    assert "Rows Removed by Filter" not in plan
+    assert "Seq Scan on cancellations" not in plan

@@ -15,10 +15,11 @@ from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.transaction import HandlerTransaction
+from penstock.database.statements import statements
 from penstock.errors import InvalidMessage
 from penstock.operating.tracing import Story, trace
 from penstock.records import DEFAULT_SCOPE, RecordId
-from penstock.streaming.retention import remove_old_notes
+from penstock.streaming.retention import NOTES_KEPT, remove_old_notes
 from penstock.testing import drained, eventually, make_job
 
 
@@ -124,7 +125,27 @@ def test_old_notes_are_removed_once_their_job_is_done(bench: Bench, working: Pip
         )
     results = "INSERT INTO penstock.job_results VALUES (201, 'jobs', '1', now()), (202, 'jobs', '1', now() - interval '1 day')"
     bench.connection.execute(results)
+    groups = "INSERT INTO penstock.job_groups VALUES (%s, %s, '{}', 0, NULL, now(), now() - %s::interval)"
+    for name, queue, ago in [("old", "jobs", day), ("left", "gone", day), ("gone", "gone", weeks)]:
+        bench.connection.execute(groups.encode(), [name, queue, ago])
+    bench.connection.execute("INSERT INTO penstock.retired_channels (channel) VALUES ('gone')")
     assert not remove_old_notes(bench.connection, DEFAULT_SCOPE, working.channels.values())
     left = bench.rows("SELECT record_id FROM penstock.job_notes ORDER BY record_id")
     assert [number for (number,) in left] == [waiting, 102, 103, 105]
     assert bench.rows("SELECT record_id FROM penstock.job_results") == [(201,)]
+    assert bench.rows("SELECT name FROM penstock.job_groups") == [("left",)]
+
+
+def test_notes_and_results_that_are_kept_are_not_read_by_retention(bench: Bench) -> None:
+    """It looks every five seconds, on the streamer's thread."""
+    for table, column, value in [("job_notes", "attempts", "[]"), ("job_results", "result", "1")]:
+        bench.connection.execute(
+            f"INSERT INTO penstock.{table} (record_id, channel, {column}) "
+            f"SELECT i, 'jobs', '{value}' FROM generate_series(1, 2000) i".encode()
+        )
+    bench.connection.execute("ANALYZE penstock.job_notes, penstock.job_results")
+    sql = statements("penstock.streaming", "penstock")["remove_old_notes"]
+    values = {"channels": ["jobs"], "keep": [timedelta(hours=1)], "attempts_kept": NOTES_KEPT, "most": 5000}
+    plan = "\n".join(line for (line,) in bench.connection.execute(b"EXPLAIN ANALYZE " + sql, values))
+    assert "Rows Removed by Filter" not in plan
+    assert "Seq Scan on job_" not in plan

@@ -109,8 +109,8 @@ records AS (
 SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records);
 
 -- :name remove_waiting
--- And the unique names of its messages, those that were cancelled, and what is noted of its jobs.  A group that has not ended stays: it
--- ends, since its members are gone, and what follows it may be in another queue.
+-- And the unique names of its messages, those that were cancelled, and what is noted of its jobs.  Groups stay: one that has not ended
+-- ends, since its members are gone, and what follows it may be in another queue, and read it.  Retention removes them later.
 WITH names AS (
     DELETE FROM {schema}.unique_names
     WHERE channel = %(channel)s

@@ -722,7 +722,13 @@ WITH page AS MATERIALIZED (
 ),
 old AS (
     DELETE FROM {schema}.cancellations
-    WHERE channel = %(channel)s AND shard = %(shard)s AND forgotten_at < statement_timestamp() - %(keep)s::interval
+    WHERE record_id = ANY (ARRAY(
+              SELECT record_id
+              FROM {schema}.cancellations
+              WHERE channel = %(channel)s AND shard = %(shard)s AND forgotten_at < statement_timestamp() - %(keep)s::interval
+              ORDER BY forgotten_at
+              LIMIT %(records)s
+          ))
 ),
 running AS MATERIALIZED (
     SELECT c.job
@@ -904,21 +910,44 @@ SELECT count(*) FILTER (WHERE has_ended)
 FROM ended;
 
 -- :name remove_old_notes
--- Results, ended groups, and notes on jobs that are done, or dead letters: these longer, if an attempt has failed.  How many there were of each.
+-- Results, ended groups, and notes on jobs that are done, or dead letters: these longer, if an attempt has failed.  How many there were of
+-- each.  The old ones alone are read, from their indexes: statement_timestamp(), because Postgres compares no index with clock_timestamp().
+-- A group of a retired queue may have ended after that.
 WITH queues AS (
     SELECT *
     FROM unnest(%(channels)s::text[], %(keep)s::interval[]) AS q (channel, keep)
+    UNION ALL
+    SELECT channel, %(attempts_kept)s::interval
+    FROM {schema}.retired_channels
 ),
 notes AS (
     DELETE FROM {schema}.job_notes
     WHERE record_id = ANY (ARRAY(
-              SELECT n.record_id
+              SELECT old.record_id
               FROM queues
-              JOIN {schema}.job_notes n USING (channel)
-              LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = n.record_id OFFSET 0) r ON true
-              WHERE n.noted_at < clock_timestamp() - queues.keep
-                AND (n.attempts = '[]' OR n.noted_at < clock_timestamp() - %(attempts_kept)s::interval)
-                AND r.id IS NULL
+              CROSS JOIN LATERAL (
+                  (
+                      SELECT n.record_id
+                      FROM {schema}.job_notes n
+                      LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = n.record_id OFFSET 0) r ON true
+                      WHERE n.channel = queues.channel AND n.attempts = '[]'
+                        AND n.noted_at < statement_timestamp() - queues.keep
+                        AND r.id IS NULL
+                      ORDER BY n.noted_at
+                      LIMIT %(most)s
+                  )
+                  UNION ALL
+                  (
+                      SELECT n.record_id
+                      FROM {schema}.job_notes n
+                      LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = n.record_id OFFSET 0) r ON true
+                      WHERE n.channel = queues.channel AND n.attempts <> '[]'
+                        AND n.noted_at < statement_timestamp() - greatest(queues.keep, %(attempts_kept)s::interval)
+                        AND r.id IS NULL
+                      ORDER BY n.noted_at
+                      LIMIT %(most)s
+                  )
+              ) old
               LIMIT %(most)s
           ))
     RETURNING record_id
@@ -926,10 +955,15 @@ notes AS (
 results AS (
     DELETE FROM {schema}.job_results
     WHERE record_id = ANY (ARRAY(
-              SELECT d.record_id
+              SELECT old.record_id
               FROM queues
-              JOIN {schema}.job_results d USING (channel)
-              WHERE d.done_at < clock_timestamp() - queues.keep
+              CROSS JOIN LATERAL (
+                  SELECT record_id
+                  FROM {schema}.job_results
+                  WHERE channel = queues.channel AND done_at < statement_timestamp() - queues.keep
+                  ORDER BY done_at
+                  LIMIT %(most)s
+              ) old
               LIMIT %(most)s
           ))
     RETURNING record_id
@@ -937,10 +971,15 @@ results AS (
 groups AS (
     DELETE FROM {schema}.job_groups
     WHERE name = ANY (ARRAY(
-              SELECT g.name
+              SELECT old.name
               FROM queues
-              JOIN {schema}.job_groups g USING (channel)
-              WHERE g.ended_at < clock_timestamp() - queues.keep
+              CROSS JOIN LATERAL (
+                  SELECT name
+                  FROM {schema}.job_groups
+                  WHERE channel = queues.channel AND ended_at < statement_timestamp() - queues.keep
+                  ORDER BY ended_at
+                  LIMIT %(most)s
+              ) old
               LIMIT %(most)s
           ))
     RETURNING name
