@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import CancelledJobs, Job, Pipeline, Unique, cancel, cancel_async, stage
+from penstock import CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
@@ -141,6 +141,24 @@ def test_who_fails_after_it_was_cancelled_is_not_tried_again(
     eventually(asked, "it has written")
     worker.drain()
     assert (attempts, bench.effects, bench.unfinished) == ([1], [], [])
+
+
+@pytest.mark.parametrize("when", ["once it knows", "before it knows"])
+def test_who_gives_up_after_it_was_cancelled_leaves_no_dead_letter(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, start_worker: Start, when: str
+) -> None:
+    def give_up(session: Session, job: Job) -> DeadLetter:
+        apply(session, job)
+        with sessions.begin() as other:
+            assert cancel(other, job.id, of=JOBS).running == (job.id,)
+        if when.startswith("once"):
+            eventually(lambda: job.is_cancelled, "it learns")
+        return DeadLetter("it is hopeless")
+
+    bench.stage()
+    start_worker(give_up).drain()
+    streamer.drain()
+    assert (bench.effects, bench.unfinished, bench.letters) == ([], [], [])
 
 
 def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(

@@ -319,12 +319,13 @@ WHERE pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(trans
 
 -- :name dead_letter_job
 -- A job has no offset: its dead letter is at its id.  What is written is the record as it was staged, which this statement still
--- sees when the function has deleted it.  No row if the record was finished before.
+-- sees when the function has deleted it.  No row if the record was finished before, or cancelled: then the streamer finishes it.
 WITH finished AS MATERIALIZED (
     SELECT {schema}.finish_records(%(channel)s, ARRAY(
                SELECT id
                FROM {schema}.staged_records
                WHERE id = %(id)s AND (extract(epoch FROM created_at) * 1000000)::bigint = %(staged_us)s
+                 AND NOT EXISTS (SELECT FROM {schema}.cancellations WHERE record_id = %(id)s)
            )) AS id
 )
 INSERT INTO {schema}.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers,

@@ -182,10 +182,10 @@ class JobDeliverer:
                 return _ended(lease, Counts(skipped=1), "done")
             case Snooze():
                 return _ended(lease, Counts(snoozed=1), "snooze", delay_s=done.after_s)
-            case Cancel():
-                return self._cancel(lease, job, state)
-            case DeadLetter():
+            case DeadLetter() if not job.is_cancelled:
                 return self._dead_letter(lease, job, reason(done), job.attempts, "DeadLetter")
+            case Cancel() | DeadLetter():
+                return self._cancel(lease, job, state)
             case _:
                 return Ended(lease, Counts(stale=1), None)
 
