@@ -311,6 +311,12 @@ SELECT record_id
 FROM {schema}.cancellations
 WHERE record_id = ANY (%(ids)s::bigint[]);
 
+-- :name note_no_effect
+-- After the record is finished: who cancels locks the record first, too.
+UPDATE {schema}.cancellations
+SET has_no_effect = true
+WHERE record_id = %(id)s;
+
 -- :name is_same_transaction
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
 -- No row if the handler has ended the transaction in which the record was finished.

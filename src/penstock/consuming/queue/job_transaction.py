@@ -73,17 +73,18 @@ class JobTransaction(HandlerTransaction):
     def finish(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
         """Finishes a job without an effect."""
         forget_parsed(job)  # a result that the handler has set
-        return self._caller.enter(lambda: self._transact(job, is_ours, lambda _: None))
+        return self._caller.enter(lambda: self._transact(job, is_ours, None))
 
     def _transact(
-        self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None]
+        self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None] | None
     ) -> Ending | HandlerOutcome:
         with self._connected() as connection:
             transaction = connection.begin()  # nothing is sent before the first statement
             self._begin(connection, job)
             try:
-                handle(connection)
-                self._check_effect()
+                if handle is not None:
+                    handle(connection)
+                self._check_effect(is_none=handle is None)
                 if not is_ours():
                     self._end(keep=True)
                     return Ending.STALE
@@ -134,7 +135,7 @@ class JobTransaction(HandlerTransaction):
             raise Repeated
         self._xid, self._called_at = xid, monotonic()
 
-    def _check_effect(self) -> None:
+    def _check_effect(self, *, is_none: bool) -> None:
         """Checks that the record is finished in this transaction, and that the transaction can be committed."""
         assert self._job is not None
         assert self._executing is not None
@@ -148,6 +149,8 @@ class JobTransaction(HandlerTransaction):
             if self._job.result is not None:
                 values = {"id": self._job.id, "channel": self._job.channel, "result": _encode_result(self._job.result)}
                 executor.execute(self._sql["write_result"], values)
+            if is_none:
+                executor.execute(self._sql["note_no_effect"], {"id": self._job.id})
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:

@@ -433,7 +433,7 @@ def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> R
 
 _CANCELLED = {
     True: "it was cancelled, and has no effect",
-    False: "it was cancelled while a worker was at it, which has rolled back, unless it had committed before",
+    False: "it was cancelled too late: a worker was at it, and has finished it",
 }
 
 
