@@ -71,6 +71,19 @@ def test_what_is_around_handlers_is_in_their_transaction_and_sees_each_attempt(r
 
 
 @pytest.mark.usefixtures("twenty_records")
+def test_a_handler_may_use_the_pipeline_mode_of_the_driver(reader: Reader) -> None:
+    def handler(session: Session, records: Sequence[Record]) -> None:
+        driver: Any = session.connection().connection.driver_connection
+        with driver.pipeline():
+            apply(session, records)
+            driver.execute("SELECT 1")
+
+    reader.declare(handler, attempts=1)
+    reader.drain()
+    assert [(id_,) for id_ in reader.effects()] == [(id_,) for id_ in ALL]
+
+
+@pytest.mark.usefixtures("twenty_records")
 def test_async_middleware_is_awaited_around_async_handlers(reader: Reader) -> None:
     seen: list[int] = []
 

@@ -46,6 +46,18 @@ def stage_job(session: Session, tenant: str = "acme", key: str = "k", **data: in
     stage(session, to=JOBS, action="send", object="receipt", key=key, data=data, tenant=tenant)
 
 
+def test_a_handler_may_use_the_pipeline_mode_of_the_driver(start_worker: Any, bench: Bench) -> None:
+    def handler(session: Session, job: Job) -> None:
+        driver: Any = session.connection().connection.driver_connection
+        with driver.pipeline():
+            session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+            driver.execute("SELECT 1")
+
+    staged = bench.stage()
+    start_worker(handler, attempts=1).drain()
+    assert bench.effects == staged
+
+
 def test_what_is_staged_takes_effect_once(
     working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:

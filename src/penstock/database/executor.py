@@ -59,7 +59,7 @@ def _send_at_once(pipeline: Any) -> None:
     psycopg sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync it sends a
     Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops it with
     the next message.  And it begins the transaction before each statement, because no answer has said that it is open.  There is
-    nothing public for any of this in psycopg.
+    nothing public for any of this in psycopg.  In a pipeline of the handler's own, psycopg sends as it does.
     """
 
     def hold() -> Iterator[Any]:
@@ -70,7 +70,7 @@ def _send_at_once(pipeline: Any) -> None:
         yield from begin()
 
     def end() -> Iterator[Any]:
-        del pipeline._communicate_gen, connection._start_query  # noqa: SLF001
+        del pipeline._communicate_gen, pipeline._exit_gen, connection._start_query  # noqa: SLF001
         try:
             pipeline._enqueue_sync()  # noqa: SLF001
             while pipeline.command_queue:
@@ -83,7 +83,7 @@ def _send_at_once(pipeline: Any) -> None:
             raise
         yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
-    if pipeline is not None:
+    if pipeline is not None and pipeline.level == 1:
         connection = pipeline._conn  # noqa: SLF001
         begin, connection._start_query = connection._start_query, begin_once  # noqa: SLF001
         pipeline._communicate_gen, pipeline._exit_gen = hold, end  # noqa: SLF001
