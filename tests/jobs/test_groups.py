@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -229,6 +230,20 @@ def test_what_cannot_be_a_group_is_refused(
     monkeypatch.setattr("penstock.staging.explicit.MAX_MEMBERS", 2)
     with sessions() as session, pytest.raises(InvalidRecord, match=message):
         stage(session, report.job("", tenant="t"))
+
+
+def test_groups_are_ended_for_a_while_and_the_others_later(
+    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records wait for the streamer's thread meanwhile."""
+    monkeypatch.setattr("penstock.streaming.scheduler.MAX_ENDED", 2)
+    monkeypatch.setattr("penstock.streaming.scheduler.monotonic", count().__next__)
+    monkeypatch.setattr("penstock.streaming.scheduler.GROUPS_S", 3)
+    with sessions.begin() as session:
+        for number in range(7):
+            stage_many(session, [], to=JOBS, group=str(number))
+    groups = JobGroups(working)
+    assert [groups.stage_following(bench.connection) for _ in range(3)] == [4, 3, 0]
 
 
 def test_a_name_is_one_groups_at_a_time(sessions: sessionmaker[Session], bench: Bench) -> None:

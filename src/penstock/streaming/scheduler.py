@@ -10,6 +10,7 @@ follows; streamers that run at the same time skip each other's.
 """
 
 from datetime import datetime
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -34,6 +35,9 @@ SCHEDULED = "scheduled"
 
 MAX_ENDED = 100
 """Limit of the groups that are ended in one statement."""
+
+GROUPS_S = 0.1
+"""Time budget of groups in one round, in seconds: records staged meanwhile wait for it."""
 
 
 class Scheduler:
@@ -126,24 +130,27 @@ class JobGroups:
         self._failed: dict[str, str] = {}
 
     def stage_following(self, connection: Connection) -> int:
-        """Ends groups; returns how many.  What cannot be staged is logged once, and tried again.
+        """Ends groups, for ``GROUPS_S``; returns how many.  What cannot be staged is logged once, and tried again.
 
         Raises:
             ServerUnavailable: Postgres does not answer.
         """
         if not self._has_queues:
             return 0
+        ended, end = 0, monotonic() + GROUPS_S
         try:
             with postgres_errors("reading groups of jobs"):
                 names = [name for (name,) in connection.execute(self._sql["groups_to_end"])]
             if not names:
                 self._failed.clear()
-            return sum(self._end(connection, names[at : at + MAX_ENDED]) for at in range(0, len(names), MAX_ENDED))
+            while names and monotonic() < end:
+                ended += self._end(connection, names[:MAX_ENDED])
+                del names[:MAX_ENDED]
         except ServerUnavailable:
             raise
         except PenstockError as error:
             self._log(error)
-            return 0
+        return ended
 
     def _end(self, connection: Connection, names: list[str]) -> int:
         """Ends groups in one statement; if it fails because of one of them, each in its own."""

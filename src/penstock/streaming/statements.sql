@@ -881,7 +881,8 @@ SELECT (SELECT coalesce(sum(last_offset - first_offset + 1), 0)::bigint FROM ent
 SELECT g.name
 FROM {schema}.job_groups g
 LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = g.waits_for OFFSET 0) waited_for ON true
-WHERE g.ended_at IS NULL AND waited_for.id IS NULL;
+WHERE g.ended_at IS NULL AND waited_for.id IS NULL
+ORDER BY random();  -- time is short, and those that cannot be ended are not always the first
 
 -- :name end_groups
 -- Of some groups, ends those without a member that is left; how many.  A member whose deletion is not committed is left.
