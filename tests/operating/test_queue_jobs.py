@@ -117,24 +117,31 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     ]
 
 
-def test_jobs_are_due_at_another_time(connection: Connection, redis_client: RedisClient, streamer: Streamer) -> None:
+def test_jobs_are_due_at_another_time(
+    connection: Connection, redis_client: RedisClient, streamer: Streamer, penstock: CommandLine
+) -> None:
     stage(connection, own='{"delay_ms": 60000, "key": "k"}')
-    stage(connection, own='{"due": 4102444800000, "unique": {"name": "n"}}')
+    stage(connection, own='{"due": 4102444800000}')
     stage(connection)
+    stage(connection, own='{"due": 4102444800000, "unique": {"name": "n"}}')
     streamer.drain()
     with FairQueue(redis_client, "jobs").reader() as reader:
         [running] = reader.read(1)
         later = datetime(2100, 1, 1, tzinfo=UTC)
 
         assert move_due(connection, redis_client, "jobs", JobFilter((1, 3)), later) == 1
-        assert move_due(connection, redis_client, "jobs", JobFilter(unique="n"), datetime.now(UTC)) == 1
+        plan = penstock("jobs", "move-due", "jobs", "0s", "2", "3", "4", "--json")
+        assert json.loads(plan.stdout) == [{"tenant": "a", "state": "delayed", "jobs": 1}]
+        assert "those with a unique name, are left alone" in plan.stderr
+        assert move_due(connection, redis_client, "jobs", JobFilter((2, 3, 4)), datetime.now(UTC)) == 1
         streamer.drain()
 
         found = list_jobs(connection, redis_client, "jobs")
         assert [(job.id, job.key, job.unique, job.state) for job in found] == [
             (1, "k", "", "delayed"),
-            (2, "", "n", "waiting"),
+            (2, "", "", "waiting"),
             (3, "", "", "leased"),
+            (4, "", "n", "delayed"),
         ]
         assert found[0].due == later
         running.done()

@@ -132,19 +132,19 @@ def move_due_(  # noqa: PLR0917  options
     ids: Ids = None,
     tenant: OfTenant = None,
     key: OfKey = None,
-    unique: OfName = None,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Move the time at which jobs are due that wait or are delayed."""
+    """Move the time at which jobs are due that wait or are delayed, and have no unique name."""
     moment = parse_moment(due)
     at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
-    of = _choose(ids, tenant, key, unique, None, all_=all_)
+    of = _choose(ids, tenant, key, None, None, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            counts = count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
-            _show_plan([each for each in counts if each.state in {"waiting", "delayed"}], json=json)
+            counts = count_jobs(servers.connection, servers.client, queue, of, movable=True, scope=servers.scope)
+            _show_plan(counts, json=json)
+            say("Jobs at work, and those with a unique name, are left alone.")
             return
         moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
     show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")

@@ -60,6 +60,11 @@ class QueuedJob:
     state: JobState
     why: str
 
+    @property
+    def is_movable(self) -> bool:
+        """Whether it may be due at another time: not at work, and without a unique name, which it would give up meanwhile."""
+        return self.state in {"waiting", "delayed"} and not self.unique
+
 
 def list_jobs(  # noqa: PLR0913  what a page is
     connection: Connection,

@@ -32,11 +32,17 @@ class JobCount:
 
 
 def count_jobs(
-    connection: Connection, client: RedisClient | None, queue: str, of: JobFilter, *, scope: Scope = DEFAULT_SCOPE
+    connection: Connection,
+    client: RedisClient | None,
+    queue: str,
+    of: JobFilter,
+    *,
+    movable: bool = False,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[JobCount]:
-    """How many jobs a filter takes, the most first.  Raises as ``find_jobs``."""
+    """How many jobs a filter takes, or ``move_due`` of those, the most first.  Raises as ``find_jobs``."""
     pages = find_jobs(connection, client, queue, of, scope=scope)
-    counts = Counter((job.tenant, job.state) for page in pages for job in page)
+    counts = Counter((job.tenant, job.state) for page in pages for job in page if job.is_movable or not movable)
     return [JobCount(*what, jobs) for what, jobs in counts.most_common()]
 
 
@@ -72,13 +78,13 @@ def move_due(
     *,
     scope: Scope = DEFAULT_SCOPE,
 ) -> int:
-    """Has the jobs that wait or are delayed be due at another time; returns how many.  Raises as ``find_jobs``."""
+    """Has the jobs that are movable be due at another time; returns how many.  Raises as ``find_jobs``."""
     sql = statements("penstock.operating.jobs", scope.schema)
     channel, moved = find_channel(connection, queue, scope=scope), 0
     values = {"channel": queue, "due": due}
     with postgres_errors(f"moving jobs of {queue}"):
         for page in find_jobs(connection, client, queue, of, scope=scope):
-            jobs = {job.id: job for job in page if job.state in {"waiting", "delayed"}}
+            jobs = {job.id: job for job in page if job.is_movable}
             rows = connection.execute(sql["move_due"], {**values, "ids": list(jobs)}).fetchall()
             # The streamer writes them again.  If it does so before they are deleted, it finds them missing, and does so again.
             for shard, some in groupby(sorted((jobs[id_].shard, id_) for (id_,) in rows), itemgetter(0)):
