@@ -18,6 +18,7 @@ from fixtures.jobs import JOBS, Bench
 from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, find_group_async, stage_many
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidRecord, ServerUnavailable, StagingError
+from penstock.staging.job_reports import _GROUP
 from penstock.streaming.scheduler import JobGroups
 from penstock.testing import drained, eventually
 
@@ -72,7 +73,8 @@ def test_what_follows_a_group_is_done_once_when_all_members_are_done_cancelled_o
     database_url: str,
     redis_url: str,
 ) -> None:
-    members, then = ["a", "fails", "cancelled", "b"], report.job("report", tenant="t")
+    members = ["a", "fails", "cancelled", "b"]
+    then = report.job("report", tenant="t", headers={"group": "of the application"})
     with sessions.begin() as session:
         receipts.stage_many(session, members, tenant="t", group="import-17", then=then)
         during = find_group(session, "import-17")
@@ -244,6 +246,25 @@ def test_groups_are_ended_for_a_while_and_the_others_later(
             stage_many(session, [], to=JOBS, group=str(number))
     groups = JobGroups(working)
     assert [groups.stage_following(bench.connection) for _ in range(3)] == [4, 3, 0]
+
+
+def test_dead_letters_of_others_are_not_compared_with_each_member(
+    sessions: sessionmaker[Session], bench: Bench
+) -> None:
+    """A request that reads a large group would wait for seconds."""
+    with sessions.begin() as session:
+        stage_many(session, make_members(*range(10)), to=JOBS, group="g")
+    bench.connection.execute(
+        'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, '
+        "staged_at, reason, attempts) "
+        "SELECT 'receipts', 'jobs', 0, i, 1000 + i, 'k', 'send', 'receipt', '1', now(), '', 1 FROM generate_series(1, 500) i"
+    )
+    found = find_group(bench.connection, "g")
+    assert found is not None
+    assert found.dead == 0
+    query = _GROUP.format(schema="penstock", wanted="'g'", with_results="false")
+    plan = "".join(line for (line,) in bench.rows(f"EXPLAIN ANALYZE {query}"))
+    assert "Removed by" not in plan
 
 
 def test_a_name_is_one_groups_at_a_time(sessions: sessionmaker[Session], bench: Bench) -> None:

@@ -248,7 +248,7 @@ def _make_insertion(
     if then is None:
         return _Insertion(channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, None))
     queue, job = then
-    following = _make_record(queue, {**job, "headers": {"group": name, **(job.get("headers") or {})}}, "then.")
+    following = _make_record(queue, {**job, "headers": {**(job.get("headers") or {}), "group": name}}, "then.")
     return _Insertion(
         channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, following), then=queue
     )

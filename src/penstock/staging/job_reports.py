@@ -75,7 +75,10 @@ _JOB = """
 _GROUP = """
     SELECT CAST(array_to_json(g.members) AS text),
            (SELECT count(*) FROM {schema}.staged_records r WHERE r.id = ANY (g.members)),
-           (SELECT count(*) FROM {schema}.dead_letters l WHERE l.channel = g.channel AND l.record_id = ANY (g.members)),
+           (SELECT count(*)
+            FROM (SELECT unnest(g.members)
+                  INTERSECT  -- a join, or ANY, would compare each dead letter with each member
+                  SELECT l.record_id FROM {schema}.dead_letters l WHERE l.channel = g.channel) d),
            g.ended_at,
            (SELECT CAST(jsonb_object_agg(d.record_id, d.result) AS text)
             FROM {schema}.job_results d
