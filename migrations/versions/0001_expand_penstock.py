@@ -316,7 +316,8 @@ WHERE forgotten_at IS NOT NULL
 """,
     """
 -- A job is cancelled by who deletes its row, as it is done by who does.  A row that is locked is that of a job whose effect may be
--- about to be committed: it is noted, for who has the lock, and for the streamer after that.  Nobody waits.
+-- about to be committed: it is noted, for who has the lock, and for the streamer after that.  Nobody waits for
+-- a worker.  Two that cancel the same job wait for each other, since either may roll back, and the job is still to be cancelled.
 CREATE FUNCTION {schema}.cancel_jobs(of_channel text, ids bigint[], of_name text, of_tenant text)
 RETURNS TABLE (job bigint, is_running boolean)
 LANGUAGE sql VOLATILE SECURITY DEFINER

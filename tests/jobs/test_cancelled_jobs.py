@@ -27,6 +27,12 @@ from penstock.testing import eventually
 
 JOB_COUNT = 150
 
+WAITING = """
+SELECT count(*)
+FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event = 'transactionid' AND query LIKE '%cancel_jobs%'
+"""
+
 Start = Callable[..., QueueWorker]
 
 
@@ -176,6 +182,25 @@ def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(
         assert bench.unfinished == [1]
     streamer.drain()
     assert (bench.unfinished, bench.queue.stats().length) == ([], 0)
+
+
+def test_who_cancels_a_job_waits_for_who_else_does_and_cancels_it_if_they_roll_back(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer
+) -> None:
+    first, second = bench.stage(2)
+
+    def cancel_both() -> CancelledJobs:
+        with sessions.begin() as session:
+            return cancel(session, second, first, of=JOBS)
+
+    with ThreadPoolExecutor() as pool:
+        with sessions() as undecided:
+            assert cancel(undecided, first, of=JOBS).ids == (first,)
+            waiting = pool.submit(cancel_both)
+            eventually(lambda: bench.rows(WAITING) == [(1,)], "it waits")
+        assert waiting.result() == CancelledJobs((second,), (first,))
+    streamer.drain()
+    assert bench.unfinished == []
 
 
 def test_a_job_that_replaces_a_running_one_of_its_name_is_done(

@@ -2,6 +2,7 @@
 
 A job's staged row says that it is not done.  A worker deletes it in the transaction of the effect; who cancels deletes it
 without one.  If a worker has deleted it, and not committed yet, nobody waits: the worker is asked to roll back.
+Two transactions that cancel the same job do wait for each other, since either may be rolled back.
 """
 
 from collections.abc import Iterable
