@@ -12,11 +12,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
+import structlog
+
+from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.job_deliverer import Ended
 from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.records import RecordId, Scope
+
+log = structlog.get_logger("penstock.consumer")
 
 MAX_NOTES = 10_000
 """Limit of the jobs whose notes wait for Postgres; those of others are dropped."""
@@ -34,6 +39,7 @@ class JobNotes:
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
         self._lock = Lock()
         self._notes: dict[int, dict[str, Any]] = {}
+        self._failed: set[str] = set()
 
     def note_attempt(self, ended: Ended) -> None:
         """Notes an attempt that has failed, or that has done a job after others had not."""
@@ -55,7 +61,7 @@ class JobNotes:
         self._add(record, {"progress": done, "note": note})
 
     def write(self, transaction: HandlerTransaction) -> None:
-        """Writes all notes; those that cannot be written now are written later."""
+        """Writes all notes; those that cannot be written now are written later, and each kind of error is logged once."""
         with self._lock:
             notes, self._notes = self._notes, {}
         if not notes:
@@ -72,6 +78,10 @@ class JobNotes:
         is_written = False
         try:
             is_written = transaction.apply([], plan)
+        except NotApplied as failed:
+            if failed.kind not in self._failed:
+                log.warning("notes of jobs not written", channel=self._channel, error=failed.kind)
+                self._failed.add(failed.kind)
         finally:
             if not is_written:
                 with self._lock:

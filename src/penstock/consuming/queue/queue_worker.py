@@ -345,8 +345,7 @@ class QueueWorker(Worker[Job[Any]]):
     def _write_counts(self) -> None:
         """Writes counts and notes since the last time; those that cannot be written now are written later."""
         assert self._transaction is not None
-        with suppress(NotApplied):
-            self._notes.write(self._transaction)
+        self._notes.write(self._transaction)
         counts = self._jobs.uncounted()
         try:
             for shard in self._shards:
