@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -133,8 +133,8 @@ def closes(db: Any, record: Record) -> None:
 
 
 def hides_an_error(db: Any, record: Record) -> None:
-    with pytest.raises(db.ProgrammingError), db.connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM nowhere")
+    with pytest.raises(db.DataError), db.connection.cursor() as cursor:
+        cursor.execute("SELECT 1/0")
 
 
 def hides_an_error_in_a_block(db: Any, record: Record) -> None:
@@ -266,6 +266,81 @@ def test_values_are_as_the_orm_reads_them_and_the_sessions_stay_as_they_are(
         "(datetime.datetime(2026, 11, 27, 12, 0, tzinfo=datetime.timezone.utc), '{\"n\": 1}')",
         "1795780800 {'n': 1}",
     }
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_the_time_zone_outlives_a_savepoint_of_the_session_that_is_rolled_back(reader: Reader, db: Any) -> None:
+    reader.connection.execute(f"ALTER DATABASE {reader.connection.info.dbname} SET timezone = 'Asia/Kolkata'".encode())
+    seen: set[int] = set()
+
+    def read() -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("SELECT timestamptz '2026-11-27 12:00+00'")
+            seen.add(cursor.fetchone()[0].timestamp())
+
+    def handler(session: Any, records: Sequence[Record]) -> None:
+        with suppress(ZeroDivisionError), session.begin_nested():
+            session.execute(text("SELECT 1"))
+            read()
+            raise ZeroDivisionError
+        read()
+
+    reader.declare(handler)
+    reader.drain()
+
+    assert seen == {1795780800}
+
+
+@pytest.mark.parametrize("face", ["statement", "block"])
+def test_a_conflict_that_a_handler_hides_is_not_the_records_fault(reader: Reader, db: Any, face: str) -> None:
+    hidden: list[Exception] = []
+
+    def handler(_: object, record: Record) -> None:
+        if hidden:
+            write(record)
+            return
+        block = db.transaction.atomic(savepoint=False) if face == "block" else nullcontext()
+        with pytest.raises(db.OperationalError) as caught, block, db.connection.cursor() as cursor:
+            cursor.execute("DO $$ BEGIN RAISE deadlock_detected; END $$")
+        hidden.append(caught.value)
+
+    reader.declare(handler, each=True, attempts=1)
+    reader.stage(1)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == ([1], [])
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.usefixtures("twenty_records")
+def test_values_of_extensions_are_those_of_a_connection_of_djangos(reader: Reader, db: Any, face: str) -> None:
+    """Types of these names stand for the extensions, which a server need not have."""
+    from django.contrib.postgres import signals  # noqa: PLC0415  after the settings
+
+    reader.connection.execute(b"""CREATE TYPE hstore AS ENUM ('"a"=>"1"'); CREATE TYPE citext AS ENUM ('a', 'B')""")
+    signals.get_hstore_oids.cache_clear()
+    signals.get_citext_oids.cache_clear()
+    seen: list[Any] = []
+
+    def read() -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("""SELECT '"a"=>"1"'::hstore, '{a,B}'::citext[]""")
+            seen.append(cursor.fetchone())
+
+    def handler(_: object, records: Sequence[Record]) -> None:
+        read()
+
+    async def handler_async(_: object, records: Sequence[Record]) -> None:
+        await sync_to_async(read)()
+
+    reader.declare(handler if face == "sync" else handler_async)
+    try:
+        reader.drain()
+    finally:
+        signals.get_hstore_oids.cache_clear()
+        signals.get_citext_oids.cache_clear()
+
+    assert set(map(str, seen)) == {"({'a': '1'}, ['a', 'B'])"}
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

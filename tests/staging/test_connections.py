@@ -122,7 +122,8 @@ def make_django(url: str) -> Any:
     lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     django: Any = importlib.import_module("django")
     if not settings.configured:
-        settings.configure(DATABASES={"default": default, "second": {}, "lite": lite}, USE_TZ=True)
+        databases = {"default": default, "second": {}, "lite": lite}
+        settings.configure(DATABASES=databases, INSTALLED_APPS=["django.contrib.postgres"], USE_TZ=True)
         django.setup()
     importlib.import_module("django.db.transaction")
     for alias in ("default", "second"):

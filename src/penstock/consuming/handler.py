@@ -46,14 +46,15 @@ class HandlerSession(Session):
         """Refused."""
         raise BrokenTransaction(
             "the handler called session.commit(): effects and checkpoint are committed together, after the handler. "
-            "Return to commit; for a part that may fail on its own, use `with session.begin_nested():`"
+            "Return to commit; for a part that may fail on its own, use `with session.begin_nested():`, or Django's "
+            "`transaction.atomic()` for its ORM"
         )
 
     def rollback(self) -> NoReturn:
         """Refused."""
         raise BrokenTransaction(
             "the handler called session.rollback(): raise an exception to roll the batch back. "
-            "For a part that may fail on its own, use `with session.begin_nested():`"
+            "For a part that may fail on its own, use `with session.begin_nested():`, or Django's `transaction.atomic()` for its ORM"
         )
 
 

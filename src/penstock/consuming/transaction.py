@@ -225,7 +225,8 @@ class HandlerTransaction:
             case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
                     f"{who}: the handler caught a database error and went on, but Postgres had given the transaction up. "
-                    "Let the error out, or put what may fail into `with session.begin_nested():`"
+                    "Let the error out, or put what may fail into `with session.begin_nested():`, or Django's `transaction.atomic()` "
+                    "for its ORM"
                 )
                 hidden = BrokenTransaction(text)
                 hidden.__cause__ = self._caller.aborts.last

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.apps import apps
 from django.db import close_old_connections, connections, transaction
 from psycopg import Error
 from psycopg.adapt import AdaptersMap
@@ -29,6 +30,7 @@ from typing_extensions import override
 
 from penstock.consuming.transaction import AFTER_COMMIT
 from penstock.database.connections import HandlerConnection
+from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.errors import BrokenTransaction
 
 log = structlog.get_logger("penstock.consumer")
@@ -59,7 +61,9 @@ class SharedConnection(HandlerConnection):
         self.cursor_factory = parameters["cursor_factory"]
         self.longest_silence_s = worker.longest_silence_s
         self._own_adapters = AdaptersMap(parameters["context"].adapters)
-        self._timezone, self._begin, self._is_prepared = wrapper.timezone_name, begin, False
+        self._begin, self._is_begun = begin, False
+        self._timezone, self._found_timezone = wrapper.timezone_name, self.info.parameter_status("TimeZone")
+        self.aborted_by: Error | None = None
 
     @property
     @override
@@ -68,16 +72,28 @@ class SharedConnection(HandlerConnection):
 
     @override
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        if not self._is_prepared:
-            self._is_prepared = True
-            self._prepare()
-        return super().wait(gen, *args, **options)
+        if not self._is_begun:
+            self._is_begun = True
+            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+                self._begin()
+        self._set_timezone()
+        try:
+            returned = super().wait(gen, *args, **options)
+        except Error as error:
+            if sqlstate(error) != IN_FAILED_TRANSACTION:  # what follows the error that aborted the transaction
+                self.aborted_by = error
+            raise
+        self.aborted_by = None
+        return returned
 
-    def _prepare(self) -> None:
-        if self.pgconn.transaction_status == TransactionStatus.IDLE:
-            self._begin()
-        # Django takes times for those of its own zone, and sets it for its connections.
-        if self._timezone and self.info.parameter_status("TimeZone") != self._timezone:
+    def _set_timezone(self) -> None:
+        """Sets Django's time zone, which it takes all times for; again when a savepoint was rolled back, and the setting with it."""
+        if not self._timezone or self._timezone == self._found_timezone:
+            return
+        if (
+            self.info.parameter_status("TimeZone") == self._found_timezone
+            and self.pgconn.transaction_status == TransactionStatus.INTRANS
+        ):
             self.pgconn.exec_params(b"SELECT pg_catalog.set_config('TimeZone', $1, true)", [self._timezone.encode()])
 
     @override
@@ -93,20 +109,32 @@ class SharedConnection(HandlerConnection):
 def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits: Commits) -> Iterator[None]:
     """Has the ORM use the worker's connection in this thread, while the block runs."""
     own, shared = connections[using], connections.create_connection(using)
-    shared.connection = SharedConnection(worker, shared, begin)
+    shared.connection = connection = SharedConnection(worker, shared, begin)
     shared.autocommit = False
     connections[using] = shared
     try:
+        if apps.is_installed("django.contrib.postgres"):
+            _register_types(shared)
         with transaction.atomic(using, savepoint=False):
             yield
     finally:
         connections[using] = own
-    if shared.needs_rollback:
+    aborted_by = connection.aborted_by
+    is_aborted = aborted_by is not None and worker.pgconn.transaction_status == TransactionStatus.INERROR
+    if shared.needs_rollback or is_aborted:
         raise BrokenTransaction(
-            "the handler went on in a transaction that Django has marked for rollback: after an error in "
-            "atomic(savepoint=False), set_rollback(True) or connection.close(). Let the error out, or use atomic()"
-        )
+            "the handler went on in a transaction that cannot be committed: after an error that it caught, "
+            "atomic(savepoint=False), set_rollback(True) or connection.close(). Let the error out, or put what may fail "
+            "into `with transaction.atomic():`"
+        ) from aborted_by
     commits += [function for _, function, _ in shared.run_on_commit]
+
+
+def _register_types(shared: Any) -> None:
+    """Does what the app does for each new connection; its signal has other listeners too."""
+    from django.contrib.postgres.signals import register_type_handlers  # noqa: PLC0415  an optional app
+
+    register_type_handlers(shared)
 
 
 def call_within(using: str, call: Callable[..., Any], session: Session, items: Any) -> Any:
