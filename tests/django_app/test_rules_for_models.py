@@ -54,6 +54,12 @@ def make_models() -> Any:
         class Meta:
             app_label = "parcels"
 
+    class Discreet(Parcel):  # noqa: DJ008  the same
+        penstock_secret = ("address",)
+
+        class Meta:
+            app_label, proxy = "parcels", True
+
     class Thing(models.Model):  # noqa: DJ008  the same
         class Meta:
             app_label, abstract = "parcels", True
@@ -64,7 +70,7 @@ def make_models() -> Any:
         class Meta:
             app_label = "parcels"
 
-    return SimpleNamespace(Depot=Depot, Parcel=Parcel, Insured=Insured, Thing=Thing, Scan=Scan)
+    return SimpleNamespace(Depot=Depot, Parcel=Parcel, Insured=Insured, Discreet=Discreet, Thing=Thing, Scan=Scan)
 
 
 VALUES: dict[str, Any] = {
@@ -133,6 +139,16 @@ def test_every_write_of_a_model_is_staged_without_its_secrets(db: Any, database_
         assert sorted((r.key, r.action) for r in records[2:]) == sorted(
             [("1", "update"), ("2", "update"), ("1", "update"), ("1", "delete"), ("2", "delete")]
         )
+
+
+@pytest.mark.usefixtures("db")
+def test_a_proxy_model_stands_for_its_table_and_adds_its_own_secrets() -> None:
+    models, pipeline = make_models(), DjangoPipeline([LOG])
+    parcel, discreet = pipeline.find_mapped(models.Parcel), pipeline.find_mapped(models.Discreet)
+
+    secrets = [{c.key for c in each.__table__.columns if c.info["secret"]} for each in (parcel, discreet)]
+    assert secrets == [{"password", "pin"}, {"password", "pin", "address"}]
+    assert (discreet.__table__.name, discreet.__name__) == (parcel.__table__.name, parcel.__name__)
 
 
 @pytest.mark.parametrize(

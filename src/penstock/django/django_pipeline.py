@@ -93,13 +93,16 @@ class DjangoPipeline(Pipeline):
         if not issubclass(model, Model):
             return model
         apps.check_models_ready()
-        meta = model._meta  # noqa: SLF001  public by its documentation
+        own = model._meta  # noqa: SLF001  public by its documentation
+        concrete: Any = own.concrete_model or model  # an abstract one has none
+        meta = concrete._meta  # noqa: SLF001  the same
         if meta.abstract or meta.parents:
             raise DeclarationError(
                 f"staging rule of {model.__name__}: a trigger sees one table, and this model has "
                 f"{'none' if meta.abstract else 'columns in several'}; declare rules for the models of the tables"
             )
-        return _map_model(meta.concrete_model, self.using)
+        secret = {"password", *getattr(concrete, "penstock_secret", ()), *getattr(model, "penstock_secret", ())}
+        return _map_model(concrete, frozenset(secret), self.using)
 
 
 def _call_within(using: str, call: Any, session: Any, items: Any) -> Any:
@@ -115,10 +118,9 @@ async def _call_within_async(using: str, call: Any, session: Any, items: Any) ->
 
 
 @cache
-def _map_model(model: Any, using: str) -> type[Any]:
+def _map_model(model: Any, secret: frozenset[str], using: str) -> type[Any]:
     """The mapped class of a model: its name, its table and its columns."""
     meta = model._meta  # noqa: SLF001  the same
-    secret = {"password", *getattr(model, "penstock_secret", ())}
     keys = getattr(meta, "pk_fields", [meta.pk])  # several: from Django 5.2 on
     fields = [field for field in meta.local_concrete_fields if field.column is not None]
     columns = [
