@@ -11,7 +11,7 @@ from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
-from penstock.operating.jobs import Cancellation, JobFilter, cancel_command, cancel_jobs, list_jobs, move_due
+from penstock.operating.jobs import Cancellation, JobFilter, cancel_jobs, jobs_command, list_jobs, move_due
 from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -107,7 +107,7 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     assert json.loads(applied.stdout) == {"cancelled": 600, "running": 0}
     small = JobFilter((602, 603))
     assert cancel_jobs(connection, redis_client, "jobs", small) == Cancellation(cancelled=2, running=0)
-    assert cancel_command("jobs", small) == "penstock jobs cancel jobs 602 603 --apply"
+    assert jobs_command(small, "cancel", "jobs") == "penstock jobs cancel jobs 602 603 --apply"
 
     assert [job.id for job in list_jobs(connection, redis_client, "jobs")] == [601]
     queue = FairQueue(redis_client, "jobs")
@@ -133,7 +133,11 @@ def test_jobs_are_due_at_another_time(
         plan = penstock("jobs", "move-due", "jobs", "0s", "2", "3", "4", "--json")
         assert json.loads(plan.stdout) == [{"tenant": "a", "state": "delayed", "jobs": 1}]
         assert "those with a unique name, are left alone" in plan.stderr
-        assert move_due(connection, redis_client, "jobs", JobFilter((2, 3, 4)), datetime.now(UTC)) == 1
+        assert penstock("jobs", "move-due", "jobs", "2020-01-01T00:00Z", "2", "3", "4", "--apply").stdout.startswith(
+            "1 jobs"
+        )
+        [noted] = list_actions(connection)
+        assert noted.command == "penstock jobs move-due jobs 2020-01-01T00:00:00+00:00 2 3 4 --apply"
         streamer.drain()
 
         found = list_jobs(connection, redis_client, "jobs")

@@ -23,7 +23,7 @@ from penstock.display import to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
-from penstock.operating.jobs import JobFilter, cancel_command, cancel_jobs, list_jobs
+from penstock.operating.jobs import JobFilter, cancel_jobs, jobs_command, list_jobs
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset import reset_checkpoint
 from penstock.parsing import find_number
@@ -307,7 +307,7 @@ def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
             "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
             *([f"Up to {MAX_RETRIED:,} at once; another request takes the next."] if of.tenant else []),
         ),
-        cancel_command(queue, of),
+        jobs_command(of, "cancel", queue),
         {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},
         f"{_page('channel', queue)}/{'tenants' if of.tenant else 'contents'}",
         confirm=queue,

@@ -14,9 +14,9 @@ from penstock.operating.jobs import (
     JobCount,
     JobFilter,
     JobState,
-    cancel_command,
     cancel_jobs,
     count_jobs,
+    jobs_command,
     list_jobs,
     move_due,
     read_job,
@@ -114,7 +114,7 @@ def cancel(  # noqa: PLR0917  options
         if not apply:
             _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
             return
-        noted = f"Cancel jobs of {queue}", cancel_command(queue, of)
+        noted = f"Cancel jobs of {queue}", jobs_command(of, "cancel", queue)
         note_action(servers.connection, whoami(), *noted, scope=servers.scope)
         done = cancel_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
     if json:
@@ -146,6 +146,8 @@ def move_due_(  # noqa: PLR0917  options
             _show_plan(counts, json=json)
             say("Jobs at work, and those with a unique name, are left alone.")
             return
+        noted = f"Move jobs of {queue}", jobs_command(of, "move-due", queue, at.isoformat(timespec="seconds"))
+        note_action(servers.connection, whoami(), *noted, scope=servers.scope)
         moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
     show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")
 

@@ -5,14 +5,7 @@ cancellation  many at once, as an operator does
 """
 
 from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, list_jobs, read_job
-from penstock.operating.jobs.cancellation import (
-    Cancellation,
-    JobCount,
-    cancel_command,
-    cancel_jobs,
-    count_jobs,
-    move_due,
-)
+from penstock.operating.jobs.cancellation import Cancellation, JobCount, cancel_jobs, count_jobs, jobs_command, move_due
 
 __all__ = [
     "Cancellation",
@@ -20,9 +13,9 @@ __all__ = [
     "JobFilter",
     "JobState",
     "QueuedJob",
-    "cancel_command",
     "cancel_jobs",
     "count_jobs",
+    "jobs_command",
     "list_jobs",
     "move_due",
     "read_job",

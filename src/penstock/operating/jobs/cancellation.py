@@ -95,8 +95,8 @@ def move_due(
     return moved
 
 
-def cancel_command(queue: str, of: JobFilter) -> str:
-    """The command that cancels the jobs that a filter takes."""
+def jobs_command(of: JobFilter, *doing: str) -> str:
+    """The command that does something to the jobs that a filter takes: ``"cancel"`` and the queue, for example."""
     named = {name: getattr(of, name) for name in ("tenant", "key", "unique", "state")}
     words = [*map(str, of.ids or ()), *(word for name, text in named.items() if text for word in (f"--{name}", text))]
-    return shlex.join(["penstock", "jobs", "cancel", queue, *(words or ["--all"]), "--apply"])
+    return shlex.join(["penstock", "jobs", *doing, *(words or ["--all"]), "--apply"])
