@@ -81,10 +81,11 @@ class Scheduler:
                 self._failed.pop(name, None)
             except ServerUnavailable:
                 raise
-            except PenstockError as error:
-                if self._failed.get(name) != str(error):  # once, and not every second
-                    self._failed[name] = str(error)
-                    log.error("schedule failed", schedule=name, reason=str(error))  # noqa: TRY400  of ours, in words
+            except (PenstockError, psycopg.Error) as error:
+                reason = str(error) if isinstance(error, PenstockError) else describe(error)
+                if self._failed.get(name) != reason:  # once, and not every second
+                    self._failed[name] = reason
+                    log.error("schedule failed", schedule=name, reason=reason)  # noqa: TRY400  in words
         return staged
 
     def _declare(self, connection: Connection, spec: ScheduleSpec) -> None:
