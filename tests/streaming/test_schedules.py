@@ -230,21 +230,23 @@ def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
     assert [each["event"] for each in logged] == ["schedule failed"]
 
 
-def test_a_job_that_the_table_refuses_stops_no_record(
+def test_a_job_that_the_commit_refuses_stops_no_record(
     connection: Connection, database_url: str, redis_url: str
 ) -> None:
-    """Guarantee 32: a constraint or a trigger of somebody's."""
+    """Guarantee 32: a constraint of somebody's, at the COMMIT."""
     pipeline = declare()
     with capture_logs() as logged, Streamer(pipeline, database_url, redis_url) as streamer:
-        connection.execute("ALTER TABLE penstock.staged_records ADD CONSTRAINT own CHECK (action <> 'scheduled')")
+        connection.execute(
+            "ALTER TABLE penstock.staged_records ADD CONSTRAINT own UNIQUE (object) DEFERRABLE INITIALLY DEFERRED"
+        )
         make_due(connection)
         connection.execute(
-            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('jobs', 0, 't', 'a', 'o', '1')"
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('jobs', 0, 't', 'a', 'sweep', '1')"
         )
         assert streamer.drain() == 1
 
     [failed] = [each for each in logged if each["event"] == "schedule failed"]
-    assert "CheckViolation" in failed["reason"]
+    assert failed["reason"] == "UniqueViolation"
 
 
 def test_a_job_says_which_schedule_it_is_of_and_which_slot(
