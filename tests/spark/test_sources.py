@@ -29,6 +29,7 @@ from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.ranges import RangesPartition
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader
 from penstock.spark.sources.source_options import Options
+from penstock.spark.sources.task_process import redis_client
 from penstock.streaming import Streamer
 
 SOURCES = ["penstock.log", "penstock.staged"]
@@ -185,6 +186,28 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
         with pytest.raises(Gap, match=r"ends at offset 0|do not come in the order"):
             write(where, wrong, namespace="mirror")
     assert redis_client.keys("mirror*:log") == []
+
+
+def test_reads_of_small_entries_grow_step_by_step(
+    connection: Connection, streamer: Streamer, things: Log, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of a thousand records may follow them, and nothing else bounds the reply."""
+    for number in range(50):
+        stage_rows(connection, things, 1, f"{number} ")
+        streamer.drain()
+    asked: list[int] = []
+    client: Any = redis_client(redis_url)
+    execute = client.execute_command
+
+    def note(*command: Any, **options: Any) -> Any:
+        asked.extend(command[5:] if command[0] == "XRANGE" else ())
+        return execute(*command, **options)
+
+    monkeypatch.setattr(client, "execute_command", note)
+    reader = BatchReader(store({"channel": "things", "redisUrl": redis_url, "shards": "2"}))
+
+    assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 50
+    assert max(asked) == 16
 
 
 def test_an_empty_log_begins_where_no_record_comes_before(where: dict[str, str]) -> None:
