@@ -41,6 +41,17 @@ class ProjectTest(PipelineTestCase):
         for page in (LETTERS, one):
             self.assertContains(self.client.get(page), "nobody sends")
 
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE penstock.dead_letters SET data = repeat('9', 5000)::jsonb")  # nobody can parse it
+            self.assertContains(self.client.get(one), "9" * 5000)
+            cursor.execute("UPDATE penstock.dead_letters SET data = to_jsonb(%s)", [order.pk])
+        place = {"consumer": "", "channel": "", "shard": "0", "offset": "0"}
+        for wrong in ({"failed_at": "x"}, {"failed_at": "2026-11-27", "shard": "x"}):
+            self.assertContains(self.client.get(LETTERS, {**place, **wrong}), "send_receipt")
+        self.assertContains(
+            self.client.get(LETTERS, {**place, "failed_at": "2020-01-01T00:00:00+00:00"}), "No dead letters"
+        )
+
         may("retry_letter")
         answer = self.client.post(LETTERS, {"letter": [name, "nobody orders/0 offset 1", "x"]}, follow=True)
         self.assertContains(answer, "Workers retry 1 dead letters")

@@ -6,6 +6,7 @@ retries, ``penstock.view_payload`` sees keys, reasons and payloads, all of which
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -20,6 +21,7 @@ from penstock.errors import InvalidSetting, Unknown
 if TYPE_CHECKING:  # a web process that shows no dead letters does without the driver's part
     from penstock.consuming.letter_retry import DeadLetterRow
     from penstock.database.connections import Connection
+    from penstock.operating.letters import LetterPosition
     from penstock.records import Scope
 
 PAGE = 100
@@ -48,10 +50,9 @@ class LetterAdmin(admin.ModelAdmin):
         self._check(request)
         if request.method == "POST":
             return self._retry(request)
-        from penstock.operating.letters import LetterFilter, LetterPosition, newest  # noqa: PLC0415  the driver's part
+        from penstock.operating.letters import LetterFilter, newest  # noqa: PLC0415  the driver's part
 
-        after = [request.GET[name] for name in LetterPosition._fields if name in request.GET]
-        position = LetterPosition(*after) if len(after) == len(LetterPosition._fields) else None
+        position = _find_position(request.GET)
         of = LetterFilter(request.GET.get("of") or None)
         with _connected() as (connection, scope):
             letters = newest(connection, of, after=position, limit=PAGE, scope=scope)
@@ -116,6 +117,17 @@ def _connected() -> "Iterator[tuple[Connection, Scope]]":
     pipeline = get_pipeline()
     with connect_postgres(get_database_url(pipeline.using), application="admin") as connection:
         yield connection, pipeline.scope
+
+
+def _find_position(given: Any) -> "LetterPosition | None":
+    """Where the page before ended; None if that is not, or wrongly, said."""
+    from penstock.operating.letters import LetterPosition  # noqa: PLC0415  the driver's part
+
+    try:
+        time, shard, offset = datetime.fromisoformat(given["failed_at"]), int(given["shard"]), int(given["offset"])
+        return LetterPosition(time, given["consumer"], given["channel"], shard, offset)
+    except (KeyError, ValueError):
+        return None
 
 
 def _name(letter: "DeadLetterRow") -> str:
