@@ -54,7 +54,7 @@ def make_models() -> Any:
         class Meta:
             app_label = "parcels"
 
-    class Discreet(Parcel):  # noqa: DJ008  the same
+    class Veiled(Parcel):  # noqa: DJ008  the same
         penstock_secret = ("address",)
 
         class Meta:
@@ -70,7 +70,7 @@ def make_models() -> Any:
         class Meta:
             app_label = "parcels"
 
-    return SimpleNamespace(Depot=Depot, Parcel=Parcel, Insured=Insured, Discreet=Discreet, Thing=Thing, Scan=Scan)
+    return SimpleNamespace(Depot=Depot, Parcel=Parcel, Insured=Insured, Veiled=Veiled, Thing=Thing, Scan=Scan)
 
 
 VALUES: dict[str, Any] = {
@@ -144,11 +144,11 @@ def test_every_write_of_a_model_is_staged_without_its_secrets(db: Any, database_
 @pytest.mark.usefixtures("db")
 def test_a_proxy_model_stands_for_its_table_and_adds_its_own_secrets() -> None:
     models, pipeline = make_models(), DjangoPipeline([LOG])
-    parcel, discreet = pipeline.find_mapped(models.Parcel), pipeline.find_mapped(models.Discreet)
+    parcel, veiled = pipeline.find_mapped(models.Parcel), pipeline.find_mapped(models.Veiled)
 
-    secrets = [{c.key for c in each.__table__.columns if c.info["secret"]} for each in (parcel, discreet)]
+    secrets = [{c.key for c in each.__table__.columns if c.info["secret"]} for each in (parcel, veiled)]
     assert secrets == [{"password", "pin"}, {"password", "pin", "address"}]
-    assert (discreet.__table__.name, discreet.__name__) == (parcel.__table__.name, parcel.__name__)
+    assert (veiled.__table__.name, veiled.__name__) == (parcel.__table__.name, parcel.__name__)
 
 
 @pytest.mark.parametrize(
