@@ -9,14 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.database.statements import quote
-from penstock.database.tables import staged_records
 from penstock.declaring.declarations import Queue
 from penstock.errors import InvalidRecord
-from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_directly
+from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_rows
 from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Rows
@@ -37,6 +34,15 @@ class CancelledJobs:
 
     ids: tuple[int, ...]
     running: tuple[int, ...]
+
+
+_CANCEL = """
+    SELECT job, is_running
+    FROM {schema}.cancel_jobs(
+        CAST({channel} AS text), CAST(CAST({ids} AS text) AS bigint[]), CAST({unique} AS text), CAST({tenant} AS text)
+    )
+"""
+"""All values are sent as text, which every driver can."""
 
 
 def cancel(
@@ -90,7 +96,7 @@ async def cancel_async(
     own = own() if hasattr(own, "session_factory") else own
     if is_async_driver(own):
         given = require_pipeline(of, pipeline, "cancel")
-        return _read(await read_by_async_psycopg(own, _sql(given.scope.schema, "%({})s"), values))
+        return _read(await read_by_async_psycopg(own, given.scope.schema, _CANCEL, values))
     cancelled: CancelledJobs = await own.run_sync(_cancel, of, values, pipeline)
     return cancelled
 
@@ -109,20 +115,9 @@ def _cancel(target: Any, of: Queue, values: dict[str, Any], pipeline: Declaratio
     if isinstance(target, Session):
         schema = find_attachment(target, of, pipeline).pipeline.scope.schema
         target.flush()
-        target = target.connection(bind_arguments={"clause": staged_records(schema)})
     else:
         schema = require_pipeline(of, pipeline, "cancel").scope.schema
-    if isinstance(target, Connection):
-        return _read(target.execute(text(_sql(schema, ":{}")), values).all())
-    return _read(read_directly(target, _sql(schema, "%({})s"), values))
-
-
-def _sql(schema: str, form: str) -> str:
-    """The statement; the ids are sent as text, which every driver can."""
-    channel, ids, unique, tenant = (
-        f"CAST({form.format(name)} AS text)" for name in ("channel", "ids", "unique", "tenant")
-    )
-    return f"SELECT job, is_running FROM {quote(schema)}.cancel_jobs({channel}, CAST({ids} AS bigint[]), {unique}, {tenant})"
+    return _read(read_rows(target, schema, _CANCEL, values))
 
 
 def _read(rows: Rows) -> CancelledJobs:

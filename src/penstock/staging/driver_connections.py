@@ -1,15 +1,21 @@
-"""Connections without a session: SQLAlchemy's, psycopg's and Django's.  Rows go through the connection's own transaction.
+"""Connections without a session: SQLAlchemy's, psycopg's and Django's; and queries through those or a session.
+
+Rows go through the connection's own transaction.
 
 Psycopg and Django are recognised through ``sys.modules``: a process that has such a connection has imported them, and one
 that has none need not.
 """
 
 import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session, scoped_session
 
+from penstock.database.statements import quote
+from penstock.database.tables import staged_records
 from penstock.errors import NotAttached, StagingError
 from penstock.staging.rows import AUTOCOMMIT, Insert, Rows, insert_rows, insert_steps, known_at, make_refusal, run_steps
 
@@ -76,11 +82,30 @@ def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = Non
         return found
 
 
-async def read_by_async_psycopg(connection: Any, sql: str, values: dict[str, Any]) -> Rows:
-    """The rows of a query, read through psycopg's ``AsyncConnection``."""
+def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
+    """The rows of a query, read in the transaction of a session or a connection; ``{schema}`` and its values stand in it in braces.
+
+    Raises ``NotAttached`` if the target is neither, or is to be awaited.
+    """
+    if isinstance(target, Session | scoped_session):
+        target = target.connection(bind_arguments={"clause": staged_records(schema)})
+    if isinstance(target, Connection):
+        return target.execute(text(_fill(query, schema, values, ":{}")), values).all()
+    try:
+        return read_directly(target, _fill(query, schema, values, _PARAMETER), values)
+    except TypeError as error:
+        raise NotAttached(str(error)) from error
+
+
+def _fill(query: str, schema: str, names: Iterable[str], form: str) -> str:
+    return query.format(schema=quote(schema), **{name: form.format(name) for name in names})
+
+
+async def read_by_async_psycopg(connection: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
+    """As ``read_rows``, through psycopg's ``AsyncConnection``."""
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
-        await cursor.execute(sql, values)
+        await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
         found: Rows = await cursor.fetchall()
         return found
 

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.database.statements import quote
-from penstock.database.tables import staged_records
 from penstock.errors import NotAttached
 from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE
-from penstock.staging.driver_connections import read_directly
+from penstock.staging.driver_connections import read_rows
 from penstock.staging.explicit import Target
-from penstock.staging.rows import Rows
 from penstock.staging.rules import Declarations, find_attachments
 
 if TYPE_CHECKING:
@@ -82,7 +78,7 @@ _GROUP = """
            g.ended_at,
            (SELECT CAST(jsonb_object_agg(d.record_id, d.result) AS text)
             FROM {schema}.job_results d
-            WHERE {with_results} AND d.record_id = ANY (g.members))
+            WHERE CAST(CAST({with_results} AS text) AS boolean) AND d.record_id = ANY (g.members))
     FROM {schema}.job_groups g
     WHERE g.name = CAST({wanted} AS text)
 """
@@ -99,7 +95,8 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
     Raises:
         NotAttached: The target is to be awaited: ``find_job_async``.
     """
-    [(has_ended, progress, note, result, done_at)] = _read(target, pipeline, _JOB, job_id)
+    rows = read_rows(target, _find_schema(target, pipeline), _JOB, {"wanted": job_id})
+    [(has_ended, progress, note, result, done_at)] = rows
     return JobReport(job_id, has_ended, progress, note, result and parse_json(result), done_at)
 
 
@@ -123,7 +120,12 @@ def find_group(
     Raises:
         NotAttached: The target is to be awaited: ``find_group_async``.
     """
-    rows = _read(target, pipeline, _GROUP, name, with_results="true" if with_results else "false")
+    rows = read_rows(
+        target,
+        _find_schema(target, pipeline),
+        _GROUP,
+        {"wanted": name, "with_results": "true" if with_results else "false"},
+    )
     for ids, left, dead, ended_at, results in rows:
         known = {int(id_): result for id_, result in parse_json(results or "{}").items()}
         return GroupReport(name, tuple(parse_json(ids)), left, dead, ended_at, known)
@@ -152,15 +154,3 @@ def _find_schema(target: Any, pipeline: Declarations | None) -> str:
     session = target() if isinstance(target, scoped_session) else target
     attached = find_attachments(session) if isinstance(session, Session) else ()
     return attached[0].pipeline.scope.schema if attached else DEFAULT_SCOPE.schema
-
-
-def _read(target: Any, pipeline: Declarations | None, query: str, wanted: object, **parts: str) -> Rows:
-    schema, values = _find_schema(target, pipeline), {"wanted": wanted}
-    if isinstance(target, Session | scoped_session):
-        target = target.connection(bind_arguments={"clause": staged_records(schema)})
-    if isinstance(target, Connection):
-        return target.execute(text(query.format(schema=quote(schema), wanted=":wanted", **parts)), values).all()
-    try:
-        return read_directly(target, query.format(schema=quote(schema), wanted="%(wanted)s", **parts), values)
-    except TypeError as error:
-        raise NotAttached(str(error)) from error
