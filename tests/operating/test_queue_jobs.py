@@ -91,6 +91,27 @@ def test_the_commands_list_and_show_jobs(connection: Connection, streamer: Strea
     assert (unknown.returncode, "has no job 2" in unknown.stderr) == (2, True)
 
 
+def test_the_command_shows_progress_and_a_result_of_a_job_that_is_done(
+    connection: Connection, streamer: Streamer, penstock: CommandLine
+) -> None:
+    stage(connection)
+    streamer.drain()
+    connection.execute(
+        "INSERT INTO penstock.job_notes (record_id, channel, progress, note) VALUES (1, 'jobs', 0.4, 'page\x1b')"
+    )
+    connection.execute(
+        "INSERT INTO penstock.job_results (record_id, channel, result) SELECT 2, 'jobs', to_jsonb(repeat('\u202e', 3000))"
+    )
+
+    assert "\nprogress: 40%, page\\u001b\n{" in penstock("jobs", "show", "jobs", "1").stdout
+    ended = penstock("jobs", "show", "jobs", "2").stdout.splitlines()
+    assert ended[0] == "jobs job 2 has ended"
+    assert ended[1].count("\\u202e") == 1999
+    assert ended[1].endswith(" … and 1,002 characters more: --json")
+    known = json.loads(penstock("jobs", "show", "jobs", "2", "--json").stdout)
+    assert (known["job"], known["progress"], known["result"]) == (None, None, "\u202e" * 3000)
+
+
 def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     connection: Connection, streamer: Streamer, penstock: CommandLine, redis_client: RedisClient
 ) -> None:

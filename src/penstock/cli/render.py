@@ -59,13 +59,14 @@ def show_json(value: Any) -> None:
     show(to_json(value))
 
 
-def with_payload(known: dict[str, Any], record: Record) -> str:
-    """Facts about a record, its payload and its headers, as JSON.
+def with_payload(known: dict[str, Any], record: Record | None, **more: str | None) -> str:
+    """Facts about a record, its payload and its headers, and ``more`` JSON, as JSON.
 
     These are passed through: parsed and serialised again, large numbers would change, and not every payload can be parsed.
     """
-    payload = f'"data": {record.data_json}, "headers": {record.headers_json or "null"}'
-    return f"{to_json(known)[:-1]}, {payload}}}"
+    payload = {"data": record.data_json, "headers": record.headers_json} if record else {}
+    passed = ", ".join(f'"{name}": {text or "null"}' for name, text in (payload | more).items())
+    return f"{to_json(known)[:-1]}, {passed}}}"
 
 
 def payload_lines(record: Record) -> list[str]:

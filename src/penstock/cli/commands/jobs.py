@@ -1,4 +1,4 @@
-"""``penstock jobs``: lists and shows the jobs of a queue that are not done, cancels them, or changes when they are due."""
+"""``penstock jobs``: lists and shows the jobs of a queue that are not done, cancels or retries them, or changes when they are due."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,18 +14,22 @@ from penstock.operating.jobs import (
     JobCount,
     JobFilter,
     JobState,
+    QueuedJob,
     cancel_jobs,
     count_jobs,
     jobs_command,
     list_jobs,
     move_due,
     read_job,
+    retry_jobs,
 )
 from penstock.operating.pausing import note_action
 from penstock.records import parse_moment
 from penstock.settings import Settings
 
-jobs = typer.Typer(no_args_is_help=True, help="List, show, cancel or move the jobs of a queue that are not done.")
+jobs = typer.Typer(
+    no_args_is_help=True, help="List, show, cancel, retry or move the jobs of a queue that are not done."
+)
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
@@ -74,20 +78,39 @@ def show_(
     id_: Annotated[int, typer.Argument(metavar="ID", min=0)],
     json: Json = False,
 ) -> None:
-    """Show a job that is not done, with its payload."""
+    """Show a job with its payload; of one that is done, what it has left: progress and result."""
     with open_connections(settings, "jobs") as servers:
-        job, record = read_job(servers.connection, servers.client, queue, id_, scope=servers.scope)
+        found = read_job(servers.connection, servers.client, queue, id_, scope=servers.scope)
     if json:
-        show(with_payload({"job": job}, record))
+        known = {name: getattr(found, name) for name in ("job", "progress", "note", "done_at")}
+        show(with_payload(known, found.record, result=found.result_json))
         return
-    show(
+    show(*([f"{queue} job {id_} has ended"] if found.job is None else _describe(found.job)))
+    if found.progress is not None:
+        show(f"progress: {found.progress:.0%}" + (f", {found.note}" if found.note else ""))
+    if found.done_at and found.result_json:
+        show(f"result, {found.done_at:%Y-%m-%d %H:%M:%S}: {_shorten(found.result_json)}")
+    if found.record is not None:
+        show(*payload_lines(found.record))
+
+
+def _describe(job: QueuedJob) -> list[str]:
+    return [
         f"{job.shard} job {job.id} of {job.tenant}" + (f", key {job.key}" if job.key else ""),
         f"{job.action} {job.object}, staged {job.staged_at:%Y-%m-%d %H:%M:%S}"
         + (f", due {job.due:%Y-%m-%d %H:%M:%S}" if job.due else ""),
         f"{job.state}: {job.why}",
         *([f"unique name: {job.unique}"] if job.unique else []),
-        *payload_lines(record),
-    )
+    ]
+
+
+RESULT_SHOWN = 2_000
+"""Characters of a result for people."""
+
+
+def _shorten(text: str) -> str:
+    left = len(text) - RESULT_SHOWN
+    return text if left <= 0 else f"{text[:RESULT_SHOWN]} … and {left:,} characters more: --json"
 
 
 TENANTS_SHOWN = 50
@@ -121,6 +144,32 @@ def cancel(  # noqa: PLR0917  options
         show_json(done)
         return
     show(f"cancelled {done.cancelled:,} jobs, asked the workers of {done.running:,} more to roll back")
+
+
+@jobs.command("retry")
+@command()
+def retry(  # noqa: PLR0917  options
+    settings: Settings,
+    queue: QueueArgument,
+    ids: Ids = None,
+    tenant: OfTenant = None,
+    key: OfKey = None,
+    unique: OfName = None,
+    state: InState = None,
+    all_: All = False,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Try jobs again: dead letters are staged again by the workers, and jobs that are delayed or snoozed are due now."""
+    of = _choose(ids, tenant, key, unique, state, all_=all_)
+    with open_connections(settings, "jobs") as servers:
+        if apply:
+            noted = f"Retry jobs of {queue}", jobs_command(of, "retry", queue)
+            note_action(servers.connection, whoami(), *noted, scope=servers.scope)
+        found = retry_jobs(servers.connection, servers.client, queue, of, apply=apply, scope=servers.scope)
+    show_found(found, "tenant, state, #jobs, outcome", json=json)
+    if not apply:
+        say(NOTHING_CHANGED)
 
 
 @jobs.command("move-due")

@@ -1,11 +1,13 @@
-"""The jobs of a queue that are not done: found by whose they are, shown, and cancelled.
+"""The jobs of a queue that are not done: found by whose they are, shown, cancelled, and tried again.
 
 browsing      which there are, and what each waits for
-cancellation  many at once, as an operator does
+cancellation  many at once, as an operator does; or due at another time
+retrying      many at once, with dead letters
 """
 
-from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, list_jobs, read_job
+from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, ReportedJob, list_jobs, read_job
 from penstock.operating.jobs.cancellation import Cancellation, JobCount, cancel_jobs, count_jobs, jobs_command, move_due
+from penstock.operating.jobs.retrying import RetriedJobs, retry_jobs
 
 __all__ = [
     "Cancellation",
@@ -13,10 +15,13 @@ __all__ = [
     "JobFilter",
     "JobState",
     "QueuedJob",
+    "ReportedJob",
+    "RetriedJobs",
     "cancel_jobs",
     "count_jobs",
     "jobs_command",
     "list_jobs",
     "move_due",
     "read_job",
+    "retry_jobs",
 ]

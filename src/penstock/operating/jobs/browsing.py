@@ -35,6 +35,12 @@ class JobFilter:
     unique: str | None = None
     state: JobState | None = None
 
+    def parameters(self, queue: str) -> dict[str, Any]:
+        """Of a statement about a queue: all but the state, of which Postgres does not know."""
+        ids = None if self.ids is None else list(self.ids)
+        named = {"tenant": self.tenant, "key": self.key, "unique": self.unique}
+        return {"channel": queue, "ids": ids, **named, "reserved": RESERVED}
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
@@ -102,15 +108,7 @@ def find_jobs(  # noqa: PLR0913  the same
     check_queue(connection, channel, scope)
     sql = statements("penstock.operating.jobs", scope.schema)
     [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
-    given = {
-        "channel": channel,
-        "newest": newest,
-        "ids": None if of.ids is None else list(of.ids),
-        "tenant": of.tenant,
-        "key": of.key,
-        "unique": of.unique,
-        "reserved": RESERVED,
-    }
+    given = {**of.parameters(channel), "newest": newest}
     while True:
         with postgres_errors(f"reading the jobs of {channel}"):
             rows = connection.execute(sql["jobs"], {**given, "after": after, "limit": size}).fetchall()
@@ -159,23 +157,36 @@ def _add_states(client: RedisClient, jobs: list[QueuedJob], scope: Scope) -> lis
     return [add(job) for job in jobs]
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedJob:
+    """A job with its payload, both None once it has ended; what its handler has reported, and its result as JSON."""
+
+    job: QueuedJob | None
+    record: Record | None
+    progress: float | None
+    note: str | None
+    result_json: str | None
+    done_at: datetime | None
+
+
 def read_job(
     connection: Connection, client: RedisClient, channel: str, id_: int, *, scope: Scope = DEFAULT_SCOPE
-) -> tuple[QueuedJob, Record]:
-    """A job with its payload.
+) -> ReportedJob:
+    """A job that is not done, or one that is and has left progress or a result.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
     found = list_jobs(connection, client, channel, JobFilter((id_,)), scope=scope)
-    values = {"channel": channel, "id": id_}
+    sql, values = statements("penstock.operating.jobs", scope.schema)["payload"], {"channel": channel, "id": id_}
     with postgres_errors("reading a job"):
-        row = connection.execute(statements("penstock.operating.jobs", scope.schema)["payload"], values).fetchone()
-    if not found or row is None:
-        raise Unknown(
-            f"{channel} has no job {id_}: it is done, was cancelled, or is a dead letter; penstock trace {id_} says which"
-        )
+        [(progress, note, result, done_at, data, *more)] = connection.execute(sql, values).fetchall()
+    reported = progress, note, result, done_at
+    if not found or data is None:
+        if progress is None and result is None:
+            raise Unknown(
+                f"{channel} has no job {id_}: it is done, was cancelled, or is a dead letter; penstock trace {id_} says which"
+            )
+        return ReportedJob(None, None, *reported)
     [job] = found
-    data, headers, staged_us = row
-    return job, Record(
-        channel, job.shard.shard, BEGINNING, job.id, job.tenant, job.action, job.object, data, headers, staged_us
-    )
+    what = job.id, job.tenant, job.action, job.object, data, *more
+    return ReportedJob(job, Record(channel, job.shard.shard, BEGINNING, *what), *reported)

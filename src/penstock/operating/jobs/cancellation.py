@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -14,9 +15,10 @@ from penstock.channels.queue.publishing import make_shard
 from penstock.channels.queue.shard import run
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.registry import RegisteredChannel
 from penstock.database.statements import statements
 from penstock.operating.channels import find_channel
-from penstock.operating.jobs.browsing import JobFilter, JobState, find_jobs
+from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, find_jobs
 from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
@@ -79,20 +81,31 @@ def move_due(
     scope: Scope = DEFAULT_SCOPE,
 ) -> int:
     """Has the jobs that are movable be due at another time; returns how many.  Raises as ``find_jobs``."""
-    sql = statements("penstock.operating.jobs", scope.schema)
     channel, moved = find_channel(connection, queue, scope=scope), 0
-    values = {"channel": queue, "due": due}
     with postgres_errors(f"moving jobs of {queue}"):
         for page in find_jobs(connection, client, queue, of, scope=scope):
-            jobs = {job.id: job for job in page if job.is_movable}
-            rows = connection.execute(sql["move_due"], {**values, "ids": list(jobs)}).fetchall()
-            # The streamer writes them again.  If it does so before they are deleted, it finds them missing, and does so again.
-            for shard, some in groupby(sorted((jobs[id_].shard, id_) for (id_,) in rows), itemgetter(0)):
-                made = make_shard(scope.namespace, shard, channel.streams or 1, channel.hand or 1)
-                run(client, made.delete([str(id_) for _, id_ in some]), f"deleting from {shard}")
-            moved += len(rows)
+            moved += move_page(connection, client, channel, [job for job in page if job.is_movable], due, scope)
     log.warning("jobs moved", channel=queue, count=moved)
     return moved
+
+
+def move_page(
+    connection: Connection,
+    client: RedisClient,
+    channel: RegisteredChannel,
+    page: Sequence[QueuedJob],
+    due: datetime,
+    scope: Scope,
+) -> int:
+    """Has some jobs be due at another time, but for those that a worker has begun with meanwhile; returns how many."""
+    shards = {job.id: job.shard for job in page}
+    values = {"channel": channel.name, "due": due, "ids": list(shards)}
+    rows = connection.execute(statements("penstock.operating.jobs", scope.schema)["move_due"], values).fetchall()
+    # The streamer writes them again.  If it does so before they are deleted, it finds them missing, and does so again.
+    for shard, some in groupby(sorted((shards[id_], id_) for (id_,) in rows), itemgetter(0)):
+        made = make_shard(scope.namespace, shard, channel.streams or 1, channel.hand or 1)
+        run(client, made.delete([str(id_) for _, id_ in some]), f"deleting from {shard}")
+    return len(rows)
 
 
 def jobs_command(of: JobFilter, *doing: str) -> str:

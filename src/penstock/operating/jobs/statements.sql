@@ -29,6 +29,30 @@ SELECT job
 FROM {schema}.move_jobs(%(channel)s, %(ids)s, %(due)s) AS job;
 
 -- :name payload
-SELECT data::text, coalesce(headers::text, ''), (extract(epoch FROM created_at) * 1000000)::bigint
-FROM {schema}.staged_records
-WHERE channel = %(channel)s AND id = %(id)s;
+-- A job's payload, if it is not done; what its handler has reported, and its result once it is.
+SELECT n.progress, n.note, d.result::text, d.done_at,
+       r.data::text, coalesce(r.headers::text, ''), (extract(epoch FROM r.created_at) * 1000000)::bigint
+FROM (VALUES (%(id)s::bigint)) AS w (id)
+LEFT JOIN {schema}.staged_records r ON r.id = w.id AND r.channel = %(channel)s
+LEFT JOIN {schema}.job_notes n ON n.record_id = w.id AND n.channel = %(channel)s
+LEFT JOIN {schema}.job_results d ON d.record_id = w.id AND d.channel = %(channel)s;
+
+-- :name letters
+-- The dead letters of jobs.
+SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
+FROM {schema}.dead_letters
+WHERE channel = %(channel)s
+  AND (%(ids)s::bigint[] IS NULL OR record_id = ANY (%(ids)s::bigint[]))
+  AND (%(tenant)s::text IS NULL OR key = %(tenant)s)
+  AND (%(key)s::text IS NULL OR headers -> %(reserved)s::text ->> 'key' = %(key)s)
+  AND (%(unique)s::text IS NULL OR headers -> %(reserved)s::text -> 'unique' ->> 'name' = %(unique)s)
+ORDER BY consumer, channel, shard, "offset";
+
+-- :name ended
+-- How many of the ids are neither jobs nor dead letters any more.
+SELECT CASE WHEN c.has_no_effect THEN 'cancelled' ELSE 'done' END AS state, count(*)
+FROM unnest(%(ids)s::bigint[]) AS w (id)
+LEFT JOIN {schema}.cancellations c ON c.record_id = w.id
+WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = w.id AND r.channel = %(channel)s)
+  AND w.id NOT IN (SELECT record_id FROM {schema}.dead_letters WHERE channel = %(channel)s)
+GROUP BY state;

@@ -1,0 +1,97 @@
+"""Jobs are tried again by an operator: dead letters as new jobs, those that wait for their time now; others are left alone."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.command_line import CommandLine
+from fixtures.jobs import JOBS, Bench
+from penstock import DeadLetter, Job, Pipeline, Unique, cancel, stage
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.operating.jobs import JobFilter, RetriedJobs, list_jobs, retry_jobs
+from penstock.operating.pausing import list_actions
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
+    made = sessionmaker(engine)
+    working.attach(made)
+    return made
+
+
+@pytest.fixture
+def streamer(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Streamer]:
+    made = Streamer(working, database_url, redis_url)
+    yield made
+    made.close()
+
+
+def stage_job(session: Session, **options: Any) -> int:
+    return stage(session, to=JOBS, action="send", object="receipt", data=None, tenant="acme", **options)
+
+
+def test_a_retry_says_what_it_does_to_each_job_and_does_it(
+    sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, penstock: CommandLine
+) -> None:
+    with sessions.begin() as session:
+        running = stage_job(session)
+        delayed = stage_job(session, delay="1m")
+        far = stage_job(session, delay="2d", key="k")
+        named = stage_job(session, delay="1m", unique=Unique("n"))
+        gone = stage_job(session, delay="1m")
+        cancel(session, gone, of=JOBS)
+    streamer.drain()
+    with bench.queue.reader() as reader:
+        [lease] = reader.read(1)
+
+        plan = retry_jobs(bench.connection, bench.client, "jobs", JobFilter((running, delayed, far, named, gone, 99)))
+
+        assert {(each.tenant, each.state, each.jobs, each.outcome) for each in plan} == {
+            ("acme", "delayed", 2, "it is due now"),
+            ("acme", "delayed", 1, "nothing: another job could take its unique name meanwhile"),
+            ("acme", "leased", 1, "nothing: a worker has it"),
+            (None, "cancelled", 1, "nothing: it was cancelled"),
+            (None, "done", 1, "nothing: it is done, was retried as a new job, or was never there"),
+        }
+        assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(key="k")) == [
+            RetriedJobs("acme", "delayed", 1, "it is due now")
+        ]
+        assert {each.state for each in list_jobs(bench.connection, bench.client, "jobs")} == {"leased", "delayed"}
+        applied = penstock("jobs", "retry", "jobs", "--tenant", "acme", "--apply", "--json")
+        assert {row["jobs"]: row["outcome"] for row in json.loads(applied.stdout)}[2] == "it is due now"
+        streamer.drain()
+        states = {each.id: each.state for each in list_jobs(bench.connection, bench.client, "jobs")}
+        assert states == {running: "leased", delayed: "waiting", far: "waiting", named: "delayed"}
+        assert list_actions(bench.connection)[0].command == "penstock jobs retry jobs --tenant acme --apply"
+        lease.done()
+
+
+def test_a_dead_letter_is_staged_again_by_a_worker(
+    bench: Bench, start_worker: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consuming.letter_retry.ASK_EVERY_S", 0.0)
+
+    def refuse(_: Session, job: Job) -> DeadLetter:
+        return DeadLetter("no address")
+
+    first, second = bench.stage(2, headers={"penstock": {"key": "k"}})
+    worker = start_worker(refuse)
+    worker.drain()
+    of = JobFilter((second,), tenant="t", key="k")
+    expected = [RetriedJobs("t", "dead letter", 1, "a worker stages it again, as a new job")]
+
+    assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(tenant="other"), apply=True) == []
+    assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(state="delayed"), apply=True) == []
+    assert retry_jobs(bench.connection, bench.client, "jobs", of) == expected
+    worker.slice(100, lambda: False)
+    assert len(bench.letters) == 2
+    assert retry_jobs(bench.connection, bench.client, "jobs", of, apply=True) == expected
+    worker.slice(100, lambda: False)
+
+    assert [letter[0] for letter in bench.letters] == [first]
+    assert bench.rows("SELECT key, headers FROM penstock.staged_records") == [("t", {"penstock": {"key": "k"}})]
