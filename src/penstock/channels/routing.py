@@ -178,6 +178,11 @@ class QueueKeys:
         return own | {f"{self.root}s{number}": "stream" for number in range(streams)}
 
     @property
+    def messages(self) -> str:
+        """The records of the messages."""
+        return f"{self.root}q-messages"
+
+    @property
     def wakes(self) -> str:
         """The list that wakes one of the readers that wait on it."""
         return f"{self.root}q-wakes"

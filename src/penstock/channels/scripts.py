@@ -91,21 +91,11 @@ class Script:
         does not support transactions, ``call_each`` follows and returns each call's own reply.  Calls must therefore be
         safe to repeat.  Raises ``redis.RedisError``.
         """
-        pool = getattr(client, "connection_pool", None)
-        if pool is None:
+        if not isinstance(client, redis.Redis):
             return self.call_each(client, calls)
-        connection = pool.get_connection()
-        try:
-            message = b"".join((_MULTI, *map(self.packed, calls), _EXEC))
-            connection.send_packed_command([message], check_health=False)
-            for _ in (_MULTI, *calls):
-                _read_reply(connection)  # queued, or the transaction fails
-            replies = _read_reply(connection)
-        except BaseException:
-            connection.disconnect()
-            raise
-        finally:
-            pool.release(connection)
+        message = b"".join((_MULTI, *map(self.packed, calls), _EXEC))
+        # Each is queued, or the transaction fails.
+        *_, replies = _exchange(client, message, len(calls) + 2)
         if isinstance(replies, redis.ResponseError) or any(
             isinstance(reply, redis.exceptions.NoScriptError) for reply in replies
         ):
@@ -129,6 +119,9 @@ class ScriptRequest:
 
     def __call__(self, client: RedisCommands) -> Any:
         """Sends them; returns the replies, or an awaitable of them."""
+        if isinstance(client, redis.Redis):
+            # A third of the time of the client's own pipeline.
+            return _exchange(client, b"".join(map(self.script.packed, self.calls)), len(self.calls))
         pipeline = client.pipeline(transaction=False)
         for call in self.calls:
             # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
@@ -206,6 +199,25 @@ class CallsAhead:
             if len(self._replies) < len(self._calls):
                 connection.disconnect()
             self._pool.release(connection)
+
+
+def _exchange(client: redis.Redis, message: bytes, count: int) -> list[Any]:
+    """The replies to a message of so many commands; it is sent again as often as the client's own retries have it."""
+    pool = client.connection_pool
+    connection: Any = pool.get_connection()
+
+    def exchange() -> list[Any]:
+        connection.send_packed_command([message])
+        return [_read_reply(connection) for _ in range(count)]
+
+    try:
+        replies: list[Any] = connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+    except BaseException:
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)
+    return replies
 
 
 def _read_reply(connection: Any) -> Any:

@@ -92,6 +92,25 @@ def test_a_lease_of_a_closed_reader_is_stale_without_asking(queue: FairQueue, re
     assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
 
 
+def test_confirming_extends_a_lease_of_which_half_is_over(queue: FairQueue, redis_client: redis.Redis) -> None:
+    queue.write("t", "x")
+    with queue.reader() as reader:
+        [lease] = reader.read()
+
+        leases = f"{queue._shape.shards[0].keys.root}q-leases"
+
+        def ends() -> float:
+            return redis_client.zscore(leases, lease.message.id) or 0.0
+
+        redis_client.zadd(leases, {lease.message.id: ends() - 16_000})
+        before = ends()
+        assert lease.confirm()
+        assert ends() == before  # by the reader's clock, it was read just now
+        lease.held.extended_at -= 16.0
+        assert lease.confirm()
+        assert ends() > before + 10_000
+
+
 def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queue: FairQueue) -> None:
     queue.write("t", "x")
     queue.reader(lease_s=0.3).read()

@@ -243,6 +243,11 @@ class QueueShard:
             extended += [word == b"ok" for word in reply[1:]]
         return extended
 
+    def confirm(self, id_: str, token: str) -> Steps[bool]:
+        """True if a lease is still held."""
+        [[word]] = yield from script("queue/confirm").checked_steps([Call([self.keys.messages], (id_, token))])
+        return bool(word == b"ok")
+
     def delete(self, ids: Sequence[str], tenant: str = "") -> Steps[list[str]]:
         """Deletes messages, of one tenant alone if it is given; returns the state that each was in, or ``unknown``."""
         deleted: list[str] = []

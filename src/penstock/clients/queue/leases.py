@@ -34,16 +34,16 @@ class Held:
     Attributes:
         message: The message.
         token: The token of the lease.
+        extended_at: Monotonic time from which the lease lasts at least, in seconds.
         begun_at: Monotonic time at which its work began, in seconds: when it was read, or ``begin`` was called.
         is_stale: Whether the lease was found to have ended.
-        extended_at: Monotonic time from which the lease lasts at least, in seconds.
     """
 
     message: Message
     token: str
+    extended_at: float
     begun_at: float = field(default_factory=monotonic)
     is_stale: bool = False
-    extended_at: float = field(default_factory=monotonic)
 
     @property
     def place(self) -> tuple[int, str]:

@@ -110,7 +110,7 @@ class Lease(_Lease[RedisClient, "QueueReader"], Blocking):
     """
 
     def confirm(self) -> bool:
-        """True if the lease is still ours, within its time limit; the queue is asked, and extends it.
+        """True if the lease is still ours, within its time limit; the queue is asked, and extends one of which half is over.
 
         If the queue cannot be asked, what is known says it: a lease that was extended half its time ago cannot have ended yet.
         """
@@ -347,13 +347,21 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
         held, asked_at = lease.held, monotonic()
         if held.is_stale or asked_at - held.begun_at > self.options.limit_s:
             return False
+        is_new = asked_at - held.extended_at < self.options.lease_s / 2
         try:
-            [is_ours] = self._extend(held.message.shard, [(held.message.id, held.token)])
+            if is_new:
+                is_ours = self._drive(self._confirm(held))
+            else:
+                [is_ours] = self._extend(held.message.shard, [(held.message.id, held.token)])
+                held.extended_at = asked_at
         except (ServerUnavailable, *UNUSABLE):
-            return asked_at - held.extended_at < self.options.lease_s / 2
+            return is_new
         held.is_stale = not is_ours
-        held.extended_at = asked_at
         return is_ours
+
+    def _confirm(self, held: Held) -> Steps[bool]:
+        shard = self._rounds.shape.shards[held.message.shard]
+        return self._run(shard, shard.confirm(held.message.id, held.token), "confirming a lease of")
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Extends leases no more; they end by themselves."""

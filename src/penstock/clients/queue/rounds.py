@@ -72,7 +72,7 @@ class Rounds:
     """State of a reader between two rounds.
 
     Attributes:
-        requests: The request of each shard: one whose reply was lost is repeated.
+        requests: The request of each shard, and when it was first sent: one whose reply was lost is repeated.
         seen: Numbers of the shards that have been read.
         due_s: Seconds from the last round until something is due.
         left_out: Numbers of shards that are not read for now.
@@ -85,7 +85,7 @@ class Rounds:
     worker: str
     options: ReaderOptions
     book: LeaseBook
-    requests: dict[int, str] = field(default_factory=dict)
+    requests: dict[int, tuple[str, float]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     due_s: float | None = None
     sweep_at: float = 0.0
@@ -140,19 +140,20 @@ class Rounds:
 
     def take(self, shard: QueueShard, count: int) -> Steps[TakenMessages]:
         """The operation that takes messages of a shard."""
-        request = self.requests.setdefault(shard.number, f"{self.worker}/{shard.number}/{next(self._numbers)}")
+        made = f"{self.worker}/{shard.number}/{next(self._numbers)}", monotonic()
+        request, _ = self.requests.setdefault(shard.number, made)
         return shard.take(
             request, self.worker, lease_s=self.options.lease_s, count=count, preferred=self.options.preferred
         )
 
     def taken(self, shard: QueueShard, taken: TakenMessages) -> tuple[list[Held], list[Held]]:
         """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
-        request = self.requests.pop(shard.number)
+        request, asked_at = self.requests.pop(shard.number)
         self.seen.add(shard.number)
         if taken.due_s is not None:
             self.due_s = taken.due_s if self.due_s is None else min(self.due_s, taken.due_s)
         self.report_lost(shard, taken.lost)
-        held = [Held(message, request) for message in taken.messages]
+        held = [Held(message, request, extended_at=asked_at) for message in taken.messages]
         self.book.add(held)
         good = [each for each in held if each.message.attempts <= self.options.attempts]
         return good, [each for each in held if each.message.attempts > self.options.attempts]

@@ -4,7 +4,7 @@ import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 
 import structlog
 
@@ -25,10 +25,21 @@ class Acknowledger:
     """Reports ended leases to the queue; a queue that does not answer is asked again."""
 
     def __init__(
-        self, reader: QueueReader, settled: Callable[[Sequence[Ended]], None], fail: Callable[[BaseException], None]
+        self,
+        reader: QueueReader,
+        settled: Callable[[Sequence[Ended]], None],
+        fail: Callable[[BaseException], None],
+        more_s: Callable[[], float],
     ) -> None:
-        """Starts the thread, in which ``settled`` is called with acknowledged jobs, and ``fail`` with an error that ends the worker."""
-        self._reader, self._settled, self._fail = reader, settled, fail
+        """Starts the thread, in which all are called.
+
+        Args:
+            reader: The leases' reader.
+            settled: Called with acknowledged jobs.
+            fail: Called with an error that ends the worker.
+            more_s: Says for how long others are worth waiting for, to go in the same call.
+        """
+        self._reader, self._settled, self._fail, self._more_s = reader, settled, fail, more_s
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._thread = Thread(target=self._run, name="penstock-acknowledger", daemon=True)
         self._thread.start()
@@ -70,6 +81,8 @@ class Acknowledger:
         """The next ended jobs, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
         with suppress(queue.Empty):
             batch = [self._ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
+            if (more_s := self._more_s()) > 0.0:
+                sleep(more_s)
             while len(batch) < ITEMS and not self._ended.empty():
                 batch.append(self._ended.get())
             return batch

@@ -41,6 +41,7 @@ class InFlight:
         self._consumed = Consumed()
         self._uncounted: Counter[tuple[ShardName, str]] = Counter()
         self._due: dict[str, float] = {}
+        self._wakes_below = 0
         self._unavailable: ServerUnavailable | None = None
         self.is_stopping = False
         self.error: BaseException | None = None
@@ -88,7 +89,8 @@ class InFlight:
                 mean_s = took_s if self.job_s is None else self.job_s
                 self.job_s = mean_s + NEWEST_WEIGHT * (took_s - mean_s)
             self._ending += 1
-            self._changed.notify_all()
+            if self.size < self._wakes_below:
+                self._changed.notify_all()
             return True
 
     def settled(self, ended: Sequence[Ended]) -> None:
@@ -97,7 +99,8 @@ class InFlight:
             self._ending -= len(ended)
             for each in ended:
                 self._count(each)
-            self._changed.notify_all()
+            if self.is_idle:
+                self._changed.notify_all()
 
     def _count(self, ended: Ended) -> None:
         shard = ShardName(self._channel, Shard(ended.lease.message.shard))
@@ -169,8 +172,9 @@ class InFlight:
             error, self._unavailable = self._unavailable, None
             return error
 
-    def wait(self, seconds: float) -> None:
-        """Waits until something has ended."""
+    def wait(self, seconds: float, below: int) -> None:
+        """Waits until slots have fewer jobs than ``below``, or nothing more is to be settled, or something is wrong."""
         with self._changed:
-            if self.error is None:
+            self._wakes_below = below
+            if self.error is None and self.size >= below:
                 self._changed.wait(max(0.0, seconds))

@@ -92,6 +92,9 @@ GRACE_S = 5.0
 PREFETCH_S = 0.02
 """Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
 
+TOGETHER_S = 0.01
+"""Seconds for which the end of a short job waits for that of others."""
+
 MAX_ROOM = 100
 """Limit of the jobs that are read at once."""
 
@@ -164,7 +167,7 @@ class QueueWorker(Worker[Job[Any]]):
         )
         self._leave_out_shards()
         jobs = self._jobs
-        self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail)
+        self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail, self._more_s)
         self._slots: WorkerSlots = make_slots(
             SlotWork(self._spec, self._make_deliverer, self._deliver_in, jobs.fail, lambda: jobs.is_stopping)
         )
@@ -230,8 +233,10 @@ class QueueWorker(Worker[Job[Any]]):
         self._maintain()
         block_s = min((self._setup.block_ms if block_ms is None else block_ms) / 1000, CHECK_S)
         resting = self._rest_s()
-        if resting > 0 or self._stop() or (room := self._room()) <= 0:
-            self._jobs.wait(min(block_s, resting) if resting > 0 else block_s)
+        if resting > 0 or self._stop():
+            self._jobs.wait(min(block_s, resting) if resting > 0 else block_s, 1)
+        elif (room := self._room()) <= 0:
+            self._jobs.wait(block_s, self._enough if self._taken < self._max else 1)
         else:
             self._read(room, block_s)
         consumed = self._jobs.collect()
@@ -269,15 +274,27 @@ class QueueWorker(Worker[Job[Any]]):
         assert self._reader is not None
         return self._reader
 
+    @property
+    def _ahead(self) -> int:
+        """Number of jobs to read ahead."""
+        job_s = self._jobs.job_s
+        return 0 if job_s is None else min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / max(job_s, 1e-5)))
+
+    @property
+    def _enough(self) -> int:
+        """Number of jobs from which the slots have enough."""
+        return self._spec.concurrency + self._ahead // 2
+
     def _room(self) -> int:
         """Number of jobs to read; 0 if the slots have enough."""
-        slots, size = self._spec.concurrency, self._jobs.size
-        ahead = 0
-        if self._jobs.job_s is not None:
-            ahead = min(MAX_ROOM, int(PREFETCH_S * slots / max(self._jobs.job_s, 1e-5)))
-        if size >= slots + ahead // 2:
+        size = self._jobs.size
+        if size >= self._enough:
             return 0
-        return min(MAX_ROOM, slots + ahead - size, int(min(MAX_ROOM, self._max - self._taken)))
+        return min(MAX_ROOM, self._spec.concurrency + self._ahead - size, int(min(MAX_ROOM, self._max - self._taken)))
+
+    def _more_s(self) -> float:
+        """Seconds within which further jobs end, so that they are settled together: of short ones, if the slots have some."""
+        return TOGETHER_S if self._jobs.size and self._ahead * TOGETHER_S >= PREFETCH_S else 0.0
 
     def _read(self, room: int, block_s: float) -> None:
         try:
