@@ -297,7 +297,7 @@ REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
     """
 -- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for the queue's
 -- `keep`, for a worker that is at the job, and for who asks later.  has_no_effect: the staged row was deleted by who cancelled, or by
--- the worker that has rolled back; otherwise that worker was faster, or is at it still.
+-- the worker that has rolled back, also by its handler's own Cancel; otherwise that worker was faster, or is at it still.
 CREATE TABLE {schema}.cancellations (
     record_id     bigint      PRIMARY KEY,
     channel       text        NOT NULL,

@@ -46,8 +46,15 @@ class ProjectTest(PipelineTestCase):
             self.assertContains(self.client.get(one), "9" * 5000)
             cursor.execute("UPDATE penstock.dead_letters SET data = to_jsonb(%s)", [order.pk])
         place = {"consumer": "", "channel": "", "shard": "0", "offset": "0"}
-        for wrong in ({"failed_at": "x"}, {"failed_at": "2026-11-27", "shard": "x"}):
+        for wrong in ({"failed_at": "x"}, *({"failed_at": "2026-11-27", "shard": each} for each in ("x", "9" * 20))):
             self.assertContains(self.client.get(LETTERS, {**place, **wrong}), "send_receipt")
+        for answer in (
+            self.client.get(LETTERS, {"of": "\0"}),
+            self.client.get(LETTERS, {**place, "failed_at": "2026-11-27", "channel": "\0"}),
+            self.client.get(f"{LETTERS}%00/change/"),
+            self.client.post(LETTERS, {"letter": "\0 orders/0 offset 1"}),
+        ):
+            self.assertEqual(answer.status_code, 400)
         self.assertContains(
             self.client.get(LETTERS, {**place, "failed_at": "2020-01-01T00:00:00+00:00"}), "No dead letters"
         )

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, stage
+from penstock import Cancel, CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
@@ -32,6 +32,8 @@ SELECT count(*)
 FROM pg_stat_activity
 WHERE datname = current_database() AND wait_event = 'transactionid' AND query LIKE '%cancel_jobs%'
 """
+
+FINISHING = WAITING.replace("cancel_jobs", "INSERT INTO %cancellations")
 
 Start = Callable[..., QueueWorker]
 
@@ -165,6 +167,38 @@ def test_who_gives_up_after_it_was_cancelled_leaves_no_dead_letter(
     start_worker(give_up).drain()
     streamer.drain()
     assert (bench.effects, bench.unfinished, bench.letters) == ([], [], [])
+
+
+def test_who_cancels_its_own_job_is_believed_though_a_cancellation_is_not_committed_yet(
+    sessions: sessionmaker[Session], bench: Bench, start_worker: Start
+) -> None:
+    began, is_cancelled = Event(), Event()
+
+    def give_up(session: Session, job: Job) -> Cancel:
+        apply(session, job)
+        if job.id == both:
+            began.set()
+            is_cancelled.wait()
+        return Cancel("refunded")
+
+    alone, both = bench.stage(2)
+    worker = start_worker(give_up)
+    with sessions() as undecided, ThreadPoolExecutor() as pool:
+        drained = pool.submit(worker.drain)
+        try:
+            eventually(began.is_set, "it has written")
+            assert cancel(undecided, both, of=JOBS).running == (both,)
+            is_cancelled.set()
+            eventually(lambda: bench.rows(FINISHING) == [(1,)] or drained.done(), "it waits")
+        finally:
+            is_cancelled.set()
+            undecided.commit()
+        drained.result()
+    assert bench.rows("SELECT record_id, has_no_effect FROM penstock.cancellations ORDER BY 1") == [
+        (alone, True),
+        (both, True),
+    ]
+    assert (bench.effects, bench.unfinished) == ([], [])
 
 
 def test_who_has_died_with_a_cancelled_job_leaves_it_to_the_streamer(

@@ -18,7 +18,9 @@ from fixtures.jobs import JOBS, Bench
 from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, find_group_async, stage_many
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidRecord, ServerUnavailable, StagingError
+from penstock.operating.channels import retire_channel
 from penstock.staging.job_reports import _GROUP
+from penstock.streaming import Streamer
 from penstock.streaming.scheduler import JobGroups
 from penstock.testing import drained, eventually
 
@@ -165,6 +167,18 @@ def test_each_group_is_followed_once_though_streamers_compete_and_die(
         eventually(lambda: bench.rows(count) == [(0,)], "all groups have ended", timeout_s=60)
     followed = Counter(name for (name,) in bench.rows("SELECT headers ->> 'group' FROM penstock.staged_records"))
     assert followed == {str(number): 1 for number in range(100)}
+
+
+def test_groups_are_removed_with_the_last_queue(
+    working: Pipeline, report: Any, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
+) -> None:
+    with Streamer(working, database_url, redis_url), sessions.begin() as session:
+        stage_many(session, make_members(1), to=JOBS, group="g", then=report.job("", tenant="t"))
+    left = []
+    for name in ("jobs", "reports"):
+        retire_channel(bench.connection, bench.client, name, discard=True, apply=True, pause=lambda _: None)
+        left.append(bench.rows("SELECT name FROM penstock.job_groups"))
+    assert left == [[("g",)], []]
 
 
 def test_an_empty_group_has_ended_and_one_that_is_rolled_back_was_never_there(

@@ -312,10 +312,11 @@ FROM {schema}.cancellations
 WHERE record_id = ANY (%(ids)s::bigint[]);
 
 -- :name note_no_effect
--- After the record is finished: who cancels locks the record first, too.
-UPDATE {schema}.cancellations
-SET has_no_effect = true
-WHERE record_id = %(id)s;
+-- After the record is finished.  A cancellation that is not committed yet is waited for: it would hold that the job has its effect.
+INSERT INTO {schema}.cancellations (record_id, channel, shard, has_no_effect)
+VALUES (%(id)s, %(channel)s, %(shard)s, true)
+ON CONFLICT (record_id) DO UPDATE
+SET has_no_effect = true;
 
 -- :name is_same_transaction
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.

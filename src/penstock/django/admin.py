@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from penstock.django.apps import get_database_url, get_pipeline
 from penstock.django.models import Letter
 from penstock.errors import InvalidSetting, Unknown
+from penstock.parsing import find_number
 
 if TYPE_CHECKING:  # a web process that shows no dead letters does without the driver's part
     from penstock.consuming.letter_retry import DeadLetterRow
@@ -78,6 +79,8 @@ class LetterAdmin(admin.ModelAdmin):
     def _check(self, request: HttpRequest, permission: str = "view_letter") -> None:
         if not request.user.has_perm(f"penstock.{permission}"):
             raise PermissionDenied
+        if any("\0" in text for text in (request.path, *request.GET.values(), *request.POST.getlist("letter"))):
+            raise BadRequest("NUL is in no name")
 
     def _show(self, request: HttpRequest, name: str, **values: Any) -> HttpResponse:
         context = {
@@ -124,10 +127,12 @@ def _find_position(given: Any) -> "LetterPosition | None":
     from penstock.operating.letters import LetterPosition  # noqa: PLC0415  the driver's part
 
     try:
-        time, shard, offset = datetime.fromisoformat(given["failed_at"]), int(given["shard"]), int(given["offset"])
-        return LetterPosition(time, given["consumer"], given["channel"], shard, offset)
+        time = datetime.fromisoformat(given["failed_at"])
+        shard, offset = find_number(given["shard"].encode()), find_number(given["offset"].encode())
+        names = given["consumer"], given["channel"]
     except (KeyError, ValueError):
         return None
+    return None if shard is None or offset is None else LetterPosition(time, *names, shard, offset)
 
 
 def _name(letter: "DeadLetterRow") -> str:

@@ -110,7 +110,7 @@ SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM records);
 
 -- :name remove_waiting
 -- And the unique names of its messages, those that were cancelled, and what is noted of its jobs.  Groups stay: one that has not ended
--- ends, since its members are gone, and what follows it may be in another queue, and read it.  Retention removes them later.
+-- ends, since its members are gone, and what follows it may be in another queue, and read it.  Retention removes them later, as long as there is a queue.
 WITH names AS (
     DELETE FROM {schema}.unique_names
     WHERE channel = %(channel)s
@@ -126,6 +126,10 @@ notes AS (
 results AS (
     DELETE FROM {schema}.job_results
     WHERE channel = %(channel)s
+),
+groups AS (
+    DELETE FROM {schema}.job_groups
+    WHERE NOT EXISTS (SELECT FROM {schema}.channels WHERE kind = 'queue')
 )
 DELETE FROM {schema}.waiting_records
 WHERE channel = %(channel)s;

@@ -97,7 +97,7 @@ and goes on.  It cannot draw one."""
 
 _DOING_JOBS = {
     "waiting_records": "SELECT",
-    "cancellations": "SELECT, UPDATE (has_no_effect)",
+    "cancellations": "SELECT, INSERT, UPDATE (has_no_effect)",
     "job_groups": "SELECT",
     "job_notes": "SELECT, INSERT, UPDATE",
     "job_results": "SELECT, INSERT, UPDATE",

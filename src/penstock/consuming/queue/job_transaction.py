@@ -150,7 +150,10 @@ class JobTransaction(HandlerTransaction):
                 values = {"id": self._job.id, "channel": self._job.channel, "result": _encode_result(self._job.result)}
                 executor.execute(self._sql["write_result"], values)
             if is_none:
-                executor.execute(self._sql["note_no_effect"], {"id": self._job.id})
+                job = self._job
+                executor.execute(
+                    self._sql["note_no_effect"], {"id": job.id, "channel": job.channel, "shard": job.shard}
+                )
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
