@@ -25,7 +25,7 @@ from penstock.consuming.ick.ick_worker import IckWorker
 from penstock.database.connections import Connection
 from penstock.database.transactions import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter
-from penstock.engines.stealing.job_run import JobContext, context
+from penstock.engines.stealing.job_threads import JobContext, context
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore
 from penstock.records import Record
 from penstock.streaming import Streamer

@@ -11,10 +11,8 @@ or fails is counted, and is drawn again some time.
 Importing this package imports no driver of Redis or Postgres; jobs import what they need, in the recruiter's thread.
 
     recruiter   the jobs, and ``enlist``
-    sampler     the job that a random number draws
-    job_threads one thread in charge of jobs, and the supervisor that replaces one that hangs
-    job_run     one run of a job: its context, its failure
-    counters    the numbers of each job
+    sampler     the job that a random number draws, and the numbers of each
+    job_threads one thread in charge of jobs, and the supervisor that replaces one that hangs; what a job may ask
     chores      the pipeline's own jobs; tools: the streamer and the workers that they use, and their connections
     advice      how far the pipeline is behind, and the rates that keep up
     enlisting   where an application enlists: middleware, sessions, caches; slices of structures in Redis as jobs
@@ -22,7 +20,6 @@ Importing this package imports no driver of Redis or Postgres; jobs import what 
 
 from penstock.engines.stealing.advice import Advice, Advisor, ConsumerLag, Gauges, Load, advise
 from penstock.engines.stealing.chores import Chore, Chores
-from penstock.engines.stealing.counters import JobCounters, Outcome
 from penstock.engines.stealing.enlisting import (
     ASGIEnlister,
     WSGIEnlister,
@@ -30,8 +27,9 @@ from penstock.engines.stealing.enlisting import (
     enlist_on_hit,
     make_slice,
 )
-from penstock.engines.stealing.job_run import time_left_s, when_idle
+from penstock.engines.stealing.job_threads import time_left_s, when_idle
 from penstock.engines.stealing.recruiter import Recruiter
+from penstock.engines.stealing.sampler import JobCounters, Outcome
 
 __all__ = [
     "ASGIEnlister",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from penstock.engines.stealing.counters import Outcome
 from penstock.engines.stealing.recruiter import Recruiter
+from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import InvalidChore, Unknown
 
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.declaring.kinds import refuse_sources
 from penstock.engines.stealing.advice import Advisor, Gauges
-from penstock.engines.stealing.counters import Outcome
-from penstock.engines.stealing.job_run import when_idle
+from penstock.engines.stealing.job_threads import when_idle
 from penstock.engines.stealing.recruiter import Recruiter
-from penstock.engines.stealing.sampler import TOLERANCE
+from penstock.engines.stealing.sampler import TOLERANCE, Outcome
 from penstock.errors import DeclarationError, InvalidChore
 from penstock.pipeline import Pipeline
 

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from penstock.engines.stealing.counters import Outcome
 from penstock.engines.stealing.recruiter import Recruiter
+from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import ServerUnavailable
 from penstock.staging.rules import Target, resolve_target
 

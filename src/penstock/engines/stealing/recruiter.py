@@ -10,10 +10,8 @@ from threading import Lock
 from typing import Any
 from weakref import WeakMethod, WeakSet, finalize
 
-from penstock.engines.stealing.counters import AtomicCounter, JobCounters
-from penstock.engines.stealing.job_run import Job, JobFailureLog
-from penstock.engines.stealing.job_threads import Limits, ThreadSupervisor
-from penstock.engines.stealing.sampler import Assignment, Sampler
+from penstock.engines.stealing.job_threads import JobFailureLog, Limits, ThreadSupervisor
+from penstock.engines.stealing.sampler import Assignment, AtomicCounter, Job, JobCounters, Sampler
 from penstock.errors import DeclarationError
 
 MAX_END_S = 1.0

@@ -21,8 +21,8 @@ from penstock.database.driver_errors import CONFLICTS, describe, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.stealing.advice import ConsumerLag, Gauges
-from penstock.engines.stealing.counters import Outcome
-from penstock.engines.stealing.job_run import time_left_s
+from penstock.engines.stealing.job_threads import time_left_s
+from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import ServerUnavailable
 from penstock.logs import follow_application
 from penstock.operating.status import ChannelStatus, ConsumerStatus, Status, status
