@@ -119,7 +119,7 @@ def _choose_cores(count: int) -> set[int]:
 
 def _check_spark() -> None:
     try:
-        from penstock.spark.java import find_java  # noqa: PLC0415  an optional dependency
+        from penstock.spark.submission import find_java  # noqa: PLC0415  an optional dependency
     except ModuleNotFoundError as error:
         raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
     try:

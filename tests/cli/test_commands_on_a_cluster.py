@@ -18,7 +18,7 @@ from fixtures.command_line import CommandLine
 from fixtures.spark_cluster import SPARK_HOME, SparkCluster, running_cluster
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.spark.java import find_java
+from penstock.spark.submission import find_java
 from penstock.testing import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.xdist_group("cluster")]

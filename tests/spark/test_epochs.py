@@ -13,9 +13,8 @@ from fixtures.truth import TABLES, await_everything, change
 from penstock.database.connections import Connection
 from penstock.engines.spark.assignment import Part, Task
 from penstock.engines.spark.control_channel import ControlServer, TaskPlan
-from penstock.engines.spark.epoch_query import EpochQuery
+from penstock.engines.spark.epoch_query import EpochQuery, Schedule
 from penstock.engines.spark.epochs import EpochsReader, EpochsSource
-from penstock.engines.spark.schedule import Schedule
 from penstock.errors import DriverUnreachable
 from penstock.spark.jobs import Slots
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS

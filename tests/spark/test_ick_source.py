@@ -25,8 +25,7 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
-from penstock.spark.sources.dirty_members import IckDataSource, IckOptions, IckStreamReader
-from penstock.spark.sources.reservation_sequence import ReservationSequence
+from penstock.spark.sources.dirty_members import IckDataSource, IckOptions, IckStreamReader, ReservationSequence
 
 INDEX = Ick("index", shards=2)
 SCHEMA = StructType()

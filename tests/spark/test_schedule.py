@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from structlog.testing import capture_logs
 
-from penstock.engines.spark import schedule as schedule_module
-from penstock.engines.spark.schedule import Schedule
+from penstock.engines.spark import epoch_query
+from penstock.engines.spark.epoch_query import Schedule
 from penstock.spark.jobs import EPOCHS, Slots, StageState, named_jobs
 from penstock.testing import eventually
 
@@ -36,8 +36,8 @@ class FakeSlots:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(schedule_module, "monotonic", lambda: now[0])
-    monkeypatch.setattr(schedule_module, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(epoch_query, "monotonic", lambda: now[0])
+    monkeypatch.setattr(epoch_query, "sleep", lambda seconds: now.append(now.pop() + seconds))
     return now
 
 

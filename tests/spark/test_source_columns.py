@@ -17,10 +17,10 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, LongTy
 from fixtures.spark import run_to_end
 from penstock.errors import InvalidSetting, UnreadableValue
 from penstock.spark.sources import LogDataSource, StagedDataSource
-from penstock.spark.sources.journal_store import JournalStore
 from penstock.spark.sources.ranges import RangesPartition
 from penstock.spark.sources.record_columns import Projection
 from penstock.spark.sources.record_readers import BatchReader
+from penstock.spark.sources.record_store import JournalStore
 from penstock.spark.sources.source_options import Options
 
 

@@ -8,10 +8,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.proxy import Proxy, behind
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.spark.sources import journal_store, log_store
-from penstock.spark.sources.journal_store import JournalStore
+from penstock.spark.sources import log_store, record_store
 from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import StreamReader
+from penstock.spark.sources.record_store import JournalStore
 from penstock.spark.sources.source_options import Options
 
 RETRIES = {"fetchOffset.numRetries": "50", "fetchOffset.retryIntervalMs": "20"}
@@ -36,7 +36,7 @@ def test_a_query_reads_on_when_its_server_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_store, "ENTRIES_A_READ", 1)
-    monkeypatch.setattr(journal_store, "RECORDS_A_QUERY", 10)
+    monkeypatch.setattr(record_store, "RECORDS_A_QUERY", 10)
     proxy = redis_proxy if make_store is LogStore else postgres_proxy
     urls = {
         "redisUrl": behind(redis_proxy, where["redisUrl"]),

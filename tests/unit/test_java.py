@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import JavaMissing
-from penstock.spark import java
+from penstock.spark import submission
 
 SETTINGS = """\
 Property settings:
@@ -24,12 +24,12 @@ openjdk version "ignored" 2025-04-15
 def test_every_format_of_a_java_version_is_parsed(number: str, expected: int) -> None:
     settings = SETTINGS.format(home="/usr/lib/jvm/some java", number=number)
 
-    assert java.parse(settings) == java.Java(Path("/usr/lib/jvm/some java"), expected)
+    assert submission.parse_java(settings) == submission.Java(Path("/usr/lib/jvm/some java"), expected)
 
 
 @pytest.mark.parametrize("settings", ["", "Error: could not create the Java Virtual Machine."])
 def test_a_program_that_is_not_java_is_not_used(settings: str) -> None:
-    assert java.parse(settings) is None
+    assert submission.parse_java(settings) is None
 
 
 def fake_java(directory: Path, number: str) -> Path:
@@ -48,8 +48,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(java, "_wheels_java", lambda: None)
-    monkeypatch.setattr(java, "version", lambda _: "25.0.2.1")
+    monkeypatch.setattr(submission, "_wheels_java", lambda: None)
+    monkeypatch.setattr(submission, "version", lambda _: "25.0.2.1")
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_java_home_is_tried_first(machine: Path, monkeypatch: pytest.MonkeyPatch
     with_shell(monkeypatch, in_path / "bin")
     monkeypatch.setenv("JAVA_HOME", str(home))
 
-    assert java.find_java() == home
+    assert submission.find_java() == home
 
 
 def test_an_old_java_home_is_passed_over_for_the_java_in_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_an_old_java_home_is_passed_over_for_the_java_in_path(machine: Path, mon
     with_shell(monkeypatch, in_path / "bin")
     monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "home", "1.8")))
 
-    assert java.find_java() == in_path
+    assert submission.find_java() == in_path
 
 
 def test_without_any_java_the_error_says_what_was_found_and_what_to_install(
@@ -82,7 +82,7 @@ def test_without_any_java_the_error_says_what_was_found_and_what_to_install(
     monkeypatch.setenv("JAVA_HOME", str(fake_java(machine / "home", "11")))
 
     with pytest.raises(JavaMissing, match=r"is Java 11") as error:
-        java.find_java()
+        submission.find_java()
 
     assert "penstock[java]" in str(error.value)
 
@@ -91,11 +91,11 @@ def test_the_shim_of_the_wheels_java_is_accessible_only_to_its_owner(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = machine / "a wheel's java"
-    monkeypatch.setattr(java, "_wheels_java", lambda: program)
+    monkeypatch.setattr(submission, "_wheels_java", lambda: program)
 
-    home = java.find_java()
+    home = submission.find_java()
 
-    assert home == java.find_java()
+    assert home == submission.find_java()
     assert home.parent.stat().st_mode & 0o077 == 0
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 
@@ -104,8 +104,8 @@ def test_the_shim_drops_one_option_and_no_other(machine: Path, monkeypatch: pyte
     program = machine / "echo java"
     program.write_text('#!/bin/sh\nfor word in "$@"; do echo "[$word]" >&2; done\n')
     program.chmod(0o755)
-    monkeypatch.setattr(java, "_wheels_java", lambda: program)
-    shim = java.find_java() / "bin" / "java"
+    monkeypatch.setattr(submission, "_wheels_java", lambda: program)
+    shim = submission.find_java() / "bin" / "java"
 
     with_shell(monkeypatch)
     words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]

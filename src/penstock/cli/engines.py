@@ -91,7 +91,7 @@ def _why_without_spark() -> str | None:
     missing = [package for package in _SPARK if find_spec(package) is None]
     if missing:
         return f"Spark is not installed ({missing[0]} is missing)"
-    from penstock.spark.java import find_java  # noqa: PLC0415  an optional extra
+    from penstock.spark.submission import find_java  # noqa: PLC0415  an optional extra
 
     try:
         find_java()

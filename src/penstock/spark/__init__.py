@@ -2,7 +2,7 @@
 
     sources      ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
     reconcile    compares a consumer's state with the canonical tables, and the log with the journal
-    session      a session with settings for small, long-lived Python tasks; java, submission: how it starts
+    session      a session with settings for small, long-lived Python tasks; submission: its Java
     jobs         names and slots of Spark's jobs
     daemon       Spark's Python daemon, with Penstock imported
 

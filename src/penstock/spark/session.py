@@ -22,9 +22,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.logs import FORMAT, LEVEL, share_with_tasks
-from penstock.spark.java import find_java
 from penstock.spark.sources import register
-from penstock.spark.submission import SECRET, URLS, find_cluster, read_submitted, share, start_java
+from penstock.spark.submission import SECRET, URLS, find_cluster, find_java, read_submitted, share, start_java
 
 _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 

@@ -19,9 +19,8 @@ from penstock.consuming.worker_kinds import check_sources
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line
 from penstock.engines.spark.dataframes import FrameWorker, SetBasedConsumers
-from penstock.engines.spark.epoch_query import EpochQuery
+from penstock.engines.spark.epoch_query import EpochQuery, Schedule
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
-from penstock.engines.spark.schedule import Schedule
 from penstock.errors import ServerUnavailable
 from penstock.observer import LoopBegan, Observer, Observers, RoundEnded, from_wire
 from penstock.pipeline import Pipeline

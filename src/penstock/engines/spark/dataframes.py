@@ -331,12 +331,9 @@ class SetBasedConsumers:
 def _loop(worker: FrameWorker, receive: Callable[[Line], None]) -> Loop:
     counter = TaskCounts(worker.consumer.name, dict.fromkeys(COUNTS, 0), receive)
 
-    def report(did: Consumed) -> None:
-        counter.add(applied=did.applied, skipped=did.skipped, dead=did.dead, backfilled=did.backfilled)
-
     def run(stop: Callable[[], bool]) -> None:
         try:
-            worker.run(stop, report)
+            worker.run(stop, counter.add_consumed)
         finally:
             counter.send()
 

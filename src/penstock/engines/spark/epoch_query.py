@@ -1,10 +1,16 @@
-"""The query of the epochs: each of its micro-batches is an epoch, whose jobs have names in Spark's UI."""
+"""The query of the epochs, and the schedule of their tasks.
+
+Each micro-batch is an epoch, whose jobs have names in Spark's UI.  Executors come and go.  A long task that has no slot would
+wait for ever, so what runs is divided anew whenever the number of slots changes, and whenever Spark has not found a slot for a
+task within a few seconds.
+"""
 
 import logging
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import structlog
 from py4j.protocol import Py4JJavaError
@@ -13,20 +19,117 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.database.driver_errors import describe
-from penstock.engines.spark.control_channel import ControlServer
+from penstock.engines.spark.assignment import Pieces, Task, assign, count_pieces
+from penstock.engines.spark.control_channel import ControlServer, TaskPlan
 from penstock.engines.spark.epochs import COUNTS
-from penstock.engines.spark.schedule import Schedule
 from penstock.engines.spark.spark_errors import name_java_error, name_reason
 from penstock.errors import DriverUnreachable, ServerUnavailable
-from penstock.spark.jobs import EPOCHS, named_jobs
+from penstock.parallel import Backoff
+from penstock.spark.jobs import EPOCHS, Slots, named_jobs
 from penstock.spark.session import end_planners
 
 log = structlog.get_logger("penstock.spark")
 
+SETTLED_S = 3.0
+"""Seconds without a new slot before the first epoch is planned (executors register one by one)."""
+
+SAY_EVERY_S = 10.0
+CHECK_EVERY_S = 0.5
+PATIENCE_S = 4.0
+"""Seconds that a task may wait for a slot before its work is given to tasks that have one."""
+
+
+class Schedule:
+    """Plans epochs for the driver."""
+
+    def __init__(self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int) -> None:
+        """Plans nothing yet.  ``reserved`` slots are left to other queries, as long as there is one more."""
+        self._consumers, self._streamers = consumers, streamers
+        self._most = count_pieces(consumers) + min(1, streamers)
+        self._slots, self._reserved = slots, reserved
+        self._plan = TaskPlan("", ())
+        self._limit: int | None = None
+        self._next_limit: int | None = None
+        self._check_at = self._waits_since = self._say_at = 0.0
+        self._changed = False
+
+    def wait_for_slots(self, stop: Callable[[], bool]) -> None:
+        """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
+        found, since, say_at = 0, monotonic(), monotonic() + 1.0
+        while not stop():
+            now = monotonic()
+            if (count := self._slots.count()) != found:
+                found, since = count, now
+            settled_s = SETTLED_S if self._slots.may_grow else 0.0
+            if found >= self._most + self._reserved or (found and now - since >= settled_s):
+                return
+            if now >= say_at:
+                log.info("waiting for executors", slots=found, task_count=self._most)
+                say_at = now + SAY_EVERY_S
+            sleep(0.1)
+
+    def next_plan(self) -> TaskPlan:
+        """The next epoch, for the slots that there are now."""
+        self._limit, self._next_limit = self._next_limit, None
+        tasks = self._assign_now() or self._plan.tasks
+        if tasks != self._plan.tasks:
+            log.info("planned", tasks=[str(task) for task in tasks], slots=self._slots.count())
+        self._plan = TaskPlan(secrets.token_hex(8), tasks)
+        self._waits_since, self._changed = monotonic(), False
+        return self._plan
+
+    def _assign_now(self) -> tuple[Task, ...]:
+        """Nothing if there is no slot."""
+        count = self._slots.count()
+        usable = min(max(count - self._reserved, 1), self._limit or count)
+        return tuple(assign(self._consumers, usable, streamers=self._streamers)) if count else ()
+
+    def describe(self) -> str:
+        """The tasks of the epoch that runs, in the order of their numbers in Spark."""
+        return "; ".join(map(str, self._plan.tasks))
+
+    def outdated_epoch(self) -> str | None:
+        """The epoch that runs, if it is to end now because there are other slots than it was planned for."""
+        now = monotonic()
+        if now < self._check_at:
+            return None
+        self._check_at = now + CHECK_EVERY_S
+        self._say_if_none_is_left(now)
+        if not self._plan.epoch:
+            return None
+        return self._plan.epoch if self._has_other_slots() or self._has_waited(now) else None
+
+    def _say_if_none_is_left(self, now: float) -> None:
+        """As at the start: Spark waits for executors for ever, without a word."""
+        if self._slots.count():
+            self._say_at = now + PATIENCE_S
+        elif now >= self._say_at:
+            log.warning("waiting for executors", slots=0, task_count=self._most)
+            self._say_at = now + SAY_EVERY_S
+
+    def _has_other_slots(self) -> bool:
+        """Twice in succession, since several executors come and go together."""
+        tasks = self._assign_now()
+        was_changed, self._changed = self._changed, bool(tasks) and tasks != self._plan.tasks
+        return was_changed and self._changed
+
+    def _has_waited(self, now: float) -> bool:
+        running = self._slots.running(len(self._plan.tasks))
+        if not (running.waiting and running.placed):
+            self._waits_since = now
+        if now - self._waits_since < PATIENCE_S:
+            return False
+        log.warning("tasks wait for slots", slots=running.placed, task_count=len(self._plan.tasks))
+        self._next_limit, self._waits_since = running.placed, now
+        return True
+
+
 OBSERVED = "penstock"
 """Name of the metrics of an epoch in Spark's progress."""
 
-MAX_BACKOFF_S = 10.0
+LASTS_S = 10.0
+"""Seconds after which a query that ends counts as one that had run well."""
+
 _PLANNER_UNREACHABLE = "penstock.errors.DriverUnreachable: "
 
 
@@ -55,7 +158,7 @@ class EpochQuery:
         self._spark, self._options = spark, options
         self._schedule, self._directory = schedule, directory
         self._has_run, self._ends_planners = False, ends_planners
-        self._began = self._backoff = self._restart_at = 0.0
+        self._began, self._backoff, self._restart_at = 0.0, Backoff(0.2), 0.0
         # It would log all of what an epoch fails with, which may quote a payload; the query has it as well.
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
@@ -90,10 +193,11 @@ class EpochQuery:
             self._wait(name_java_error(error))
 
     def _wait(self, reason: str) -> None:
-        lasted = monotonic() - self._began > MAX_BACKOFF_S
-        self._backoff = 0.2 if lasted else min(MAX_BACKOFF_S, max(0.2, self._backoff * 2))
-        self._restart_at = monotonic() + self._backoff
-        log.warning("query ended", query=EPOCHS, reason=reason, retry_s=self._backoff)
+        if monotonic() - self._began > LASTS_S:
+            self._backoff.reset()
+        retry_s = self._backoff.next_s()
+        self._restart_at = monotonic() + retry_s
+        log.warning("query ended", query=EPOCHS, reason=reason, retry_s=retry_s)
 
     def start(self) -> StreamingQuery:
         """Starts it; the counts of its tasks appear in its progress as observed metrics."""

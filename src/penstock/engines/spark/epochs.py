@@ -143,12 +143,7 @@ class EpochsReader(DataSourceStreamReader):
                 ),
             )
         worker = self._make_worker(pipeline, part.consumer, part.pieces)
-        return lambda stop: worker.run(
-            stop,
-            lambda did: counter.add(
-                applied=did.applied, skipped=did.skipped + did.cancelled, dead=did.dead, backfilled=did.backfilled
-            ),
-        )
+        return lambda stop: worker.run(stop, counter.add_consumed)
 
     def _make_streamer(self, pipeline: "Pipeline", share: str) -> "Streamer":
         from penstock.streaming import Streamer  # noqa: PLC0415  the same
@@ -200,6 +195,11 @@ class TaskCounts:
                 self._counts[name] += count
             if monotonic() >= self._send_at:
                 self._send()
+
+    def add_consumed(self, did: "Consumed") -> None:
+        """Adds what a consumer did in a round."""
+        skipped = did.skipped + did.cancelled
+        self.add(applied=did.applied, skipped=skipped, dead=did.dead, backfilled=did.backfilled)
 
     def note(self, event: "Event") -> None:
         """Keeps an event for the driver's observer."""

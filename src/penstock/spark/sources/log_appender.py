@@ -22,9 +22,8 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
-from penstock.spark.sources.journal_store import read_bounds
 from penstock.spark.sources.record_columns import ARROW_SCHEMA
-from penstock.spark.sources.record_store import read_shards
+from penstock.spark.sources.record_store import read_bounds, read_shards
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.subscription import Subscription
 from penstock.spark.sources.task_process import redis_client, warm

@@ -17,9 +17,8 @@ from penstock.database.registry import registered_channels
 from penstock.errors import SchemaMissing
 from penstock.records import Offset, OffsetRange, ShardName
 from penstock.spark.sources.entry_arrays import read_entries
-from penstock.spark.sources.journal_store import JournalStore, read_bounds
 from penstock.spark.sources.ranges import Positions
-from penstock.spark.sources.record_store import RecordStore
+from penstock.spark.sources.record_store import JournalStore, RecordStore, read_bounds
 from penstock.spark.sources.task_process import postgres, redis_client
 
 FIRST_ENTRIES = 4
