@@ -52,15 +52,10 @@ def checked_schema(name: object, of: str = "schema") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The home of one pipeline: its schema in Postgres and its namespace in Redis.
+    """The home of one pipeline: its schema in Postgres and its namespace in Redis."""
 
-    Attributes:
-        schema: The Postgres schema that holds Penstock's tables.
-        namespace: First part of every Redis key, so that pipelines can share a Redis.
-    """
-
-    schema: str = "penstock"
-    namespace: str = "penstock"
+    schema: str = "penstock"  # the Postgres schema that holds Penstock's tables
+    namespace: str = "penstock"  # first part of every Redis key, so that pipelines can share a Redis
 
     def __post_init__(self) -> None:
         checked_schema(self.schema)
@@ -100,17 +95,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
-    """The identity of a log's last record.
+    """The identity of a log's last record."""
 
-    Attributes:
-        place: Where it stands.
-        id: Number of the staged record.
-        staged_us: When it was staged, in microseconds since 1970.
-    """
-
-    place: Place
-    id: RecordId
-    staged_us: int
+    place: Place  # where it stands
+    id: RecordId  # number of the staged record
+    staged_us: int  # when it was staged, in microseconds since 1970
 
 
 def parse_offset(text: str) -> Offset:
@@ -183,25 +172,15 @@ def parse_moment(text: str) -> Moment:
 
 @dataclass(frozen=True, slots=True)
 class StagedRecord:
-    """A record as it is staged: a row of ``staged_records`` before it has a number.
+    """A record as it is staged: a row of ``staged_records`` before it has a number."""
 
-    Attributes:
-        channel: Name of the channel.
-        shard: The shard that ``key`` belongs to.
-        key: Records of one key keep their order.
-        action: What happened: ``insert``, ``update``, ``delete`` or the application's own word.
-        object: What it happened to: the name of a table, a class or a concept.
-        data: The payload, anything that JSON can say.
-        headers: Beside the payload: trace ids, versions.
-    """
-
-    channel: str
-    shard: Shard
-    key: str
-    action: str
-    object: str
-    data: Any
-    headers: dict[str, Any] | None = None
+    channel: str  # name of the channel
+    shard: Shard  # the shard that ``key`` belongs to
+    key: str  # records of one key keep their order
+    action: str  # what happened: ``insert``, ``update``, ``delete`` or the application's own word
+    object: str  # what it happened to: the name of a table, a class or a concept
+    data: Any  # the payload, anything that JSON can say
+    headers: dict[str, Any] | None = None  # beside the payload: trace ids, versions
 
 
 Payload = TypeVar("Payload", default=Any)
@@ -466,17 +445,11 @@ def forget_parsed(item: Any) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Consecutive offsets of a shard, both ends included.
-
-    Attributes:
-        shard: The shard.
-        first: The first offset.
-        last: The last offset; one less than ``first`` if the range is empty.
-    """
+    """Consecutive offsets of a shard, both ends included."""
 
     shard: ShardName
-    first: Offset
-    last: Offset
+    first: Offset  # the first offset
+    last: Offset  # the last offset; one less than ``first`` if the range is empty
 
     def __len__(self) -> int:
         return max(0, self.last - self.first + 1)

@@ -130,25 +130,15 @@ class DamagedColumns(ValueError):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a batch, and what its first and last record are known by.
+    """The columns of a batch, and what its first and last record are known by."""
 
-    Attributes:
-        count: Number of records.
-        first_id: Id of the first record.
-        first_us: When it was staged, in microseconds since 1970.
-        last_id: Id of the last record.
-        last_us: When that was staged.
-        texts: The columns, in the order of ``COLUMNS``, as they are stored.
-        codec: How each of them is compressed.
-    """
-
-    count: int
-    first_id: RecordId
-    first_us: int
-    last_id: RecordId
-    last_us: int
-    texts: Sequence[bytes]
-    codec: Codec = "none"
+    count: int  # number of records
+    first_id: RecordId  # id of the first record
+    first_us: int  # when it was staged, in microseconds since 1970
+    last_id: RecordId  # id of the last record
+    last_us: int  # when that was staged
+    texts: Sequence[bytes]  # the columns, in the order of ``COLUMNS``, as they are stored
+    codec: Codec = "none"  # how each of them is compressed
 
     @classmethod
     def pack(cls, rows: Sequence[Sequence[Any]]) -> "Columns":

@@ -37,24 +37,17 @@ _ENCODED = "In a user or a password, write %2F for /, %3F for ?, %23 for #, %40 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A parsed URL.
+    """A parsed URL."""
 
-    Attributes:
-        kind: What it names.
-        is_tls: Whether connections are encrypted.
-        hosts: Names and ports: of the server, of the Cluster's nodes, or of Sentinels; none for a socket.
-        path: Path of the Unix socket.
-        service: The master's name at the Sentinels.
-        options: User, password, database, and options for the client library.
-        sentinel_options: User and password for the Sentinels themselves.
-    """
-
-    kind: Kind
-    is_tls: bool = False
+    kind: Kind  # what it names
+    is_tls: bool = False  # whether connections are encrypted
+    # names and ports: of the server, of the Cluster's nodes, or of Sentinels; none for a socket
     hosts: tuple[tuple[str, int], ...] = ()
-    path: str = ""
-    service: str = "mymaster"
+    path: str = ""  # path of the Unix socket
+    service: str = "mymaster"  # the master's name at the Sentinels
+    # user, password, database, and options for the client library
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    # user and password for the Sentinels themselves
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def with_timeouts(self, connect_s: float, reply_s: float) -> "RedisUrl":

@@ -20,19 +20,12 @@ _Info = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WriteRefusal:
-    """Why a server refuses writes.
+    """Why a server refuses writes."""
 
-    Attributes:
-        word: What its error replies begin with: ``OOM``, ``READONLY`` ….
-        reason: What was found on the server.
-        fix: What to do.
-        is_certain: Whether it refuses every write now; otherwise it may refuse some.
-    """
-
-    word: str
-    reason: str
-    fix: str
-    is_certain: bool = True
+    word: str  # what its error replies begin with: ``OOM``, ``READONLY`` …
+    reason: str  # what was found on the server
+    fix: str  # what to do
+    is_certain: bool = True  # whether it refuses every write now; otherwise it may refuse some
 
 
 def find_refusal(client: RedisClient, key: str) -> WriteRefusal | None:

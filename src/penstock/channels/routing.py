@@ -17,19 +17,12 @@ from penstock.records import Shard, ShardName
 
 @dataclass(frozen=True, slots=True)
 class LogKeys:
-    """The keys of one shard of a log.
+    """The keys of one shard of a log."""
 
-    Attributes:
-        stream: The entries: ``<offset>-0``.
-        epoch: The newest epoch that has written to the shard.
-        ends: Of each epoch that began with other records at offsets given before: the last offset that it kept.
-        writes: The last calls of writers without a pipeline.
-    """
-
-    stream: str
-    epoch: str
-    ends: str
-    writes: str
+    stream: str  # the entries: ``<offset>-0``
+    epoch: str  # the newest epoch that has written to the shard
+    ends: str  # of each epoch that began with other records at offsets given before: the last offset that it kept
+    writes: str  # the last calls of writers without a pipeline
 
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
@@ -40,21 +33,13 @@ def log_keys(namespace: str, name: ShardName) -> LogKeys:
 
 @dataclass(frozen=True, slots=True)
 class IckKeys:
-    """The keys of an Ick: three that Redis::Ick uses, and two of our own that it ignores.
+    """The keys of an Ick: three that Redis::Ick uses, and two of our own that it ignores."""
 
-    Attributes:
-        version: The Ick's own key: the text ``ick.v1``.
-        dirty: Dirty members (the producer set of Redis::Ick).
-        reserved: Members that a plain reserve has given out (its consumer set).
-        fence: Identity of the current fenced reservation.
-        held: The members of that reservation.
-    """
-
-    version: str
-    dirty: str
-    reserved: str
-    fence: str
-    held: str
+    version: str  # the Ick's own key: the text ``ick.v1``
+    dirty: str  # dirty members (the producer set of Redis::Ick)
+    reserved: str  # members that a plain reserve has given out (its consumer set)
+    fence: str  # identity of the current fenced reservation
+    held: str  # the members of that reservation
 
     @property
     def is_one_slot(self) -> bool:
@@ -76,19 +61,12 @@ def ick_keys(key: str, namespace: str = "") -> IckKeys:
 
 @dataclass(frozen=True, slots=True)
 class IckShardKeys:
-    """The keys of one shard of an Ick in a pipeline.
+    """The keys of one shard of an Ick in a pipeline."""
 
-    Attributes:
-        name: The Ick's name, for ``DirtyList``, for ``Reservations``, and for Redis::Ick in Ruby.
-        ick: Its own keys.
-        log: The position, a stream of one entry, at the key that a log's stream would have.
-        progress: Counts, and how far marks have been processed: see ``progress.lua``.
-    """
-
-    name: str
-    ick: IckKeys
-    log: LogKeys
-    progress: str
+    name: str  # the Ick's name, for ``DirtyList``, for ``Reservations``, and for Redis::Ick in Ruby
+    ick: IckKeys  # its own keys
+    log: LogKeys  # the position, a stream of one entry, at the key that a log's stream would have
+    progress: str  # counts, and how far marks have been processed: see ``progress.lua``
 
 
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:

@@ -45,15 +45,10 @@ _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody whose request is answered.
+    """Somebody whose request is answered."""
 
-    Attributes:
-        name: The name in the log of actions.
-        rights: What he may see and do.
-    """
-
-    name: str
-    rights: frozenset[Right] = frozenset({"see"})
+    name: str  # the name in the log of actions
+    rights: frozenset[Right] = frozenset({"see"})  # what he may see and do
 
     def __post_init__(self) -> None:
         if unknown := self.rights - RIGHTS:
@@ -151,19 +146,12 @@ def _digest(value: str) -> str:
 
 @dataclass
 class Entrance:
-    """How visitors come in to a console that runs by itself.
+    """How visitors come in to a console that runs by itself."""
 
-    Attributes:
-        users: Those of the file.
-        token: Works once; None if there is a file, or a proxy.
-        proxy_header: The header that names the user.
-        proxy: The address from which it is believed.
-    """
-
-    users: Mapping[str, User] = field(default_factory=dict)
-    token: str | None = None
-    proxy_header: str | None = None
-    proxy: str = ""
+    users: Mapping[str, User] = field(default_factory=dict)  # those of the file
+    token: str | None = None  # works once; None if there is a file, or a proxy
+    proxy_header: str | None = None  # the header that names the user
+    proxy: str = ""  # the address from which it is believed
     sessions: Sessions = field(default_factory=Sessions)
     _failures: dict[str, list[float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -18,7 +18,7 @@ from penstock.console.status_sampler import TIMEOUTS
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import PauseKind, read_pauses
+from penstock.database.registry import PauseKind, read_pauses
 from penstock.display import to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
@@ -38,25 +38,15 @@ Given = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an action would do.
+    """What an action would do."""
 
-    Attributes:
-        title: As a question's first words: ``Pause the consumer totals``.
-        changes: One line each.
-        command: The command that does the same.
-        fields: Identify what it is about: they are sent again.
-        back: The page to return to.
-        asks_reason: True if a reason is asked for.
-        confirm: What has to be typed, if something is destroyed; empty otherwise.
-    """
-
-    title: str
-    changes: tuple[str, ...]
-    command: str
-    fields: Mapping[str, str]
-    back: str
-    asks_reason: bool = False
-    confirm: str = ""
+    title: str  # as a question's first words: ``Pause the consumer totals``
+    changes: tuple[str, ...]  # one line each
+    command: str  # the command that does the same
+    fields: Mapping[str, str]  # identify what it is about: they are sent again
+    back: str  # the page to return to
+    asks_reason: bool = False  # true if a reason is asked for
+    confirm: str = ""  # what has to be typed, if something is destroyed; empty otherwise
 
     @property
     def digest(self) -> str:

@@ -109,53 +109,34 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a page shows.
+    """What a page shows."""
 
-    Attributes:
-        values: For its template.
-        json: The same as JSON.
-    """
-
-    values: Mapping[str, Any]
-    json: Any
+    values: Mapping[str, Any]  # for its template
+    json: Any  # the same as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page.
-
-    Attributes:
-        menu: Its name in the menu; empty if it is not there.
-        is_live: True if it follows the pipeline while it is open.
-    """
+    """A page."""
 
     template: str
     read: Callable[[Reading, Visitor, Request], Shown]
     path: str
-    menu: str = ""
-    is_live: bool = True
+    menu: str = ""  # its name in the menu; empty if it is not there
+    is_live: bool = True  # true if it follows the pipeline while it is open
     right: Right = "see"
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A record of a log, a message of a queue or a member of an Ick.
+    """A record of a log, a message of a queue or a member of an Ick."""
 
-    Attributes:
-        place: Where it is.
-        key: Its key, or the member.
-        tenant: Of a message.
-        what: What happened, or its state.
-        at: When it was staged, or has begun to wait; None if that is not known.
-        job: The id of a job.
-    """
-
-    place: str
-    key: str
-    tenant: str | None
-    what: str
-    at: datetime | None
-    job: str | None = None
+    place: str  # where it is
+    key: str  # its key, or the member
+    tenant: str | None  # of a message
+    what: str  # what happened, or its state
+    at: datetime | None  # when it was staged, or has begun to wait; None if that is not known
+    job: str | None = None  # the id of a job
 
 
 @dataclass(frozen=True, slots=True)

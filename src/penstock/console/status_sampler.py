@@ -47,38 +47,23 @@ HOUR_POINTS = 240
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The counts of one sample.
+    """The counts of one sample."""
 
-    Attributes:
-        at: Monotonic seconds.
-        sequenced: Sequenced records, by channel.
-        published: Published records, by channel.
-        passed: Records that a consumer has passed, by consumer and channel.
-        lag: Records that it has not passed.
-    """
-
-    at: float
-    sequenced: Mapping[str, int]
-    published: Mapping[str, int]
-    passed: Mapping[tuple[str, str], int]
-    lag: Mapping[tuple[str, str], int]
+    at: float  # monotonic seconds
+    sequenced: Mapping[str, int]  # sequenced records, by channel
+    published: Mapping[str, int]  # published records, by channel
+    passed: Mapping[tuple[str, str], int]  # records that a consumer has passed, by consumer and channel
+    lag: Mapping[tuple[str, str], int]  # records that it has not passed
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The last status, and the history.
+    """The last status, and the history."""
 
-    Attributes:
-        status: None if Postgres did not answer.
-        error: The reason for that; None if it answered.
-        recent: Points of the last minute.
-        hour: Points of the last hour.
-    """
-
-    status: Status | None
-    error: str | None
-    recent: Sequence[Point] = ()
-    hour: Sequence[Point] = ()
+    status: Status | None  # None if Postgres did not answer
+    error: str | None  # the reason for that; None if it answered
+    recent: Sequence[Point] = ()  # points of the last minute
+    hour: Sequence[Point] = ()  # points of the last hour
 
     def rate(self, kind: str, *names: Any) -> float | None:
         """Records a second over the last minute, summed over the names; None while it is not known."""

@@ -8,11 +8,11 @@ An offset at or below the checkpoint was applied before and is skipped; the next
 which is filled from the journal, or stops the shard with an error.  Delivery may be repeated, by anyone, and the effect
 happens once.
 
-    worker_kinds    the worker that a consumer needs; setup: its arguments
+    worker_kinds    the worker that a consumer needs
     worker          the loop of every worker
     deliverer       attempts at the items of one shard
     transaction     locks, calls the handler, advances, commits
-    handler         validates its records and calls it, plain or async; spans: its spans
+    handler         a worker's arguments; validates its records and calls its handler, plain or async; spans: its spans
     delivery        pure: the records that are due, the decision after a failure, and results
     failures        the meaning of an exception
     checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker; letter_retry: tried again
@@ -21,7 +21,7 @@ happens once.
 """
 
 from penstock.consuming.delivery import Consumed
-from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.worker import Worker
 from penstock.consuming.worker_kinds import SeveralRunners, make_worker
 

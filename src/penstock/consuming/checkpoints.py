@@ -13,31 +13,19 @@ from penstock.records import Offset, Scope, Shard, ShardName
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A locked checkpoint.
-
-    Attributes:
-        shard: The shard.
-        offset: Everything up to here has been applied.
-        halted: Why the shard was stopped; None if it was not.
-        transaction: Id of the transaction that holds the lock.
-        server_start_us: Start of this Postgres: microseconds since 1970.
-        clock_us: Postgres' clock when it was locked: microseconds since 1970.
-        barrier: Nothing behind this offset is to be applied now; None if there is no barrier.
-        waits_for: A shard of an earlier generation that has to be passed before; None if there is none.
-        has_letters: There may be dead letters of the keys of its records.
-        is_paused: An operator has paused the consumer, or its channel.
-    """
+    """A locked checkpoint."""
 
     shard: ShardName
-    offset: Offset
-    halted: str | None
-    transaction: str
-    server_start_us: int
-    clock_us: int
-    barrier: Offset | None = None
+    offset: Offset  # everything up to here has been applied
+    halted: str | None  # why the shard was stopped; None if it was not
+    transaction: str  # id of the transaction that holds the lock
+    server_start_us: int  # start of this Postgres: microseconds since 1970
+    clock_us: int  # Postgres' clock when it was locked: microseconds since 1970
+    barrier: Offset | None = None  # nothing behind this offset is to be applied now; None if there is no barrier
+    # a shard of an earlier generation that has to be passed before; None if there is none
     waits_for: Shard | None = None
-    has_letters: bool = False
-    is_paused: bool = False
+    has_letters: bool = False  # there may be dead letters of the keys of its records
+    is_paused: bool = False  # an operator has paused the consumer, or its channel
 
     @property
     def is_stopped(self) -> bool:
@@ -52,21 +40,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The move of a locked checkpoint.
-
-    Attributes:
-        locked: The checkpoint.
-        to: Its new offset.
-        applied: Records whose effects are in this transaction.
-        skipped: Records that had been applied before.
-        dead: Records that are dead-lettered in this transaction.
-    """
+    """The move of a locked checkpoint."""
 
     locked: Checkpoint
-    to: Offset
-    applied: int = 0
-    skipped: int = 0
-    dead: int = 0
+    to: Offset  # its new offset
+    applied: int = 0  # records whose effects are in this transaction
+    skipped: int = 0  # records that had been applied before
+    dead: int = 0  # records that are dead-lettered in this transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,9 @@ class Refusals:
 
 
 class Source(Protocol[Item_contra]):
-    """Source of items: the plans of the transactions that apply or dead-letter them.
+    """Source of items: the plans of the transactions that apply or dead-letter them."""
 
-    Attributes:
-        name: Of the crash points.
-    """
-
-    name: str
+    name: str  # of the crash points
 
     def plan(self, shard: ShardName, items: Sequence[Item_contra], /) -> Planner[Delivered]:
         """Applies those of the items that are due."""
@@ -143,21 +139,13 @@ class Source(Protocol[Item_contra]):
 
 @dataclass
 class _Delivery(Generic[Item]):
-    """A delivery that is going on.
+    """A delivery that is going on."""
 
-    Attributes:
-        transaction: Makes its transactions.
-        shard: Where the items come from.
-        parts: The items that are left, each part with its failures.
-        pause: Waits before another attempt.
-        total: The result so far.
-    """
-
-    transaction: HandlerTransaction
-    shard: ShardName
-    parts: list[tuple[Sequence[Item], RetryState]]
-    pause: Pause
-    total: Delivered
+    transaction: HandlerTransaction  # makes its transactions
+    shard: ShardName  # where the items come from
+    parts: list[tuple[Sequence[Item], RetryState]]  # the items that are left, each part with its failures
+    pause: Pause  # waits before another attempt
+    total: Delivered  # the result so far
 
     def apply(self, plan: Planner[Result], **options: Any) -> Result:
         return self.transaction.apply([self.shard], plan, **options)

@@ -103,21 +103,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """Failures of some items so far.
+    """Failures of some items so far."""
 
-    Attributes:
-        failures: Attempts that failed by the items' own fault.
-        conflicts: Transactions that lost against another, in a row.
-        waits: Times a server could not do it, in a row.
-        asked: Times the handler asked to wait, in a row.
-        items: Number of these items; 0 if nothing has failed.
-    """
-
-    failures: int = 0
-    conflicts: int = 0
-    waits: int = 0
-    asked: int = 0
-    items: int = 0
+    failures: int = 0  # attempts that failed by the items' own fault
+    conflicts: int = 0  # transactions that lost against another, in a row
+    waits: int = 0  # times a server could not do it, in a row
+    asked: int = 0  # times the handler asked to wait, in a row
+    items: int = 0  # number of these items; 0 if nothing has failed
 
     @property
     def pauses(self) -> int:
@@ -289,28 +281,17 @@ COUNTED = ("applied", "skipped", "dead", "backfilled", "cancelled", "snoozed", "
 
 @dataclass(kw_only=True)
 class Counts:
-    """Numbers of records, members or jobs.
+    """Numbers of records, members or jobs."""
 
-    Attributes:
-        applied: Those whose effects are committed.
-        skipped: Those that had been applied before.
-        dead: Those that were dead-lettered.
-        backfilled: Records that came from the journal, because the log has lost them.
-        cancelled: Those that were passed without an effect, because the handler said so.
-        snoozed: Jobs that the handler has put off.
-        retried: Jobs that have failed, and wait for another attempt.
-        stale: Jobs whose lease had ended when their handler returned: nothing of it was committed.
-        latencies_us: For each applied record the time from staging to its handler, by Postgres' clock.
-    """
-
-    applied: int = 0
-    skipped: int = 0
-    dead: int = 0
-    backfilled: int = 0
-    cancelled: int = 0
-    snoozed: int = 0
-    retried: int = 0
-    stale: int = 0
+    applied: int = 0  # those whose effects are committed
+    skipped: int = 0  # those that had been applied before
+    dead: int = 0  # those that were dead-lettered
+    backfilled: int = 0  # records that came from the journal, because the log has lost them
+    cancelled: int = 0  # those that were passed without an effect, because the handler said so
+    snoozed: int = 0  # jobs that the handler has put off
+    retried: int = 0  # jobs that have failed, and wait for another attempt
+    stale: int = 0  # jobs whose lease had ended when their handler returned: nothing of it was committed
+    # for each applied record the time from staging to its handler, by Postgres' clock
     latencies_us: list[int] = field(default_factory=list)
 
     def count(self, more: "Counts") -> None:
@@ -333,27 +314,18 @@ class Counts:
 
 @dataclass(kw_only=True)
 class Delivered(Counts):
-    """Result of a delivery to one shard.
+    """Result of a delivery to one shard."""
 
-    Attributes:
-        position: The checkpoint afterwards; None if another process holds the shard.
-        halted: Why the shard stopped; None if it did not.
-        is_paused: The consumer is paused: nothing was applied.
-        held: The shard stands at a barrier, and has not applied what lies behind.
-        waits_for: Of a held shard: the shard of an earlier generation that it waits for; None at a barrier.
-        retry_after_s: Seconds until failed items are to be delivered again; None if none are.
-        missing: Records that the log has lost, from the journal: nothing was applied, they have to be delivered first.
-        members: Members of an Ick that need not come again.
-    """
-
-    position: Offset | None = None
-    halted: str | None = None
-    is_paused: bool = False
-    held: bool = False
+    position: Offset | None = None  # the checkpoint afterwards; None if another process holds the shard
+    halted: str | None = None  # why the shard stopped; None if it did not
+    is_paused: bool = False  # the consumer is paused: nothing was applied
+    held: bool = False  # the shard stands at a barrier, and has not applied what lies behind
+    # of a held shard: the shard of an earlier generation that it waits for; None at a barrier
     waits_for: Shard | None = None
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  # seconds until failed items are to be delivered again; None if none are
+    # records that the log has lost, from the journal: nothing was applied, they have to be delivered first
     missing: Sequence[Any] = ()
-    members: list[bytes] = field(default_factory=list)
+    members: list[bytes] = field(default_factory=list)  # members of an Ick that need not come again
 
     @property
     def is_stopped(self) -> bool:
@@ -375,16 +347,12 @@ class Delivered(Counts):
 
 @dataclass(kw_only=True)
 class Consumed(Counts):
-    """Result of one round, over all shards.
+    """Result of one round, over all shards."""
 
-    Attributes:
-        halted: Shards that have stopped, and why.
-        positions: Where the consumer stands in the shards that this round touched.
-        left: Shards that were left for later: another process was working on them, or an attempt has failed.
-    """
-
-    halted: dict[ShardName, str] = field(default_factory=dict)
+    halted: dict[ShardName, str] = field(default_factory=dict)  # shards that have stopped, and why
+    # where the consumer stands in the shards that this round touched
     positions: dict[ShardName, Offset] = field(default_factory=dict)
+    # shards that were left for later: another process was working on them, or an attempt has failed
     left: set[ShardName] = field(default_factory=set)
 
     def add(self, shard: ShardName, delivered: Delivered) -> None:

@@ -25,18 +25,12 @@ _OURS = re.compile(r"penstock[\\/](?:consuming|declaring|django|engines[\\/]spar
 
 @dataclass
 class NotApplied(Exception):
-    """A transaction was rolled back, or was cut at its COMMIT.
+    """A transaction was rolled back, or was cut at its COMMIT."""
 
-    Attributes:
-        outcome: What it means for the items.
-        error: What was raised.
-        at_commit: The handler had returned, and COMMIT failed.
-        reached: Where the checkpoints would be if it had been applied.
-    """
-
-    outcome: Outcome
-    error: BaseException
-    at_commit: bool = False
+    outcome: Outcome  # what it means for the items
+    error: BaseException  # what was raised
+    at_commit: bool = False  # the handler had returned, and COMMIT failed
+    # where the checkpoints would be if it had been applied
     reached: Mapping[ShardName, Offset] = field(default_factory=dict)
 
     @property

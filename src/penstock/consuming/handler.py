@@ -8,9 +8,10 @@ handler is awaited in the middle of it.  So there is one transaction and one cod
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -24,15 +25,58 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, is_exit
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.spans import HandlerSpans
-from penstock.database.connections import make_async_engine, make_engine
+from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
+from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
 from penstock.parsing import Decode, InvalidPayload, make_model_decoder
-from penstock.records import Record, has_payload, set_payload
+from penstock.pipeline import Pipeline
+from penstock.records import Record, Scope, has_payload, set_payload
+
+BLOCK_MS = 500
+"""Longest wait for work, in milliseconds: a stop is noticed within it."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """One consumer's worker: what it runs, on which servers, and how."""
+
+    pipeline: Pipeline  # the consumer's pipeline
+    consumer: ConsumerSpec  # which consumer
+    database: Database  # where its effects and checkpoints are: a URL, or an engine whose URL is taken
+    redis_url: str = ""  # where its channel is
+    # Numbers of the declared shards to work on; None takes all.  Of a generation of more shards than are declared, those beyond
+    # go with 0, 1, 2 …: workers that together have all numbers work on all shards.
+    shards: Collection[int] | None = None
+    prepare: bool = True  # whether statements may be prepared; behind a pooler none are
+    block_ms: int = BLOCK_MS  # longest wait for work, in milliseconds: a stop is noticed within it
+    concurrency: int | None = None  # of a queue: jobs at the same time; None takes what the worker declares
+    # of a log that is read from several sources: the URL of each source's Postgres, by the source's name
+    sources: Mapping[str, str] = field(default_factory=dict)
+    timeouts: Timeouts | None = None  # those of a caller that cannot wait as long as a worker
+
+    @property
+    def scope(self) -> Scope:
+        """Schema and namespace of the pipeline."""
+        return self.pipeline.scope
+
+    @property
+    def database_url(self) -> str:
+        """URL of the consumer's Postgres."""
+        return get_database_url(self.database)
+
+    @property
+    def application(self) -> str:
+        """Name of its connections."""
+        return f"consumer {self.consumer.name}"
+
+    def of(self, consumer: ConsumerSpec) -> "WorkerSetup":
+        """The same for another consumer."""
+        return replace(self, consumer=consumer)
+
 
 log = structlog.get_logger("penstock.consumer")
 

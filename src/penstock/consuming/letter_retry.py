@@ -36,16 +36,7 @@ log = structlog.get_logger("penstock.consumer")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """A dead letter of a consumer, without its payload.
-
-    Attributes:
-        reason: Class and first line of the error.
-        parked: It did not fail itself: an earlier record of its key did.
-        failed_at: Time of its last failure.
-        later_shard: Shard of the first later record of its key that was applied.
-        later_offset: Offset of that one; 0 if none was applied, and for what has no order: members and jobs.
-        retry_requested_at: When a worker was asked to retry it, and has not begun yet.
-    """
+    """A dead letter of a consumer, without its payload."""
 
     consumer: str
     channel: str
@@ -56,13 +47,13 @@ class DeadLetterRow:
     action: str
     object: str
     staged_at: datetime
-    reason: str
+    reason: str  # class and first line of the error
     attempts: int
-    parked: bool
-    failed_at: datetime
-    later_shard: int | None = None
-    later_offset: int = 0
-    retry_requested_at: datetime | None = None
+    parked: bool  # it did not fail itself: an earlier record of its key did
+    failed_at: datetime  # time of its last failure
+    later_shard: int | None = None  # shard of the first later record of its key that was applied
+    later_offset: int = 0  # offset of that one; 0 if none was applied, and for what has no order: members and jobs
+    retry_requested_at: datetime | None = None  # when a worker was asked to retry it, and has not begun yet
 
     @property
     def place(self) -> Place:
@@ -109,18 +100,14 @@ LOCK_POLL_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The outcome of a retry.
-
-    Attributes:
-        outcome: ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not
-            retried: a later record of its key was applied; ``held``, because another process works on its shard all the time;
-            ``gone`` meanwhile; of a queue: ``staged`` again.
-        reason: Cause of the failure, or reason that it was not retried.
-    """
+    """The outcome of a retry."""
 
     letter: DeadLetterRow
+    # ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not retried: a later
+    # record of its key was applied; ``held``, because another process works on its shard all the time; ``gone`` meanwhile; of a
+    # queue: ``staged`` again
     outcome: Literal["applied", "failed", "kept", "superseded", "held", "gone", "staged"]
-    reason: str = ""
+    reason: str = ""  # cause of the failure, or reason that it was not retried
 
 
 class _ShardBusy(NotApplied):

@@ -23,8 +23,7 @@ from sqlalchemy import RootTransaction
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
-from penstock.consuming.handler import exit_text, make_caller
-from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
 from penstock.crashpoints import crashpoint
 from penstock.database import driver_errors
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
@@ -51,19 +50,12 @@ def _nothing(_: Executor) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class TransactionPlan(Generic[Result]):
-    """The work of one transaction.
+    """The work of one transaction."""
 
-    Attributes:
-        result: Returned by ``apply`` if it is committed.
-        items: Argument of the handler; None if it is not to be called.
-        advances: Moves of the locked checkpoints.
-        settle: Writes the rest, after the handler.
-    """
-
-    result: Result
-    items: Any = None
-    advances: Sequence[Advance] = ()
-    settle: Callable[[Executor], None] = _nothing
+    result: Result  # returned by ``apply`` if it is committed
+    items: Any = None  # argument of the handler; None if it is not to be called
+    advances: Sequence[Advance] = ()  # moves of the locked checkpoints
+    settle: Callable[[Executor], None] = _nothing  # writes the rest, after the handler
 
 
 Planner = Callable[[Executor, Locked], TransactionPlan[Result]]

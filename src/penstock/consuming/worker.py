@@ -18,8 +18,8 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.letter_retry import RequestedRetries
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
@@ -48,14 +48,11 @@ PAUSED_CHECK_S = 0.5
 class Worker(Runner[Consumed], Generic[Item]):
     """Runs one consumer over some or all of its shards, in one thread.
 
-        with make_worker(pipeline, consumer, engine, redis_url) as worker:
-            worker.drain()
-
-    Attributes:
-        consumer: Which consumer.
+    with make_worker(pipeline, consumer, engine, redis_url) as worker:
+        worker.drain()
     """
 
-    consumer: ConsumerSpec
+    consumer: ConsumerSpec  # which consumer
 
     def __init__(self, setup: WorkerSetup) -> None:
         """Sets up; ``open`` connects."""

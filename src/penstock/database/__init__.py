@@ -4,7 +4,7 @@
     driver_errors  what an error of the server means
     statements     named blocks of SQL, from the ``.sql`` files beside the code that runs them; names inside of SQL
     tables         the table that applications stage into, for SQLAlchemy Core, and the names of all
-    registry       what is registered: ``registered_channels`` is the one answer to what a channel is
+    registry       what is registered: ``registered_channels`` is the one answer to what a channel is; what is paused
     registration   whether a channel fits it
 
 Import the module you need: an application that only stages imports ``tables`` and ``statements``, and no driver.

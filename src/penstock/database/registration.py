@@ -8,19 +8,12 @@ from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The answer of the function ``check_channel`` to a channel's name.
+    """The answer of the function ``check_channel`` to a channel's name."""
 
-    Attributes:
-        kind: Kind of the channel that is registered with it; None if none is.
-        shards: Number of that channel's shards.
-        fits: True if the declared kind and number of shards may be used; None if no channel is registered.
-        is_retired: True if the channel was retired.
-    """
-
-    kind: str | None
-    shards: int | None
-    fits: bool | None
-    is_retired: bool
+    kind: str | None  # kind of the channel that is registered with it; None if none is
+    shards: int | None  # number of that channel's shards
+    fits: bool | None  # true if the declared kind and number of shards may be used; None if no channel is registered
+    is_retired: bool  # true if the channel was retired
 
 
 @dataclass(frozen=True, slots=True)

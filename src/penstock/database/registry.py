@@ -1,18 +1,24 @@
-"""The registry in Postgres: each channel's kind and number of shards, and a checkpoint per consumer and shard.
+"""The registry in Postgres: each channel's kind and number of shards, a checkpoint per consumer and shard, and pauses.
 
 A consumer is registered before it first runs, so that retention waits for it.
+
+A pause is one row, which every transaction reads that locks a checkpoint: it holds in all processes from its commit on, for
+consumers and shards that are added later, too.  What was being applied goes on to its end.  Producers and the streamer do not
+read it, and retention waits for the consumer's checkpoints as ever.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import accumulate
+from typing import Literal
 
 from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.executor import Executor
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel, ConsumerSpec, Log, Queue
@@ -38,29 +44,20 @@ class RegisteredChannel:
 
     A shard's number is never used again, so offsets stay dense for ever: 4 shards, then 6, then 3 are the shards 0 to 3, 4 to 9
     and 10 to 12.
-
-    Attributes:
-        name: Name of the channel.
-        kind: ``log``, ``ick`` or ``queue``.
-        shards: Number of shards of its first generation.
-        keep: Time that records stay after every consumer has passed them.
-        streams: Of a queue: the streams of a shard; may change later.
-        hand: Of a queue: the streams of a tenant; may change later.
-        entries: Of a log: ``plain``, or how batches are compressed; may change later.
-        generations: Numbers of shards of the later generations.  New records are in shards of the newest.
-        redis_memory: Of a log: most bytes that its streams may take in Redis; None sets no limit; may change later.
-        limits: Of a queue: those fields of each tenant's declared limits that are no defaults; may change later.
     """
 
-    name: str
-    kind: str
-    shards: int
-    keep: timedelta
-    streams: int | None = None
-    hand: int | None = None
-    entries: str = "plain"
+    name: str  # name of the channel
+    kind: str  # ``log``, ``ick`` or ``queue``
+    shards: int  # number of shards of its first generation
+    keep: timedelta  # time that records stay after every consumer has passed them
+    streams: int | None = None  # of a queue: the streams of a shard; may change later
+    hand: int | None = None  # of a queue: the streams of a tenant; may change later
+    entries: str = "plain"  # of a log: ``plain``, or how batches are compressed; may change later
+    # Numbers of shards of the later generations.  New records are in shards of the newest.
     generations: Sequence[int] = ()
+    # of a log: most bytes that its streams may take in Redis; None sets no limit; may change later
     redis_memory: int | None = None
+    # of a queue: those fields of each tenant's declared limits that are no defaults; may change later
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
@@ -163,3 +160,42 @@ def find_successor(connection: Connection, scope: Scope, consumer: str) -> str |
     former = statements("penstock.database", scope.schema)["former_consumer"]
     row = connection.execute(former, {"consumer": consumer}).fetchone()
     return None if row is None else str(row[0])
+
+
+PauseKind = Literal["consumer", "channel"]
+"""``channel``: all of its consumers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause."""
+
+    kind: PauseKind  # what is paused: a consumer in all that it reads, or all consumers of a channel
+    name: str
+    reason: str  # why, as the operator said it
+    paused_by: str  # who paused it
+    paused_at: datetime  # since when
+
+    def __str__(self) -> str:
+        since = f"{self.paused_at:%Y-%m-%d %H:%M:%S %Z}"
+        return f"{self.kind} {self.name} is paused since {since} by {self.paused_by}: {self.reason}"
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that ends it."""
+        return f"penstock {self.kind}s resume {self.name}"
+
+    def holds(self, consumer: str, channel: str) -> bool:
+        """True if it holds for a consumer of a channel."""
+        return self.name == (consumer if self.kind == "consumer" else channel)
+
+
+def read_pauses(executor: Executor, scope: Scope) -> tuple[Pause, ...]:
+    """All pauses: channels first."""
+    rows = executor.execute(statements("penstock.database", scope.schema)["pauses"]).fetchall()
+    return tuple(Pause(*row) for row in rows)
+
+
+def find_pause(executor: Executor, scope: Scope, consumer: str, channel: str) -> Pause | None:
+    """The pause of a consumer of a channel; None if nothing holds it."""
+    return next((pause for pause in read_pauses(executor, scope) if pause.holds(consumer, channel)), None)

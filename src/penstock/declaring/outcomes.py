@@ -33,13 +33,9 @@ _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
 
 
 class HandlerOutcome(Exception):
-    """An answer of a handler other than having done its work; raised, or returned by a handler of one job, record or member.
+    """An answer of a handler other than having done its work; raised, or returned by a handler of one job, record or member."""
 
-    Attributes:
-        reason: Why.
-    """
-
-    reason: str = ""
+    reason: str = ""  # why
 
 
 class Snooze(HandlerOutcome):

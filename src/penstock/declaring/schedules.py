@@ -25,27 +25,19 @@ MAX_AT_ONCE = 1_000
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """A schedule.
+    """A schedule."""
 
-    Attributes:
-        name: Unique in the pipeline; workers get it as ``job.object``.
-        queue: Where its jobs go.
-        every: A cron expression of five fields, such as ``17 3 * * *``; or an interval: seconds, a ``timedelta``, or a text such as
-            ``"10m"``, counted from 1970-01-01 on, so that ``"1h"`` is the full hour.
-        tenant: Whose the jobs are; by default the schedule's name.
-        data: The payload of each job.
-        timezone: For a cron expression, a name of the IANA database.  A time that does not exist on a day is the first one after it, and
-            one that exists twice is the first.
-        catch_up: See ``CatchUp``.
-    """
-
-    name: str
-    queue: Queue
+    name: str  # unique in the pipeline; workers get it as ``job.object``
+    queue: Queue  # where its jobs go
+    # a cron expression of five fields, such as ``17 3 * * *``; or an interval: seconds, a ``timedelta``, or a text such as
+    # ``"10m"``, counted from 1970-01-01 on, so that ``"1h"`` is the full hour
     every: str | timedelta | float
-    tenant: object = None
-    data: Any = None
+    tenant: object = None  # whose the jobs are; by default the schedule's name
+    data: Any = None  # the payload of each job
+    # For a cron expression, a name of the IANA database.  A time that does not exist on a day is the first one after it, and
+    # one that exists twice is the first.
     timezone: str = "UTC"
-    catch_up: CatchUp = "one"
+    catch_up: CatchUp = "one"  # see ``CatchUp``
 
     def __post_init__(self) -> None:
         checked_name(self.name, "schedule")

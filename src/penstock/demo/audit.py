@@ -89,20 +89,13 @@ SELECT (SELECT count(*) FROM rocket_rides.bookings),
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The progress of a copy of the table whose consumer does not apply every record.
+    """The progress of a copy of the table whose consumer does not apply every record."""
 
-    Attributes:
-        records: Records of its channel; for an Ick, marks.
-        applied: Records, or members of an Ick, that its consumer has applied.
-        position: Records before the consumer's checkpoints.
-        different: Rows that only the table or only the copy has.
-    """
-
-    records: int
-    applied: int
-    position: int
+    records: int  # records of its channel; for an Ick, marks
+    applied: int  # records, or members of an Ick, that its consumer has applied
+    position: int  # records before the consumer's checkpoints
     total_cents: int
-    different: int
+    different: int  # rows that only the table or only the copy has
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +111,20 @@ class Receipts:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The state of the demo.
-
-    Attributes:
-        crashes: Processes that crashed on purpose.
-        consumers: For each consumer its counts, its total, and how many records it lost or doubled.
-        index: The copy of the Ick's consumer.
-        late_consumer: The copy of the consumer that begins with the tables; its position is 0 before it has begun.
-        p50_ms: Median time from staging to handler, in milliseconds.
-    """
+    """The state of the demo."""
 
     staged: int
     sequenced: int
     published: int
     resent: int
-    crashes: int
+    crashes: int  # processes that crashed on purpose
     canonical_cents: int
+    # for each consumer its counts, its total, and how many records it lost or doubled
     consumers: dict[str, dict[str, int]]
-    index: Copy
-    late_consumer: Copy
+    index: Copy  # the copy of the Ick's consumer
+    late_consumer: Copy  # the copy of the consumer that begins with the tables; its position is 0 before it has begun
     receipts: Receipts
-    p50_ms: float
+    p50_ms: float  # median time from staging to handler, in milliseconds
     p99_ms: float
 
     @property

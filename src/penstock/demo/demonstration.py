@@ -39,32 +39,20 @@ EXTRA_S = 90.0
 
 @dataclass
 class DemoProgress:
-    """State of a running demo.
+    """State of a running demo."""
 
-    Attributes:
-        engine: ``spark``, ``inline`` or ``stealing``.
-        seconds: Time since the start, in seconds.
-        rolled_back: Requests whose transaction was rolled back on purpose.
-        retried: Transactions retried after a serialization failure.
-        drift: The seeded drift; None until it was reconciled.
-        under_traffic: True if it was reconciled under traffic.
-        requests: Requests that were answered, health checks included.
-        health_checks: Cheap requests after the traffic.
-        recruits: Counters of the API's recruits, if they do the work.
-    """
-
-    engine: str
+    engine: str  # ``spark``, ``inline`` or ``stealing``
     audit: Audit
-    seconds: float
-    rolled_back: int = 0
-    retried: int = 0
+    seconds: float  # time since the start, in seconds
+    rolled_back: int = 0  # requests whose transaction was rolled back on purpose
+    retried: int = 0  # transactions retried after a serialization failure
     kills: int = 0
-    drift: Drift | None = None
-    under_traffic: bool = False
+    drift: Drift | None = None  # the seeded drift; None until it was reconciled
+    under_traffic: bool = False  # true if it was reconciled under traffic
     phase: str = "running"
-    requests: int = 0
-    health_checks: int = 0
-    recruits: dict[str, int] | None = None
+    requests: int = 0  # requests that were answered, health checks included
+    health_checks: int = 0  # cheap requests after the traffic
+    recruits: dict[str, int] | None = None  # counters of the API's recruits, if they do the work
 
     @property
     def equal(self) -> bool:
@@ -76,26 +64,16 @@ class DemoProgress:
 
 @dataclass
 class Demo:
-    """One run of the demo.
+    """One run of the demo."""
 
-    Attributes:
-        engine: ``spark``, ``inline`` or ``stealing``.
-        seconds: Seconds of traffic.
-        database_url: Postgres; the demo's schemas in it are dropped and created.
-        redis_url: Redis or Valkey; the demo's keys in it are deleted.
-        stop: Returns whether the demo is to end early.
-        wait: Called with what the demo waits for before the traffic begins.
-        reconcile: True if drift is seeded and repaired, and a late consumer is added.
-    """
-
-    engine: str
-    seconds: float
-    database_url: str
-    redis_url: str
-    stop: Callable[[], bool]
+    engine: str  # ``spark``, ``inline`` or ``stealing``
+    seconds: float  # seconds of traffic
+    database_url: str  # Postgres; the demo's schemas in it are dropped and created
+    redis_url: str  # Redis or Valkey; the demo's keys in it are deleted
+    stop: Callable[[], bool]  # returns whether the demo is to end early
     show: Callable[[DemoProgress], None] = lambda _: None
-    wait: Callable[[str], None] = lambda _: None
-    reconcile: bool = True
+    wait: Callable[[str], None] = lambda _: None  # called with what the demo waits for before the traffic begins
+    reconcile: bool = True  # true if drift is seeded and repaired, and a late consumer is added
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
     _started: list[SupervisedProcess] = field(default_factory=list)

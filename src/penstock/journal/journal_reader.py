@@ -43,34 +43,21 @@ class JournaledRecord:
 
 @dataclass(frozen=True, slots=True)
 class MissedRecords:
-    """Records of a shard that the last tick saw but no tick gave an offset: nothing will publish them.
+    """Records of a shard that the last tick saw but no tick gave an offset: nothing will publish them."""
 
-    Attributes:
-        shard: The shard they were staged for.
-        count: Number of records.
-        first: The lowest of their ids.
-        is_isolated: Whether they are isolated: no tick can give them an offset until their rows are corrected.
-    """
-
-    shard: ShardName
-    count: int
-    first: RecordId
-    is_isolated: bool
+    shard: ShardName  # the shard they were staged for
+    count: int  # number of records
+    first: RecordId  # the lowest of their ids
+    is_isolated: bool  # whether they are isolated: no tick can give them an offset until their rows are corrected
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Beginning of the records of a shard since a time.
+    """Beginning of the records of a shard since a time."""
 
-    Attributes:
-        before: The offset before the first of them; the shard's last one if there is none.
-        removed: Records that retention has removed, if some of them may have been staged since then; else 0.
-        at: The time.
-    """
-
-    before: Offset
-    removed: int
-    at: datetime
+    before: Offset  # the offset before the first of them; the shard's last one if there is none
+    removed: int  # records that retention has removed, if some of them may have been staged since then; else 0
+    at: datetime  # the time
 
 
 def offsets_since(

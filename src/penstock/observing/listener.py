@@ -25,16 +25,10 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a request.
+    """Answer to a request."""
 
-    Attributes:
-        status: Of HTTP.
-        body: The text.
-        content_type: Its type.
-    """
-
-    status: int
-    body: str
+    status: int  # of HTTP
+    body: str  # the text
     content_type: str = TEXT
 
 

@@ -27,19 +27,12 @@ READY_EVERY_S = 0.2
 
 @dataclass(slots=True)
 class _Loop:
-    """The loop of a thread, as last heard of.
+    """The loop of a thread, as last heard of."""
 
-    Attributes:
-        worker: Whose it is.
-        heard_at: When, by the monotonic clock.
-        is_handling: A handler is running.
-        waits_for: Why it is not ready; None if it is.
-    """
-
-    worker: str
-    heard_at: float
-    is_handling: bool = False
-    waits_for: str | None = "has not begun"
+    worker: str  # whose it is
+    heard_at: float  # when, by the monotonic clock
+    is_handling: bool = False  # a handler is running
+    waits_for: str | None = "has not begun"  # why it is not ready; None if it is
 
 
 class Probes:

@@ -33,19 +33,12 @@ MAX_ERRORS = 50
 
 @dataclass(frozen=True, slots=True)
 class ProcessMetric:
-    """A metric; ``schema`` is a label of each.
+    """A metric; ``schema`` is a label of each."""
 
-    Attributes:
-        kind: Of Prometheus: counter, gauge or histogram.
-        labels: Names of the other labels.
-        help: Its sentence.
-        bounds: Upper bounds of a histogram's buckets.
-    """
-
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-    bounds: tuple[float, ...] = ()
+    kind: str  # of Prometheus: counter, gauge or histogram
+    labels: tuple[str, ...]  # names of the other labels
+    help: str  # its sentence
+    bounds: tuple[float, ...] = ()  # upper bounds of a histogram's buckets
 
 
 _TABLE = """\
@@ -75,16 +68,11 @@ METRICS = dict(map(_parse, _TABLE.splitlines()))
 
 @dataclass(slots=True)
 class _Histogram:
-    """Counts of values in buckets.
-
-    Attributes:
-        counts: Values of each bucket, the last without a bound.
-        total: Their sum.
-    """
+    """Counts of values in buckets."""
 
     bounds: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    total: float = 0.0
+    counts: list[int] = field(init=False)  # values of each bucket, the last without a bound
+    total: float = 0.0  # their sum
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)

@@ -51,18 +51,13 @@ Kind = Literal["gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class StateMetric:
-    """A metric.
-
-    Attributes:
-        labels: Beside ``schema``, which all have.
-        combine: How values of the same labels become one.
-    """
+    """A metric."""
 
     name: str
     kind: Kind
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # beside ``schema``, which all have
     help: str
-    combine: Callable[[float, float], float]
+    combine: Callable[[float, float], float]  # how values of the same labels become one
 
 
 _TABLE = """\

@@ -39,22 +39,16 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class ListedChannel:
-    """A registered channel.
-
-    Attributes:
-        keep_s: Seconds that records stay after every consumer has passed them.
-        entries: Of a log: ``plain``, or how its entries are compressed.
-        declared: True if the pipeline declares it; None without a pipeline.
-    """
+    """A registered channel."""
 
     channel: str
     kind: str
     shards: int
-    keep_s: float
-    entries: str
+    keep_s: float  # seconds that records stay after every consumer has passed them
+    entries: str  # of a log: ``plain``, or how its entries are compressed
     records: int
     consumers: tuple[str, ...]
-    declared: bool | None
+    declared: bool | None  # true if the pipeline declares it; None without a pipeline
 
 
 def list_channels(
@@ -254,20 +248,14 @@ ENTRIES_A_TIME = 100
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """The removal of a channel.
-
-    Attributes:
-        kind: Its kind; None if it was retired before, and something of it is left.
-        staged: Records that are committed and have no offset yet.
-        outstanding: Of a queue: records that are not done.
-    """
+    """The removal of a channel."""
 
     channel: str
-    kind: str | None
+    kind: str | None  # its kind; None if it was retired before, and something of it is left
     shards: int
     records: int
-    staged: int
-    outstanding: int
+    staged: int  # records that are committed and have no offset yet
+    outstanding: int  # of a queue: records that are not done
     readers: tuple[LeftReader, ...]
     applied: bool = False
 

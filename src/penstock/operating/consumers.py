@@ -19,20 +19,14 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredConsumer:
-    """A consumer and its progress on one channel.
-
-    Attributes:
-        passed: Records before its checkpoints, over all shards.
-        lag: Sequenced records beyond its checkpoints; None in a source, whose journal is in another database.
-        moved_at: Time of the last move of one of its checkpoints.
-    """
+    """A consumer and its progress on one channel."""
 
     consumer: str
     channel: str
     shards: int
-    passed: int
-    lag: int | None
-    moved_at: datetime
+    passed: int  # records before its checkpoints, over all shards
+    lag: int | None  # sequenced records beyond its checkpoints; None in a source, whose journal is in another database
+    moved_at: datetime  # time of the last move of one of its checkpoints
     dead_letters: int
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow, LetterTrial, Retried, letter_key, letter_keys, make_record
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import postgres_errors
@@ -28,20 +28,14 @@ LOCK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters; None leaves an attribute open.
-
-    Attributes:
-        error: The class of the error, with which the reason begins.
-        since: They failed then or later.
-        until: They failed before.
-    """
+    """Which dead letters; None leaves an attribute open."""
 
     consumer: str | None = None
     channel: str | None = None
     key: str | None = None
-    error: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
+    error: str | None = None  # the class of the error, with which the reason begins
+    since: datetime | None = None  # they failed then or later
+    until: datetime | None = None  # they failed before
 
     @property
     def values(self) -> dict[str, Any]:
@@ -77,21 +71,14 @@ def newest(
 
 @dataclass(frozen=True, slots=True)
 class LetterGroup:
-    """Dead letters of a consumer with the same class of error.
-
-    Attributes:
-        error: The class.
-        letters: How many.
-        first_at: Time of the first failure.
-        last_at: Time of the last.
-    """
+    """Dead letters of a consumer with the same class of error."""
 
     consumer: str
     channel: str
-    error: str
-    letters: int
-    first_at: datetime
-    last_at: datetime
+    error: str  # the class
+    letters: int  # how many
+    first_at: datetime  # time of the first failure
+    last_at: datetime  # time of the last
 
 
 MAX_GROUPED = 100_000

@@ -1,6 +1,6 @@
 """Pausing: what reads is stopped by an operator, and goes on where it was; what writes does not notice.
 
-See ``penstock.database.pauses`` for where a pause is read.
+See ``penstock.database.registry`` for where a pause is read.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import structlog
 
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import Pause, PauseKind, read_pauses
+from penstock.database.registry import Pause, PauseKind, read_pauses
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
 from penstock.operating.consumers import check_registered, list_consumers
@@ -61,16 +61,12 @@ def resume(connection: Connection, kind: PauseKind, name: str, *, scope: Scope =
 
 @dataclass(frozen=True, slots=True)
 class DoneAction:
-    """Something that was done in the console.
-
-    Attributes:
-        command: The command that does the same.
-    """
+    """Something that was done in the console."""
 
     done_at: datetime
     done_by: str
     title: str
-    command: str
+    command: str  # the command that does the same
 
 
 def note_action(connection: Connection, by: str, title: str, command: str, *, scope: Scope = DEFAULT_SCOPE) -> None:

@@ -29,19 +29,14 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """The request of an operator.
+    """The request of an operator."""
 
-    Attributes:
-        channel: The log whose records are copied.
-        target: The log, queue or Ick that the copies go to.
-        start: The first offset, in each shard or in that of a place; or a time: only records staged then or later.
-            None begins with the oldest record that is kept.
-        end: The last offset; or a time: only records staged before it.  None ends with the newest record, as of the begin.
-    """
-
-    channel: str
-    target: str
+    channel: str  # the log whose records are copied
+    target: str  # the log, queue or Ick that the copies go to
+    # The first offset, in each shard or in that of a place; or a time: only records staged then or later. None begins with the
+    # oldest record that is kept.
     start: Offset | Place | Moment | None = None
+    # The last offset; or a time: only records staged before it.  None ends with the newest record, as of the begin.
     end: Offset | Place | Moment | None = None
     key: str | None = None
     shard: int | None = None
@@ -76,26 +71,17 @@ class ReplayedShard:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay, planned or carried out.
+    """A replay, planned or carried out."""
 
-    Attributes:
-        replay: Its number; None if it has not begun.
-        shards: The range of each shard.
-        records: Records that are still to be copied.
-        since: Only records staged at this time or later are copied; None copies all.
-        until: Only records staged before this time are copied; None copies all.
-        ended_at: Time of its end; None if it goes on.
-    """
-
-    replay: int | None
+    replay: int | None  # its number; None if it has not begun
     channel: str
     target: str
-    shards: tuple[ReplayedShard, ...]
-    records: int
+    shards: tuple[ReplayedShard, ...]  # the range of each shard
+    records: int  # records that are still to be copied
     staged: int = 0
-    since: datetime | None = None
-    until: datetime | None = None
-    ended_at: datetime | None = None
+    since: datetime | None = None  # only records staged at this time or later are copied; None copies all
+    until: datetime | None = None  # only records staged before this time are copied; None copies all
+    ended_at: datetime | None = None  # time of its end; None if it goes on
 
 
 BATCH = 5_000

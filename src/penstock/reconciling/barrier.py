@@ -17,8 +17,7 @@ from psycopg import IsolationLevel
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import find_pause
-from penstock.database.registry import registered_channels
+from penstock.database.registry import find_pause, registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Paused, Unknown

@@ -16,57 +16,36 @@ SAMPLES = 1_000
 
 
 class DifferenceKind(StrEnum):
-    """The kind of a difference.
+    """The kind of a difference."""
 
-    Attributes:
-        MISSING: The canonical rows have it, the state does not.
-        SURPLUS: The state has it, the canonical rows do not.
-        DIFFERENT: Both have it, with other values.
-        DOUBLED: The state has several rows of it.
-    """
-
-    MISSING = "missing"
-    SURPLUS = "surplus"
-    DIFFERENT = "different"
-    DOUBLED = "doubled"
+    MISSING = "missing"  # the canonical rows have it, the state does not
+    SURPLUS = "surplus"  # the state has it, the canonical rows do not
+    DIFFERENT = "different"  # both have it, with other values
+    DOUBLED = "doubled"  # the state has several rows of it
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key that differs.
+    """One key that differs."""
 
-    Attributes:
-        key: The key's columns, as JSON.
-        kind: The kind of difference.
-        columns: The columns that differ, if both sides have the key; empty otherwise.
-        expected: The canonical row, as JSON; None if there is none, or it was not asked for.
-        found: The state's row, as JSON, or one of them; None if there is none, or it was not asked for.
-    """
-
-    key: str
-    kind: DifferenceKind
-    columns: tuple[str, ...] = ()
-    expected: str | None = None
-    found: str | None = None
+    key: str  # the key's columns, as JSON
+    kind: DifferenceKind  # the kind of difference
+    columns: tuple[str, ...] = ()  # the columns that differ, if both sides have the key; empty otherwise
+    expected: str | None = None  # the canonical row, as JSON; None if there is none, or it was not asked for
+    found: str | None = None  # the state's row, as JSON, or one of them; None if there is none, or it was not asked for
 
 
 @dataclass(frozen=True)
 class StateComparison:
-    """A state compared with its canonical rows.
+    """A state compared with its canonical rows."""
 
-    Attributes:
-        compared: Number of keys on either side.
-        counts: Number of differing keys by kind; kinds without any are left out.
-        differences: All of them, up to ``DIFFERENCES_KEPT``, otherwise some of the first, in the order of their keys:
-            numbers as numbers, anything else as text.
-        columns: The columns that were compared.
-        by_column: Number of keys in which a column differs, of those that both sides have; columns without any are left out.
-    """
-
-    compared: int
-    counts: Mapping[DifferenceKind, int]
+    compared: int  # number of keys on either side
+    counts: Mapping[DifferenceKind, int]  # number of differing keys by kind; kinds without any are left out
+    # all of them, up to ``DIFFERENCES_KEPT``, otherwise some of the first, in the order of their keys: numbers as numbers,
+    # anything else as text
     differences: Sequence[Difference]
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # the columns that were compared
+    # number of keys in which a column differs, of those that both sides have; columns without any are left out
     by_column: Mapping[str, int]
 
     @property

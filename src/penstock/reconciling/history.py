@@ -22,36 +22,21 @@ from penstock.records import Scope
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The last run of a reconciliation.
+    """The last run of a reconciliation."""
 
-    Attributes:
-        name: Name of the reconciliation.
-        consumer: The consumer whose state it compares.
-        intent: ``compare``, ``repair``, ``replace`` or ``bootstrap``.
-        outcome: ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``, which a killed run
-            keeps.
-        begun_at: Its start.
-        ago_s: Time since its start, in seconds.
-        seconds: Its duration, in seconds; None if it has not ended.
-        compared: Number of keys compared; None if it compared nothing.
-        differences: Number of keys that differed; None if it compared nothing.
-        repaired: Number of rows repaired, or of rows in the new state.
-        paused_s: Pause of the consumer for the comparison, in seconds.
-        remaining: Number of keys that an interrupted repair left, for ``--resume``.
-    """
-
-    name: str
-    consumer: str
-    intent: str
+    name: str  # name of the reconciliation
+    consumer: str  # the consumer whose state it compares
+    intent: str  # ``compare``, ``repair``, ``replace`` or ``bootstrap``
+    # ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``, which a killed run keeps
     outcome: str
-    begun_at: datetime
-    ago_s: float
-    seconds: float | None
-    compared: int | None
-    differences: int | None
-    repaired: int
-    paused_s: float | None
-    remaining: int
+    begun_at: datetime  # its start
+    ago_s: float  # time since its start, in seconds
+    seconds: float | None  # its duration, in seconds; None if it has not ended
+    compared: int | None  # number of keys compared; None if it compared nothing
+    differences: int | None  # number of keys that differed; None if it compared nothing
+    repaired: int  # number of rows repaired, or of rows in the new state
+    paused_s: float | None  # pause of the consumer for the comparison, in seconds
+    remaining: int  # number of keys that an interrupted repair left, for ``--resume``
 
 
 def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:

@@ -60,32 +60,20 @@ class Comparer(Protocol):
 
 @dataclass
 class Reconciled:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        run: Its number.
-        name: Name of the reconciliation.
-        consumer: The consumer whose state it compares.
-        intent: Its purpose.
-        tick: The tick of the cut; 0 before there is one.
-        comparison: Its differences; None if nothing was compared (``replace``, ``bootstrap``).
-        repaired: Number of keys repaired, or of rows in the new state.
-        paused_s: Pause of the consumer for the comparison, in seconds.
-        held_s: Longest pause of the consumer for a repair, in seconds.
-        seconds: Duration of the run, in seconds.
-        resumed: Number of the interrupted run whose repairs it went on with; None if it compared everything.
-    """
-
-    run: int
-    name: str
-    consumer: str
-    intent: Intent
-    tick: int = 0
+    run: int  # its number
+    name: str  # name of the reconciliation
+    consumer: str  # the consumer whose state it compares
+    intent: Intent  # its purpose
+    tick: int = 0  # the tick of the cut; 0 before there is one
+    # its differences; None if nothing was compared (``replace``, ``bootstrap``)
     comparison: StateComparison | None = None
-    repaired: int = 0
-    paused_s: float = 0.0
-    held_s: float = 0.0
-    seconds: float = 0.0
+    repaired: int = 0  # number of keys repaired, or of rows in the new state
+    paused_s: float = 0.0  # pause of the consumer for the comparison, in seconds
+    held_s: float = 0.0  # longest pause of the consumer for a repair, in seconds
+    seconds: float = 0.0  # duration of the run, in seconds
+    # number of the interrupted run whose repairs it went on with; None if it compared everything
     resumed: int | None = None
 
     @property

@@ -27,39 +27,24 @@ LOCK_TIMEOUT_S = 5
 
 
 class _Installed(NamedTuple):
-    """A function that captures changes, with one of its triggers.
+    """A function that captures changes, with one of its triggers."""
 
-    Attributes:
-        name: Of the function.
-        body: The function's body.
-        trigger: Name of the trigger; None if the function has none, like all that follow.
-        schema: Schema of the trigger's table.
-        table: Name of the trigger's table.
-        type: ``pg_trigger.tgtype``.
-        fires: True if it fires for every change of its type: enabled, for all columns, without a condition.
-    """
-
-    name: str
-    body: str
-    trigger: str | None
-    schema: str | None
-    table: str | None
-    type: int | None
-    fires: bool | None
+    name: str  # of the function
+    body: str  # the function's body
+    trigger: str | None  # name of the trigger; None if the function has none, like all that follow
+    schema: str | None  # schema of the trigger's table
+    table: str | None  # name of the trigger's table
+    type: int | None  # ``pg_trigger.tgtype``
+    fires: bool | None  # true if it fires for every change of its type: enabled, for all columns, without a condition
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFault:
-    """A declared trigger that does not capture what its rule says, or an installed one without a rule.
+    """A declared trigger that does not capture what its rule says, or an installed one without a rule."""
 
-    Attributes:
-        message: The finding.
-        fix: The command, or the change.
-        is_refused: True if workers refuse to start: a rule's changes are lost, or staged in another form than declared.
-    """
-
-    message: str
-    fix: str
+    message: str  # the finding
+    fix: str  # the command, or the change
+    # true if workers refuse to start: a rule's changes are lost, or staged in another form than declared
     is_refused: bool = True
 
 

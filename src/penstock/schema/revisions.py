@@ -33,17 +33,11 @@ _NAMED = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class FoundRevision:
-    """The revision of a schema.
+    """The revision of a schema."""
 
-    Attributes:
-        revision: Its name; empty if the schema has our tables and no version table names their revision.
-        table: The version table that names it, as SQL.
-        is_own: True if that table lies in the schema itself, where ``penstock init`` keeps it.
-    """
-
-    revision: str
-    table: str = ""
-    is_own: bool = True
+    revision: str  # its name; empty if the schema has our tables and no version table names their revision
+    table: str = ""  # the version table that names it, as SQL
+    is_own: bool = True  # true if that table lies in the schema itself, where ``penstock init`` keeps it
 
 
 def find_revision(connection: Executor, schema: str) -> FoundRevision | None:

@@ -41,25 +41,15 @@ class RolePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The roles as they are.
+    """The roles as they are."""
 
-    Attributes:
-        roles: Those that exist, by their names in Postgres.
-        foreign: Kind and name of what another role owns in the schema.
-        held: The rights of each role, of ours and of others.
-        acts_as_owner: True if this connection's role inherits the owner's.
-        reads_new_tables: True if the viewer may read tables that the owner creates.
-        sees_activity: True if the viewer sees what others do in ``pg_stat_activity``.
-        may_show_activity: True if this connection's role can let it.
-    """
-
-    roles: set[str]
-    foreign: list[tuple[Any, ...]]
-    held: dict[str, set[Right]]
-    acts_as_owner: bool
-    reads_new_tables: bool
-    sees_activity: bool
-    may_show_activity: bool
+    roles: set[str]  # those that exist, by their names in Postgres
+    foreign: list[tuple[Any, ...]]  # kind and name of what another role owns in the schema
+    held: dict[str, set[Right]]  # the rights of each role, of ours and of others
+    acts_as_owner: bool  # true if this connection's role inherits the owner's
+    reads_new_tables: bool  # true if the viewer may read tables that the owner creates
+    sees_activity: bool  # true if the viewer sees what others do in ``pg_stat_activity``
+    may_show_activity: bool  # true if this connection's role can let it
 
 
 def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:

@@ -138,19 +138,12 @@ _PRIVILEGES = ("USAGE", "CREATE", "EXECUTE", "SELECT", "INSERT", "UPDATE", "DELE
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One privilege on one object of the Penstock schema.
+    """One privilege on one object of the Penstock schema."""
 
-    Attributes:
-        kind: The kind of object.
-        name: Its name; empty for the schema.
-        privilege: ``SELECT``, ``INSERT`` ….
-        column: The column, if it is limited to one; else empty.
-    """
-
-    kind: Kind
-    name: str
-    privilege: str
-    column: str = ""
+    kind: Kind  # the kind of object
+    name: str  # its name; empty for the schema
+    privilege: str  # ``SELECT``, ``INSERT`` …
+    column: str = ""  # the column, if it is limited to one; else empty
 
     @property
     def place(self) -> tuple[int, str, int, int, str]:

@@ -104,22 +104,16 @@ _FLUSH = "penstock.flush"
 
 @dataclass(eq=False, slots=True)
 class Flush:
-    """Changes of one flush to classes with rules.
+    """Changes of one flush to classes with rules."""
 
-    Attributes:
-        context: The unit of work.
-        attachments: The session's pipelines that have rules.
-        changes: Objects in the order in which they are written, with the kind of change and the connection.
-        modified: Updated objects known to have a changed column.
-        old_members: For rules that mark members dirty: the members that updated objects had before.
-        deleted: Objects to be deleted, with the stored values of attributes that were changed and never written.
-    """
-
-    context: UOWTransaction
-    attachments: list[Attachment]
+    context: UOWTransaction  # the unit of work
+    attachments: list[Attachment]  # the session's pipelines that have rules
+    # objects in the order in which they are written, with the kind of change and the connection
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
-    modified: set[State] = field(default_factory=set)
+    modified: set[State] = field(default_factory=set)  # updated objects known to have a changed column
+    # for rules that mark members dirty: the members that updated objects had before
     old_members: dict[State, list[tuple[MappedRule, object]]] = field(default_factory=dict)
+    # objects to be deleted, with the stored values of attributes that were changed and never written
     deleted: dict[State, dict[str, object]] = field(default_factory=dict)
 
     def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:

@@ -53,19 +53,12 @@ class Declarations(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedRule:
-    """A rule applied to one mapper.
-
-    Attributes:
-        rule: The rule.
-        object_name: The object's name in the records.
-        names: Attributes that make up the payload; None if a function builds it.
-        reads: Column attributes that the rule may read.
-    """
+    """A rule applied to one mapper."""
 
     rule: StagingRule
-    object_name: str
-    names: tuple[str, ...] | None
-    reads: frozenset[str]
+    object_name: str  # the object's name in the records
+    names: tuple[str, ...] | None  # attributes that make up the payload; None if a function builds it
+    reads: frozenset[str]  # column attributes that the rule may read
 
     def make_row(self, change: Change, target: object, stored: StoredValues) -> Row | None:
         """Returns the row for a change; None if the rule's condition is false."""

@@ -114,29 +114,17 @@ OLD_MEMBER = """    IF TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM penstock_
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A rule's function and triggers.
-
-    Attributes:
-        rule: The rule.
-        name: Of the function and of the trigger on rows.
-        schema: Schema of the table; None if the class leaves it to the search path.
-        table: Name of the table.
-        columns: Columns that the function reads.
-        body: The function's body, as Postgres stores it.
-        types: ``pg_trigger.tgtype`` of each trigger, by its name.
-        statements: SQL that creates them, or replaces them if they exist.
-        drop: SQL that drops them.
-    """
+    """A rule's function and triggers."""
 
     rule: StagingRule
-    name: str
-    schema: str | None
-    table: str
-    columns: tuple[str, ...]
-    body: str
-    types: dict[str, int]
-    statements: tuple[str, ...]
-    drop: tuple[str, ...]
+    name: str  # of the function and of the trigger on rows
+    schema: str | None  # schema of the table; None if the class leaves it to the search path
+    table: str  # name of the table
+    columns: tuple[str, ...]  # columns that the function reads
+    body: str  # the function's body, as Postgres stores it
+    types: dict[str, int]  # ``pg_trigger.tgtype`` of each trigger, by its name
+    statements: tuple[str, ...]  # SQL that creates them, or replaces them if they exist
+    drop: tuple[str, ...]  # SQL that drops them
 
 
 def make_name(rule: StagingRule, suffix: str = "") -> str:

@@ -31,77 +31,47 @@ MAX_UNREACHABLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class IsolatedRecord:
-    """A staged row that gets no offset until it is corrected.
+    """A staged row that gets no offset until it is corrected."""
 
-    Attributes:
-        id: Its number.
-        shard: The shard that it names; a long name is cut.
-        reason: What is wrong with it.
-    """
-
-    id: RecordId
-    shard: ShardName
-    reason: str
+    id: RecordId  # its number
+    shard: ShardName  # the shard that it names; a long name is cut
+    reason: str  # what is wrong with it
 
 
 @dataclass(frozen=True, slots=True)
 class IsolatedRecords:
-    """Isolated records.
+    """Isolated records."""
 
-    Attributes:
-        count: How many there are.
-        first: The first of them.
-        last_number: In the order in which they were noted.
-    """
-
-    count: int = 0
-    first: tuple[IsolatedRecord, ...] = ()
-    last_number: int = 0
+    count: int = 0  # how many there are
+    first: tuple[IsolatedRecord, ...] = ()  # the first of them
+    last_number: int = 0  # in the order in which they were noted
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownShard:
-    """A shard with records that no registered channel has.
+    """A shard with records that no registered channel has."""
 
-    Attributes:
-        shard: The shard that the records name.
-        records: Number of records.
-        first: The first of them; None if its journal row was just removed.
-    """
-
-    shard: ShardName
-    records: int
-    first: RecordId | None
+    shard: ShardName  # the shard that the records name
+    records: int  # number of records
+    first: RecordId | None  # the first of them; None if its journal row was just removed
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedShard:
-    """A shard that the streamer leaves out.
-
-    Attributes:
-        shard: The shard.
-        reason: Why.
-        since_s: How long it has been stopped, in seconds.
-    """
+    """A shard that the streamer leaves out."""
 
     shard: ShardName
-    reason: str
-    since_s: float
+    reason: str  # why
+    since_s: float  # how long it has been stopped, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything of it.
+    """Everything of it."""
 
-    Attributes:
-        isolated: Records without an offset.
-        unknown: Shards of no registered channel, at most ``MAX_NAMED``.
-        stopped: Shards that are left out.
-    """
-
-    isolated: IsolatedRecords
-    unknown: tuple[UnknownShard, ...]
-    stopped: tuple[StoppedShard, ...]
+    isolated: IsolatedRecords  # records without an offset
+    unknown: tuple[UnknownShard, ...]  # shards of no registered channel, at most ``MAX_NAMED``
+    stopped: tuple[StoppedShard, ...]  # shards that are left out
 
 
 def read_faults(connection: Connection, scope: Scope) -> Faults:

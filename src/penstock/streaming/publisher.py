@@ -59,17 +59,11 @@ from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, group_b
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Result of one round of the publisher.
+    """Result of one round of the publisher."""
 
-    Attributes:
-        added: Records that were new to the log.
-        known: Records that the log already had: sent again, or sent before by another publisher.
-        healed: Shards whose log had less than expected, and are being replayed.
-    """
-
-    added: int = 0
-    known: int = 0
-    healed: tuple[ShardName, ...] = ()
+    added: int = 0  # records that were new to the log
+    known: int = 0  # records that the log already had: sent again, or sent before by another publisher
+    healed: tuple[ShardName, ...] = ()  # shards whose log had less than expected, and are being replayed
 
 
 NOTHING = Published()

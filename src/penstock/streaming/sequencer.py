@@ -60,25 +60,17 @@ _LOST_THE_RACE = (psycopg.errors.SerializationFailure, psycopg.errors.UniqueViol
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Result of one round of the sequencer.
+    """Result of one round of the sequencer."""
 
-    Attributes:
-        number: Number of the newest tick; a round that finds no new records does not make one.
-        sequenced: Number of records that got an offset.
-        epoch: The epoch of the tick.
-        tails: New last offset of each shard that got records.
-        firsts: The first of the new offsets of each of these shards.
-        inline_records: The first of these records, a batch per shard; empty if there are many.
-        server_start_us: When the Postgres that ticked was started: microseconds since 1970.
-    """
-
-    number: int
-    sequenced: int
-    epoch: Epoch
-    tails: Mapping[ShardName, Offset] = field(default_factory=dict)
+    number: int  # number of the newest tick; a round that finds no new records does not make one
+    sequenced: int  # number of records that got an offset
+    epoch: Epoch  # the epoch of the tick
+    tails: Mapping[ShardName, Offset] = field(default_factory=dict)  # new last offset of each shard that got records
+    # the first of the new offsets of each of these shards
     firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
+    # the first of these records, a batch per shard; empty if there are many
     inline_records: list[Batch] = field(default_factory=list)
-    server_start_us: int = 0
+    server_start_us: int = 0  # when the Postgres that ticked was started: microseconds since 1970
 
 
 class Sequencer:

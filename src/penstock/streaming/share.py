@@ -26,21 +26,13 @@ records a second they arrive earlier than one by one, which would keep both serv
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """Result of one round of the streamer.
+    """Result of one round of the streamer."""
 
-    Attributes:
-        sequenced: Records that got their offset.
-        added: Records that were new to the log.
-        known: Records sent that the log already had.
-        removed: Staged records that retention removed.
-        backlog: Records that the journal has and the usable logs of the streamer's share lack.
-    """
-
-    sequenced: int = 0
-    added: int = 0
-    known: int = 0
-    removed: int = 0
-    backlog: int = 0
+    sequenced: int = 0  # records that got their offset
+    added: int = 0  # records that were new to the log
+    known: int = 0  # records sent that the log already had
+    removed: int = 0  # staged records that retention removed
+    backlog: int = 0  # records that the journal has and the usable logs of the streamer's share lack
 
     @property
     def idle(self) -> bool:
@@ -61,15 +53,10 @@ _SHARE = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of several equal shares; the first of them also sequences.
+    """One of several equal shares; the first of them also sequences."""
 
-    Attributes:
-        number: From 1 to ``of``.
-        of: Number of shares.
-    """
-
-    number: int = 1
-    of: int = 1
+    number: int = 1  # from 1 to ``of``
+    of: int = 1  # number of shares
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import read_pauses
+from penstock.database.registry import read_pauses
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter

@@ -70,16 +70,11 @@ Tables = Mapping[str, Table]
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Something that happens to a consumer.
+    """Something that happens to a consumer."""
 
-    Attributes:
-        text: What it is, as the rest of ``does not survive …``.
-        advice: The usual mistake of a handler that does not survive it.
-        run: Applies all that is there, under the fault; takes a run and the consumer.
-    """
-
-    text: str
-    advice: str
+    text: str  # what it is, as the rest of ``does not survive …``
+    advice: str  # the usual mistake of a handler that does not survive it
+    # applies all that is there, under the fault; takes a run and the consumer
     run: "Callable[[_Run, ConsumerSpec], None]"
 
 

@@ -17,52 +17,30 @@ from penstock.records import ShardName
 
 
 class FindingKind(StrEnum):
-    """The kind of a finding.
+    """The kind of a finding."""
 
-    Attributes:
-        MISSING: An entry of the log, an offset of the journal or a staged record is not there and should be.
-        SURPLUS: An entry of the log that the journal does not know.
-        CHANGED: The same record with other content.
-        DAMAGED: An entry of the log that cannot be read.
-        DOUBLED: A record that stands at two offsets.
-        INVERTED: A record that stands at another's offset, or after one that it should precede.
-        OVERLOOKED: A record that was committed before the last tick and has no offset.
-        AHEAD: A checkpoint beyond the end of the journal or of the log.
-    """
-
-    MISSING = "missing"
-    SURPLUS = "surplus"
-    CHANGED = "changed"
-    DAMAGED = "damaged"
-    DOUBLED = "doubled"
-    INVERTED = "inverted"
-    OVERLOOKED = "overlooked"
-    AHEAD = "ahead"
+    MISSING = "missing"  # an entry of the log, an offset of the journal or a staged record is not there and should be
+    SURPLUS = "surplus"  # an entry of the log that the journal does not know
+    CHANGED = "changed"  # the same record with other content
+    DAMAGED = "damaged"  # an entry of the log that cannot be read
+    DOUBLED = "doubled"  # a record that stands at two offsets
+    INVERTED = "inverted"  # a record that stands at another's offset, or after one that it should precede
+    OVERLOOKED = "overlooked"  # a record that was committed before the last tick and has no offset
+    AHEAD = "ahead"  # a checkpoint beyond the end of the journal or of the log
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong, and where.
+    """Something that is wrong, and where."""
 
-    Attributes:
-        kind: The kind of a finding.
-        where: ``log``, ``journal``, ``staged``, ``consumers``, or ``consumer …``.
-        channel: Name of the channel.
-        shard: Number of the shard.
-        offset: The first offset concerned.
-        count: Number of consecutive offsets concerned.
-        record: Id of the record; None if there is none, or several.
-        text: The difference, without payloads.
-    """
-
-    kind: FindingKind
-    where: str
-    channel: str
-    shard: int
-    offset: int
-    count: int
-    record: int | None
-    text: str
+    kind: FindingKind  # the kind of a finding
+    where: str  # ``log``, ``journal``, ``staged``, ``consumers``, or ``consumer …``
+    channel: str  # name of the channel
+    shard: int  # number of the shard
+    offset: int  # the first offset concerned
+    count: int  # number of consecutive offsets concerned
+    record: int | None  # id of the record; None if there is none, or several
+    text: str  # the difference, without payloads
 
 
 def make_finding(  # noqa: PLR0913  a finding has so many parts
@@ -81,23 +59,14 @@ def make_finding(  # noqa: PLR0913  a finding has so many parts
 
 @dataclass(frozen=True, slots=True)
 class UnexpectedEntry:
-    """A log entry that is not the record expected at its offset.  Classifying it takes the whole journal.
+    """A log entry that is not the record expected at its offset.  Classifying it takes the whole journal."""
 
-    Attributes:
-        channel: Name of the channel.
-        shard: Number of the shard.
-        offset: The first half of its id.
-        entry: Its id in the stream.
-        record: Id of the record it claims to be; None if it has none.
-        expected: The record expected at the offset; None if there is none, or the id's second half is not 0.
-    """
-
-    channel: str
-    shard: int
-    offset: int
-    entry: str
-    record: int | None
-    expected: int | None
+    channel: str  # name of the channel
+    shard: int  # number of the shard
+    offset: int  # the first half of its id
+    entry: str  # its id in the stream
+    record: int | None  # id of the record it claims to be; None if it has none
+    expected: int | None  # the record expected at the offset; None if there is none, or the id's second half is not 0
 
 
 JournalPlace = tuple[str, int, int]
@@ -180,41 +149,26 @@ Entry = tuple[bytes, Sequence[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class VerificationRange:
-    """Consecutive offsets of a shard, to be verified.
-
-    Attributes:
-        shard: The shard.
-        after: The offset before the first.
-        until: The last offset.
-        published: The end of the log, read before anything else.  Records beyond it may still be on their way and are
-            not expected in the log.  ``QUEUED`` in a queue, whose records are gone once they are done.
-        evicts: True if the oldest entries of the log leave Redis when the memory of its channel is used up.
-    """
+    """Consecutive offsets of a shard, to be verified."""
 
     shard: ShardName
-    after: int
-    until: int
+    after: int  # the offset before the first
+    until: int  # the last offset
+    # The end of the log, read before anything else.  Records beyond it may still be on their way and are not expected in the
+    # log.  ``QUEUED`` in a queue, whose records are gone once they are done.
     published: int
-    evicts: bool = False
+    evicts: bool = False  # true if the oldest entries of the log leave Redis when the memory of its channel is used up
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRecord:
-    """The entry that the log should hold at an offset, according to Postgres.
-
-    Attributes:
-        offset: The offset.
-        record: Id of the record that the journal names.
-        entry: First offset of the journal row that names it.
-        values: The expected fields of the log entry; None if the staged record is gone.
-        at_home: True if the staged record names the same channel and shard as the journal.
-    """
+    """The entry that the log should hold at an offset, according to Postgres."""
 
     offset: int
-    record: int
-    entry: int
-    values: Sequence[bytes] | None
-    at_home: bool
+    record: int  # id of the record that the journal names
+    entry: int  # first offset of the journal row that names it
+    values: Sequence[bytes] | None  # the expected fields of the log entry; None if the staged record is gone
+    at_home: bool  # true if the staged record names the same channel and shard as the journal
 
 
 def compare(

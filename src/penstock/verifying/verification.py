@@ -30,23 +30,14 @@ FINDINGS_KEPT = 10_000
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings of an engine in the ranges.
+    """The findings of an engine in the ranges."""
 
-    Attributes:
-        records: Number of records compared.
-        overtaken: Records that come after a younger record of their key: their transactions shared no lock.
-        counts: Number of offsets concerned, by kind, without unexpected entries.
-        findings: The first ``FINDINGS_KEPT`` findings, without the records in ``twice``.
-        unexpected: Entries that are not the record expected there, at most ``FINDINGS_KEPT``.
-        twice: Records that the journal has at several places, at most ``FINDINGS_KEPT``.
-    """
-
-    records: int
-    overtaken: int
-    counts: Mapping[FindingKind, int]
-    findings: Sequence[Finding]
-    unexpected: Sequence[UnexpectedEntry]
-    twice: Sequence[int]
+    records: int  # number of records compared
+    overtaken: int  # records that come after a younger record of their key: their transactions shared no lock
+    counts: Mapping[FindingKind, int]  # number of offsets concerned, by kind, without unexpected entries
+    findings: Sequence[Finding]  # the first ``FINDINGS_KEPT`` findings, without the records in ``twice``
+    unexpected: Sequence[UnexpectedEntry]  # entries that are not the record expected there, at most ``FINDINGS_KEPT``
+    twice: Sequence[int]  # records that the journal has at several places, at most ``FINDINGS_KEPT``
 
 
 class Examiner(Protocol):
@@ -58,26 +49,16 @@ class Examiner(Protocol):
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of a verification.
+    """The result of a verification."""
 
-    Attributes:
-        records: Number of records compared.
-        shards: Number of shards.
-        unpublished: Records that had an offset and were not in the log yet; not a finding.
-        overtaken: Records that come after a younger record of their key, as transactions without a common lock may; not
-            a finding.
-        counts: Number of records or offsets concerned, by kind.
-        findings: The first ``FINDINGS_KEPT`` findings, ordered by shard and offset.
-        seconds: Duration, in seconds.
-    """
-
-    records: int
-    shards: int
-    unpublished: int
+    records: int  # number of records compared
+    shards: int  # number of shards
+    unpublished: int  # records that had an offset and were not in the log yet; not a finding
+    # records that come after a younger record of their key, as transactions without a common lock may; not a finding
     overtaken: int
-    counts: Mapping[FindingKind, int]
-    findings: Sequence[Finding]
-    seconds: float
+    counts: Mapping[FindingKind, int]  # number of records or offsets concerned, by kind
+    findings: Sequence[Finding]  # the first ``FINDINGS_KEPT`` findings, ordered by shard and offset
+    seconds: float  # duration, in seconds
 
     @property
     def clean(self) -> bool:

@@ -22,24 +22,15 @@ MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class MarkBatch:
-    """Consecutive records of a shard, coalesced into one mark for each member.
+    """Consecutive records of a shard, coalesced into one mark for each member."""
 
-    Attributes:
-        shard: Where the records belong.
-        epoch: The epoch of the publisher.
-        first: Offset of the first record.
-        begins: No record before ``first`` exists any more: an Ick that is marked up to less may begin here.
-        last: Offset of the last record.
-        newest: Id, member and time of the last record, by which the position is known.
-        marks: Score and member of each mark, flat.  The score is the time of the member's first record, in seconds since 1970.
-    """
-
-    shard: ShardName
-    epoch: Epoch
-    first: Offset
-    begins: bool
-    last: Offset
-    newest: tuple[RecordId, str, int]
+    shard: ShardName  # where the records belong
+    epoch: Epoch  # the epoch of the publisher
+    first: Offset  # offset of the first record
+    begins: bool  # no record before ``first`` exists any more: an Ick that is marked up to less may begin here
+    last: Offset  # offset of the last record
+    newest: tuple[RecordId, str, int]  # id, member and time of the last record, by which the position is known
+    # Score and member of each mark, flat.  The score is the time of the member's first record, in seconds since 1970.
     marks: Sequence[Argument]
 
     @property
@@ -88,19 +79,13 @@ def _parse(answer: Any, shard: ShardName) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class MarkProgress:
-    """Progress of a shard of an Ick: marked and processed.
+    """Progress of a shard of an Ick: marked and processed."""
 
-    Attributes:
-        done_up_to: Every member marked up to this offset has been processed since, and need not be marked again in an empty Redis.
-        marked_up_to: The last offset whose member was marked.
-        records: Records marked in total.
-        dirtied: Members that became dirty by them; the others were dirty already.
-    """
-
+    # every member marked up to this offset has been processed since, and need not be marked again in an empty Redis
     done_up_to: Offset
-    marked_up_to: Offset
-    records: int
-    dirtied: int
+    marked_up_to: Offset  # the last offset whose member was marked
+    records: int  # records marked in total
+    dirtied: int  # members that became dirty by them; the others were dirty already
 
 
 def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, MarkProgress]:

@@ -20,18 +20,12 @@ MemberState = Literal["dirty", "reserved", "held"]
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """The contents of one shard of an Ick.
+    """The contents of one shard of an Ick."""
 
-    Attributes:
-        stats: Sizes, scores and holder; None if there is no Ick yet.
-        records: Records marked in total.
-        dirtied: Members that became dirty by them; the others were dirty already.
-        damage: What is damaged, in words; None if the Ick is intact.  Otherwise the other fields are empty.
-    """
-
-    stats: IckStats | None
-    records: int
-    dirtied: int
+    stats: IckStats | None  # sizes, scores and holder; None if there is no Ick yet
+    records: int  # records marked in total
+    dirtied: int  # members that became dirty by them; the others were dirty already
+    # What is damaged, in words; None if the Ick is intact.  Otherwise the other fields are empty.
     damage: str | None = None
 
 

@@ -28,23 +28,14 @@ AHEAD = 1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of a shard, ready to be appended.
+    """Consecutive records of a shard, ready to be appended."""
 
-    Attributes:
-        shard: Where they belong.
-        epoch: The epoch of the publisher.
-        first: Offset of the first record.
-        begins: No record before ``first`` exists any more: a log that ends before it may begin here.
-        columns: The records.
-        plain: Whether each record is to be an entry of its own.
-    """
-
-    shard: ShardName
-    epoch: Epoch
-    first: Offset
-    begins: bool
-    columns: Columns
-    plain: bool = False
+    shard: ShardName  # where they belong
+    epoch: Epoch  # the epoch of the publisher
+    first: Offset  # offset of the first record
+    begins: bool  # no record before ``first`` exists any more: a log that ends before it may begin here
+    columns: Columns  # the records
+    plain: bool = False  # whether each record is to be an entry of its own
 
     def stored_as(self, entries: str) -> "Batch":
         """The batch as a channel stores it: ``plain``, or how its columns are compressed.  Raises ``CodecMissing``."""

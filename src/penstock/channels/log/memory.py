@@ -15,16 +15,11 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory that a log may take, and batches on their way to it.
+    """Memory that a log may take, and batches on their way to it."""
 
-    Attributes:
-        most: Bytes up to which nothing is evicted.
-        goal: Bytes that are left, about, if entries are evicted.
-        underway: Last offset and size in bytes of batches that have been sent, and may be in the log already.
-    """
-
-    most: int
-    goal: int
+    most: int  # bytes up to which nothing is evicted
+    goal: int  # bytes that are left, about, if entries are evicted
+    # last offset and size in bytes of batches that have been sent, and may be in the log already
     underway: Sequence[tuple[Offset, int]] = ()
 
 

@@ -35,18 +35,12 @@ GROWTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The contents of a shard's stream.
+    """The contents of a shard's stream."""
 
-    Attributes:
-        first: Offset of the oldest record; one past the tail if there is none.
-        tail: The last offset ever assigned; 0 if there is none.
-        entries: Number of entries.
-        last: Offset of the newest record; 0 if there is none.  Less than the tail if it has been removed.
-    """
-
-    first: Offset
-    tail: Offset
-    entries: int
+    first: Offset  # offset of the oldest record; one past the tail if there is none
+    tail: Offset  # the last offset ever assigned; 0 if there is none
+    entries: int  # number of entries
+    # Offset of the newest record; 0 if there is none.  Less than the tail if it has been removed.
     last: Offset = BEGINNING
 
     @property

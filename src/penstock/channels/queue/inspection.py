@@ -50,21 +50,13 @@ def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardNa
 
 @dataclass(frozen=True, slots=True)
 class CheckedShard:
-    """Consistency of the parts of a shard.
+    """Consistency of the parts of a shard."""
 
-    Attributes:
-        apart: The parts that do not; the next sweep rebuilds them.
-        is_rebuilding: Whether they are being rebuilt.
-        foreign: A key with values that Penstock did not write; None if none was seen.
-        server_s: The time of its Redis, in seconds since 1970; None if it was not asked.
-        ahead_s: How far the queue's clock is ahead of that, in seconds.
-    """
-
-    apart: tuple[str, ...] = ()
-    is_rebuilding: bool = False
-    foreign: str | None = None
-    server_s: float | None = None
-    ahead_s: float = 0.0
+    apart: tuple[str, ...] = ()  # the parts that do not; the next sweep rebuilds them
+    is_rebuilding: bool = False  # whether they are being rebuilt
+    foreign: str | None = None  # a key with values that Penstock did not write; None if none was seen
+    server_s: float | None = None  # the time of its Redis, in seconds since 1970; None if it was not asked
+    ahead_s: float = 0.0  # how far the queue's clock is ahead of that, in seconds
 
 
 def check_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, CheckedShard]:
@@ -137,19 +129,14 @@ TENANTS_A_CALL = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BusyTenant:
-    """A tenant with messages in a queue.
-
-    Attributes:
-        waiting: Its messages that wait.
-        in_flight: Those that a worker has.
-        state: ``ready`` to be served; ``over`` its share; ``blocked`` by a limit; ``idle``: all that it has is in flight; or
-            ``paused`` by a limit of its own, or of all.
-    """
+    """A tenant with messages in a queue."""
 
     shard: ShardName
     tenant: str
-    waiting: int
-    in_flight: int
+    waiting: int  # its messages that wait
+    in_flight: int  # those that a worker has
+    # ``ready`` to be served; ``over`` its share; ``blocked`` by a limit; ``idle``: all that it has is in flight; or ``paused``
+    # by a limit of its own, or of all
     state: str
 
 

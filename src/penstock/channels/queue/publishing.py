@@ -26,56 +26,32 @@ log = structlog.get_logger("penstock.streamer")
 
 @dataclass(frozen=True, slots=True)
 class QueuedRecord:
-    """A record, as the message that is written.  Its id is the record's.
+    """A record, as the message that is written.  Its id is the record's."""
 
-    Attributes:
-        id: The record.
-        offset: Its offset; 0 if it is written apart from the order.
-        tenant: Whose it is.
-        key: Its key within the tenant.
-        due_ms: When it may be handed over, in milliseconds since 1970; None is now.
-        deadline_ms: Until when it may be, likewise.
-        unique: Name, scope and window in milliseconds of a unique name; empty texts if it has none.
-        payload: The payload, as JSON text.
-        headers: The headers, as JSON text.
-        staged_us: When it was staged, in microseconds since 1970.
-        priority: Within the tenant.
-    """
-
-    id: RecordId
-    offset: Offset
-    tenant: str
-    key: str
-    due_ms: int | None
-    deadline_ms: int | None
-    unique: tuple[str, str, str]
-    payload: str
-    headers: str
-    staged_us: int
-    priority: object = "normal"
+    id: RecordId  # the record
+    offset: Offset  # its offset; 0 if it is written apart from the order
+    tenant: str  # whose it is
+    key: str  # its key within the tenant
+    due_ms: int | None  # when it may be handed over, in milliseconds since 1970; None is now
+    deadline_ms: int | None  # until when it may be, likewise
+    unique: tuple[str, str, str]  # name, scope and window in milliseconds of a unique name; empty texts if it has none
+    payload: str  # the payload, as JSON text
+    headers: str  # the headers, as JSON text
+    staged_us: int  # when it was staged, in microseconds since 1970
+    priority: object = "normal"  # within the tenant
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBatch:
-    """Consecutive records of a shard, with the messages of those that are to be written.
+    """Consecutive records of a shard, with the messages of those that are to be written."""
 
-    Attributes:
-        shard: Where the records belong.
-        epoch: The epoch of the publisher.
-        first: Offset of the first record.
-        last: Offset of the last record; 0 if they are written apart from the order.
-        begins: No record before ``first`` exists any more: a position that is lower may continue here.
-        places: Id of each record, with the time of its staging; 0 if it is done.
-        messages: In the order of their offsets.
-    """
-
-    shard: ShardName
-    epoch: Epoch
-    first: Offset
-    last: Offset
-    begins: bool
-    places: Sequence[tuple[RecordId, int]]
-    messages: Sequence[QueuedRecord]
+    shard: ShardName  # where the records belong
+    epoch: Epoch  # the epoch of the publisher
+    first: Offset  # offset of the first record
+    last: Offset  # offset of the last record; 0 if they are written apart from the order
+    begins: bool  # no record before ``first`` exists any more: a position that is lower may continue here
+    places: Sequence[tuple[RecordId, int]]  # id of each record, with the time of its staging; 0 if it is done
+    messages: Sequence[QueuedRecord]  # in the order of their offsets
 
     @property
     def count(self) -> int:
@@ -85,19 +61,12 @@ class QueueBatch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a message.
-
-    Attributes:
-        record: The record.
-        word: ``written``, ``known``, ``duplicate`` or ``full``.
-        holder: The message that has its unique name, if it is a duplicate.
-        in_window: Whether that message has the name for a time, whatever becomes of it.
-    """
+    """Outcome of a message."""
 
     record: QueuedRecord
-    word: str
-    holder: str = ""
-    in_window: bool = False
+    word: str  # ``written``, ``known``, ``duplicate`` or ``full``
+    holder: str = ""  # the message that has its unique name, if it is a duplicate
+    in_window: bool = False  # whether that message has the name for a time, whatever becomes of it
 
 
 @dataclass(frozen=True, slots=True)

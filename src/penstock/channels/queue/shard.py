@@ -92,23 +92,14 @@ class TakenMessages:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a lease.
+    """The end of a lease."""
 
-    Attributes:
-        id: The message.
-        token: The token of its lease.
-        outcome: ``done``, ``retry``, ``snooze``, ``release`` or ``dead``.
-        delay_s: With ``retry`` and ``snooze``: seconds until it may be handed over again.
-        seconds: How long the work took.
-        reason: With ``dead``: why.
-    """
-
-    id: str
-    token: str
-    outcome: str
-    delay_s: float = 0.0
-    seconds: float = 0.0
-    reason: str = ""
+    id: str  # the message
+    token: str  # the token of its lease
+    outcome: str  # ``done``, ``retry``, ``snooze``, ``release`` or ``dead``
+    delay_s: float = 0.0  # with ``retry`` and ``snooze``: seconds until it may be handed over again
+    seconds: float = 0.0  # how long the work took
+    reason: str = ""  # with ``dead``: why
 
 
 class QueueShard:

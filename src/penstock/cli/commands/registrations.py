@@ -9,7 +9,7 @@ from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.cli.command import DIFFERENCES, NOTHING_CHANGED, Apply, Json, command, require_pipeline, whoami
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
-from penstock.database.pauses import PauseKind
+from penstock.database.registry import PauseKind
 from penstock.display import format_seconds
 from penstock.errors import InvalidSetting
 from penstock.operating.channels import (

@@ -17,19 +17,12 @@ from penstock.errors import DamagedIck
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One defect of an Ick.
+    """One defect of an Ick."""
 
-    Attributes:
-        key: The damaged key.
-        found: The type or the beginning of the text that was found, or ``no version beside … members``.
-        moved_to: The key that the content was, or would be, moved to; None if nothing has to move.
-        may_have_lost: The key may have held members before something else was written there.
-    """
-
-    key: str
-    found: str
-    moved_to: str | None
-    may_have_lost: bool
+    key: str  # the damaged key
+    found: str  # the type or the beginning of the text that was found, or ``no version beside … members``
+    moved_to: str | None  # the key that the content was, or would be, moved to; None if nothing has to move
+    may_have_lost: bool  # the key may have held members before something else was written there
 
 
 def repair(client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False) -> list[Damage]:

@@ -102,19 +102,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class CurrentReservation:
-    """The current reservation of an Ick, as other consumers see it.
+    """The current reservation of an Ick, as other consumers see it."""
 
-    Attributes:
-        number: Its number; the last one's if there is no current reservation.
-        request: The id of the request that began it; empty if there is none.
-        holder: Who holds it; empty if there is none.
-        heartbeats: Number of heartbeats that the holder has sent for it.
-    """
-
-    number: int
-    request: str
-    holder: str
-    heartbeats: int
+    number: int  # its number; the last one's if there is no current reservation
+    request: str  # the id of the request that began it; empty if there is none
+    holder: str  # who holds it; empty if there is none
+    heartbeats: int  # number of heartbeats that the holder has sent for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,21 +95,14 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """Records that one call has taken from a shard.
+    """Records that one call has taken from a shard."""
 
-    Attributes:
-        taken: The records.
-        after: No record after this one was looked for and not found; None if there may be some that are not read.
-        due_in_s: Seconds until a pending record is due; None if none is pending.
-        error: Why an entry that was taken cannot be read.
-        bytes: Size of the entries in the reply.
-    """
-
-    taken: Taken
+    taken: Taken  # the records
+    # no record after this one was looked for and not found; None if there may be some that are not read
     after: Offset | None
-    due_in_s: float | None
-    error: PenstockError | None = None
-    bytes: int = 0
+    due_in_s: float | None  # seconds until a pending record is due; None if none is pending
+    error: PenstockError | None = None  # why an entry that was taken cannot be read
+    bytes: int = 0  # size of the entries in the reply
 
 
 def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:

@@ -31,8 +31,8 @@ from penstock.clients import Busy, Reservation, Reservations, Superseded
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.ick.reserved_members import IckMembers, ReservedMember, plan_progress, reserved_members
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated
 from penstock.errors import ServerUnavailable

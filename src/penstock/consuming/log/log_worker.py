@@ -19,9 +19,9 @@ from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower, extents
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.offset_source import Limit, LogRecords, OffsetSource
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.crashpoints import crashpoint, is_repeated

@@ -55,23 +55,14 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of the delivery of a job.
-
-    Attributes:
-        lease: Its lease.
-        counts: The job under its result; nothing if it was put back for no fault of its own.
-        settlement: How it is settled; None if the lease is not ours any more.
-        halted: Why its shard is halted now; None if it is not.
-        comes_back: The queue hands it over again after a pause, because of a failure.
-        error: Class of the error if the attempt failed; else empty.
-    """
+    """End of the delivery of a job."""
 
     lease: Lease
-    counts: Counts
-    settlement: Settlement | None
-    halted: str | None = None
-    comes_back: bool = False
-    error: str = ""
+    counts: Counts  # the job under its result; nothing if it was put back for no fault of its own
+    settlement: Settlement | None  # how it is settled; None if the lease is not ours any more
+    halted: str | None = None  # why its shard is halted now; None if it is not
+    comes_back: bool = False  # the queue hands it over again after a pause, because of a failure
+    error: str = ""  # class of the error if the attempt failed; else empty
 
 
 class RetryStates:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from penstock.consuming.delivery import AskedToWait
 from penstock.consuming.failures import NotApplied, Repeated, find_outcome
-from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
 from penstock.database.executor import Executor

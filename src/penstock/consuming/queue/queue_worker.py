@@ -19,6 +19,7 @@ from penstock.channels.queue.shard import run as run_steps
 from penstock.clients import Lease, QueueReader
 from penstock.consuming.delivery import Consumed, Counts
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.acknowledger import Acknowledger
 from penstock.consuming.queue.in_flight import InFlight, RunningJob
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
@@ -26,7 +27,6 @@ from penstock.consuming.queue.job_deliverer import Ended, JobDeliverer, RetrySta
 from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import JobTransaction
 from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSlots, make_slots
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection

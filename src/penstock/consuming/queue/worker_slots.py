@@ -52,21 +52,13 @@ class WorkerSlots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotWork:
-    """The work of the slots.
-
-    Attributes:
-        worker: The worker.
-        make: Makes the deliverer of a slot.
-        deliver: Delivers a job in a slot, and does not raise.
-        fail: Called with an error that ends all slots.
-        is_stopped: Whether no job is to be tried again.
-    """
+    """The work of the slots."""
 
     worker: WorkerSpec
-    make: Callable[[Waiter], JobDeliverer]
-    deliver: Callable[["WorkerSlot", Lease], None]
-    fail: Callable[[BaseException], None]
-    is_stopped: Callable[[], bool]
+    make: Callable[[Waiter], JobDeliverer]  # makes the deliverer of a slot
+    deliver: Callable[["WorkerSlot", Lease], None]  # delivers a job in a slot, and does not raise
+    fail: Callable[[BaseException], None]  # called with an error that ends all slots
+    is_stopped: Callable[[], bool]  # whether no job is to be tried again
 
 
 def make_slots(work: SlotWork) -> WorkerSlots:

@@ -12,21 +12,13 @@ from penstock.records import Epoch, Offset, Record, RecordId, Scope, Shard, Shar
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """A checkpoint, as far as the source is concerned.
+    """A checkpoint, as far as the source is concerned."""
 
-    Attributes:
-        shard: The shard of the source.
-        offset: Everything up to here has been applied.
-        epoch: Redis' epoch of the shard whose records may be applied; 0 if none was accepted yet.
-        record: The record at ``offset``; None if it is not known.
-        halted: Why the shard is halted; None if it is not.
-    """
-
-    shard: ShardName
-    offset: Offset
-    epoch: Epoch
-    record: JournaledRecord | None
-    halted: str | None = None
+    shard: ShardName  # the shard of the source
+    offset: Offset  # everything up to here has been applied
+    epoch: Epoch  # Redis' epoch of the shard whose records may be applied; 0 if none was accepted yet
+    record: JournaledRecord | None  # the record at ``offset``; None if it is not known
+    halted: str | None = None  # why the shard is halted; None if it is not
 
 
 class SourcePositions:

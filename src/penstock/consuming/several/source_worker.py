@@ -14,10 +14,10 @@ from penstock.channels.isolation import ask_each
 from penstock.channels.log import Follower
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import Limit, OffsetSource
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.several.source_records import SourceRecords

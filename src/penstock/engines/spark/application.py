@@ -14,7 +14,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from penstock import errors
-from penstock.consuming.setup import WorkerSetup
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.worker_kinds import check_sources
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line

@@ -21,11 +21,11 @@ from penstock.channels.log import Extent, extents, shards_with_more
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivery import Broken, Consumed, Delivered
 from penstock.consuming.failures import NotApplied
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import Limit, OffsetSource, backfill
-from penstock.consuming.setup import WorkerSetup
 from penstock.consuming.transaction import Planner
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec

@@ -60,21 +60,13 @@ class LoadedRows:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan(Sequence[Place]):
-    """Consecutive places of a shard, whose records are among some rows.
+    """Consecutive places of a shard, whose records are among some rows."""
 
-    Attributes:
-        rows: Where the records are.
-        shard: Of all of them.
-        offsets: Of the places.
-        without: Keys whose records are not to be handed to the handler.
-        absent: Number of their records.
-    """
-
-    rows: LoadedRows
-    shard: ShardName
-    offsets: range
-    without: frozenset[str] = frozenset()
-    absent: int = 0
+    rows: LoadedRows  # where the records are
+    shard: ShardName  # of all of them
+    offsets: range  # of the places
+    without: frozenset[str] = frozenset()  # keys whose records are not to be handed to the handler
+    absent: int = 0  # number of their records
 
     @override
     def __len__(self) -> int:

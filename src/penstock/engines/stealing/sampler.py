@@ -103,21 +103,13 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Assignment:
-    """A job as it was installed.
-
-    Attributes:
-        name: Its name.
-        job: What is called.
-        rate: The share of the calls of ``enlist`` that draw it.
-        installed_at: Number of calls of ``enlist`` before it was installed.
-        counters: Collects its counters.
-    """
+    """A job as it was installed."""
 
     name: str
-    job: Job
-    rate: float
-    installed_at: int
-    counters: JobTally = field(default_factory=JobTally)
+    job: Job  # what is called
+    rate: float  # the share of the calls of ``enlist`` that draw it
+    installed_at: int  # number of calls of ``enlist`` before it was installed
+    counters: JobTally = field(default_factory=JobTally)  # collects its counters
 
 
 class Sampler:

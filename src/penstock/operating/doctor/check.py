@@ -41,16 +41,11 @@ def warning(message: str, fix: str, check: str = "") -> CheckResult:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Input of a check.
+    """Input of a check."""
 
-    Attributes:
-        connection: To Postgres, in autocommit mode.
-        pipeline: None if the declarations are not known.
-    """
-
-    connection: Connection
+    connection: Connection  # to Postgres, in autocommit mode
     client: RedisClient
-    pipeline: Pipeline | None
+    pipeline: Pipeline | None  # None if the declarations are not known
     scope: Scope
     shards: tuple[ShardName, ...] = ()
 

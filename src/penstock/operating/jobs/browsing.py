@@ -44,27 +44,19 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that is not done.
+    """A job that is not done."""
 
-    Attributes:
-        id: The job: ``job.id`` in its handler.
-        key: Its key within the tenant; empty if it has none.
-        unique: Its unique name; empty if it has none.
-        due: When it may be handed over; None if that was said by nobody.
-        why: What it waits for, as a sentence.
-    """
-
-    id: RecordId
+    id: RecordId  # the job: ``job.id`` in its handler
     shard: ShardName
     tenant: str
-    key: str
-    unique: str
+    key: str  # its key within the tenant; empty if it has none
+    unique: str  # its unique name; empty if it has none
     action: str
     object: str
     staged_at: datetime | None
-    due: datetime | None
+    due: datetime | None  # when it may be handed over; None if that was said by nobody
     state: JobState
-    why: str
+    why: str  # what it waits for, as a sentence
 
     @property
     def is_movable(self) -> bool:

@@ -38,25 +38,18 @@ CheckpointTarget = Offset | Place | Moment | Literal["earliest", "latest"] | Non
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMove:
-    """Move of one checkpoint.
-
-    Attributes:
-        again: Records that will be applied again.
-        passed_over: Records that will never be applied.
-        dead_letters: Dead letters that are removed, because their records are delivered again.
-        resumes: True if the shard was halted and will continue.
-        removed: For a time: records before ``after`` that retention has removed, if some of them may have been staged since then.
-    """
+    """Move of one checkpoint."""
 
     consumer: str
     channel: str
     shard: int
     before: int
     after: int
-    again: int
-    passed_over: int
-    dead_letters: int
-    resumes: bool
+    again: int  # records that will be applied again
+    passed_over: int  # records that will never be applied
+    dead_letters: int  # dead letters that are removed, because their records are delivered again
+    resumes: bool  # true if the shard was halted and will continue
+    # for a time: records before ``after`` that retention has removed, if some of them may have been staged since then
     removed: int = 0
 
 

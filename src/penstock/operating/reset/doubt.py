@@ -25,43 +25,34 @@ RECORDS_AT_ONCE = 5000
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInDoubt:
-    """A consumer of a shard that has offsets in doubt.
-
-    Attributes:
-        applied: Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects
-            and its checkpoint were restored together.
-        kind: ``reported``: they are in another database, which was not restored.  It may have applied all that is in doubt,
-            and ``offset`` is what it had reported when this Postgres was as it is now.  ``replay``: its effects are copies.
-    """
+    """A consumer of a shard that has offsets in doubt."""
 
     consumer: str
     offset: int
+    # Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects and its
+    # checkpoint were restored together.
     applied: int
+    # ``reported``: they are in another database, which was not restored.  It may have applied all that is in doubt, and
+    # ``offset`` is what it had reported when this Postgres was as it is now.  ``replay``: its effects are copies.
     kind: ReaderKind = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsInDoubt:
-    """Offsets of a shard at which the log has records that Postgres does not have there.
-
-    Attributes:
-        last: The last of them: the end of the log.
-        journal: Offset at the end of the journal.
-        compared: Offsets that log and journal both still have, and that were compared.  If there are none, ``first`` follows
-            from the end of the journal.
-        kept_as: Key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an
-            Ick or a queue.
-        still_there: Records that the log has at these offsets and that Postgres has as well: committed before the state that was
-            restored, and published after it.  They get other offsets.
-    """
+    """Offsets of a shard at which the log has records that Postgres does not have there."""
 
     shard: str
     first: int
-    last: int
-    journal: int
+    last: int  # the last of them: the end of the log
+    journal: int  # offset at the end of the journal
+    # Offsets that log and journal both still have, and that were compared.  If there are none, ``first`` follows from the end
+    # of the journal.
     compared: int
+    # key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an Ick or a queue
     kept_as: str | None
     consumers: tuple[ConsumerInDoubt, ...]
+    # Records that the log has at these offsets and that Postgres has as well: committed before the state that was restored, and
+    # published after it.  They get other offsets.
     still_there: int = 0
 
     @property

@@ -56,18 +56,14 @@ LAST_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class RewoundCheckpoint:
-    """A checkpoint beyond the end of the journal, to which it goes back.
-
-    Attributes:
-        dead_letters: Dead letters beyond it, which are removed.
-        kind: ``reported``: its effects and its checkpoint are in another database, and this is what it had reported.
-    """
+    """A checkpoint beyond the end of the journal, to which it goes back."""
 
     consumer: str
     shard: str
     offset: int
     journal: int
-    dead_letters: int
+    dead_letters: int  # dead letters beyond it, which are removed
+    # ``reported``: its effects and its checkpoint are in another database, and this is what it had reported
     kind: ReaderKind = "consumer"
 
 
@@ -83,27 +79,18 @@ class DeletedStream:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The plan of a new epoch.
+    """The plan of a new epoch."""
 
-    Attributes:
-        reason: Reason for it; None if history has not diverged and there is nothing to do.
-        new_epoch: The epoch to open: higher than any in Postgres and Redis.
-        foreign: Records with transaction ids of another cluster.
-        unsequenced: Records that get an offset, by shard.
-        deleted: Streams that are deleted and replayed.
-        in_doubt: Offsets at which a log has records that Postgres has lost, or has others.
-        missing: Records that the journal names and Postgres does not have: these cannot be replayed.
-    """
-
-    reason: str | None
+    reason: str | None  # reason for it; None if history has not diverged and there is nothing to do
     epoch: int
-    new_epoch: int
-    foreign: int = 0
-    unsequenced: Mapping[str, int] | None = None
+    new_epoch: int  # the epoch to open: higher than any in Postgres and Redis
+    foreign: int = 0  # records with transaction ids of another cluster
+    unsequenced: Mapping[str, int] | None = None  # records that get an offset, by shard
     rewound: tuple[RewoundCheckpoint, ...] = ()
-    deleted: tuple[DeletedStream, ...] = ()
+    deleted: tuple[DeletedStream, ...] = ()  # streams that are deleted and replayed
+    # offsets at which a log has records that Postgres has lost, or has others
     in_doubt: tuple[OffsetsInDoubt, ...] = ()
-    missing: int = 0
+    missing: int = 0  # records that the journal names and Postgres does not have: these cannot be replayed
     applied: bool = False
 
 

@@ -21,20 +21,15 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class IckRepair:
-    """One damage of an Ick's shard, and its repair.
-
-    Attributes:
-        found: A type, or the beginning of a text.
-        moved_to: New key of the content; None if nothing has to move.  Without ``apply`` it is an example: each
-            repair moves to keys of its own.
-        marked_again: True if members may be lost: the streamer then marks again what was not processed.
-    """
+    """One damage of an Ick's shard, and its repair."""
 
     shard: ShardName
     key: str
-    found: str
+    found: str  # a type, or the beginning of a text
+    # New key of the content; None if nothing has to move.  Without ``apply`` it is an example: each repair moves to keys of its
+    # own.
     moved_to: str | None
-    marked_again: bool
+    marked_again: bool  # true if members may be lost: the streamer then marks again what was not processed
 
 
 def reset_ick(

@@ -29,30 +29,19 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class AcceptedShard:
-    """Change of one shard by accepting the history of a source.
-
-    Attributes:
-        after: Its checkpoint afterwards: the last record that both histories have.
-        in_doubt: Offsets whose records were applied, and at which the source has others, or none.
-        again: Offsets of these that the source has given to other records already, which will be applied.
-        dead_letters: Dead letters of these offsets, which are removed.
-        resumes: True if the shard was halted and will continue.
-        known: Records in doubt that Redis has still.
-        still_there: Those of them that the source has, too, at other offsets: they will be applied a second time.
-        passed_over: Records of both histories that will never be applied, because a later one was named.
-    """
+    """Change of one shard by accepting the history of a source."""
 
     consumer: str
     shard: str
     before: int
-    after: int
-    in_doubt: int
-    again: int
-    dead_letters: int
-    resumes: bool
-    known: int = 0
-    still_there: int = 0
-    passed_over: int = 0
+    after: int  # its checkpoint afterwards: the last record that both histories have
+    in_doubt: int  # offsets whose records were applied, and at which the source has others, or none
+    again: int  # offsets of these that the source has given to other records already, which will be applied
+    dead_letters: int  # dead letters of these offsets, which are removed
+    resumes: bool  # true if the shard was halted and will continue
+    known: int = 0  # records in doubt that Redis has still
+    still_there: int = 0  # those of them that the source has, too, at other offsets: they will be applied a second time
+    passed_over: int = 0  # records of both histories that will never be applied, because a later one was named
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import Pause, read_pauses
-from penstock.database.registry import RegisteredChannel, registered_channels
+from penstock.database.registry import Pause, RegisteredChannel, read_pauses, registered_channels
 from penstock.database.statements import statements
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import Channel

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.channels.queue.stats import QueueStats
-from penstock.database.pauses import Pause
+from penstock.database.registry import Pause
 from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
 from penstock.reconciling.history import LastRun
 from penstock.records import Shard, ShardName
@@ -17,31 +17,20 @@ NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no con
 
 @dataclass(frozen=True, slots=True)
 class IckStatus:
-    """Contents of one shard of an Ick.
+    """Contents of one shard of an Ick."""
 
-    Attributes:
-        dirty: Waiting members (the producer set of Redis::Ick).
-        reserved: Members of a plain reservation (its consumer set).
-        held: Members of the fenced reservation.
-        oldest_s: Age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none,
-            or if another producer has marked it at an infinite time.
-        dirtied: Members that became dirty by them.
-        coalescing_ratio: Records per member that became dirty; None before the first.
-        reservation: Number of the last fenced reservation.
-        holder: The holder of it; None if it is not held.
-        damage: Description of a damage; None if there is none.
-    """
-
-    dirty: int
-    reserved: int
-    held: int
+    dirty: int  # waiting members (the producer set of Redis::Ick)
+    reserved: int  # members of a plain reservation (its consumer set)
+    held: int  # members of the fenced reservation
+    # age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none, or if another
+    # producer has marked it at an infinite time
     oldest_s: float | None
     records: int
-    dirtied: int
-    coalescing_ratio: float | None
-    reservation: int
-    holder: str | None
-    damage: str | None
+    dirtied: int  # members that became dirty by them
+    coalescing_ratio: float | None  # records per member that became dirty; None before the first
+    reservation: int  # number of the last fenced reservation
+    holder: str | None  # the holder of it; None if it is not held
+    damage: str | None  # description of a damage; None if there is none
 
     @property
     def members(self) -> int:
@@ -51,78 +40,53 @@ class IckStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Contents of one shard of a queue.
+    """Contents of one shard of a queue."""
 
-    Attributes:
-        waiting: Messages that may be handed over.
-        oldest_s: Age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if
-            there is none.
-        damage: Description of a damage, and then the numbers are 0; None if there is none.
-        stats: All its numbers: dwell times, tenants, and the counts of its life; None with a damage.
-    """
-
-    waiting: int
+    waiting: int  # messages that may be handed over
     leased: int
     delayed: int
     dead: int
+    # age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if there
+    # is none
     oldest_s: float | None
-    damage: str | None
+    damage: str | None  # description of a damage, and then the numbers are 0; None if there is none
+    # all its numbers: dwell times, tenants, and the counts of its life; None with a damage
     stats: QueueStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard of a channel.
-
-    Attributes:
-        staged: Committed records that have no offset yet.
-        staged_s: Age of the oldest of these, in seconds.
-        sequenced: The last offset of the journal.
-        published: The last offset in the log, marked in the Ick, or written to the queue; None if Redis did not answer.
-        first: Offset of the oldest record in the log; None if it holds none.
-        records: Records in the log; None for the other kinds.
-        entries: Entries in the log, each of one record or of many; None for the other kinds.
-        memory: Bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did not answer, None.
-        redis_memory: Most bytes that it may take; None if there is no limit.
-        ick: Contents of an Ick; None for the other kinds, and if Redis did not answer.
-        queue: Contents of a queue; None for the other kinds, and if Redis did not answer.
-        in_postgres: Records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis.
-        damage: Error in its keys in Redis; None if nothing is, or if Redis did not answer.
-        unknown: No channel is registered or declared with this shard: no consumer reads its records.
-    """
+    """One shard of a channel."""
 
     shard: int
-    staged: int
-    staged_s: float
-    sequenced: int
+    staged: int  # committed records that have no offset yet
+    staged_s: float  # age of the oldest of these, in seconds
+    sequenced: int  # the last offset of the journal
+    # the last offset in the log, marked in the Ick, or written to the queue; None if Redis did not answer
     published: int | None
-    first: int | None
-    records: int | None
-    entries: int | None
+    first: int | None  # offset of the oldest record in the log; None if it holds none
+    records: int | None  # records in the log; None for the other kinds
+    entries: int | None  # entries in the log, each of one record or of many; None for the other kinds
+    # bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did not answer, None
     memory: int | None
-    redis_memory: int | None
-    ick: IckStatus | None
-    queue: QueueStatus | None
+    redis_memory: int | None  # most bytes that it may take; None if there is no limit
+    ick: IckStatus | None  # contents of an Ick; None for the other kinds, and if Redis did not answer
+    queue: QueueStatus | None  # contents of a queue; None for the other kinds, and if Redis did not answer
+    # records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis
     in_postgres: int
-    damage: str | None
-    unknown: bool
+    damage: str | None  # error in its keys in Redis; None if nothing is, or if Redis did not answer
+    unknown: bool  # no channel is registered or declared with this shard: no consumer reads its records
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatus:
-    """One channel.
-
-    Attributes:
-        keep_s: Seconds that records stay after all consumers have passed them; None if it is not registered.
-        redis_memory: Most bytes that its logs may take in Redis; None if there is no limit.
-        declared: True if the pipeline declares it; None if no pipeline was given.
-    """
+    """One channel."""
 
     channel: str
     kind: str
-    keep_s: float | None
-    redis_memory: int | None
-    declared: bool | None
+    keep_s: float | None  # seconds that records stay after all consumers have passed them; None if it is not registered
+    redis_memory: int | None  # most bytes that its logs may take in Redis; None if there is no limit
+    declared: bool | None  # true if the pipeline declares it; None if no pipeline was given
     shards: tuple[ShardStatus, ...]
 
     @property
@@ -134,51 +98,36 @@ class ChannelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerShard:
-    """One checkpoint.
-
-    Attributes:
-        checkpoint: Every record up to here is applied or dead-lettered.
-        lag: Sequenced records beyond it; of a source, whose journal is in another database, published ones.
-        lag_s: Age of the first of these by Postgres' clock, in seconds; 0 for a source.
-        skipped: Records that were delivered again and skipped.
-        dead_lettered: Records that were dead-lettered, ever.
-        halted: Reason that the shard is halted; None if it is not.
-        waiting: Cause of a wait, such as a lock that a handler could not get, or a shard of an earlier generation; None if
-            for nothing.
-        updated_at: Time of the last move; None if there is none.
-        unread: The consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them.
-        evicted: Records beyond the checkpoint that have left Redis: the consumer reads them from Postgres.
-    """
+    """One checkpoint."""
 
     shard: int
-    checkpoint: int
-    lag: int
-    lag_s: float
+    checkpoint: int  # every record up to here is applied or dead-lettered
+    lag: int  # sequenced records beyond it; of a source, whose journal is in another database, published ones
+    lag_s: float  # age of the first of these by Postgres' clock, in seconds; 0 for a source
     applied: int
-    skipped: int
-    dead_lettered: int
+    skipped: int  # records that were delivered again and skipped
+    dead_lettered: int  # records that were dead-lettered, ever
     dead_letters: int
-    halted: str | None
+    halted: str | None  # reason that the shard is halted; None if it is not
+    # cause of a wait, such as a lock that a handler could not get, or a shard of an earlier generation; None if for nothing
     waiting: str | None
-    updated_at: datetime | None
+    updated_at: datetime | None  # time of the last move; None if there is none
+    # the consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them
     unread: bool
-    evicted: int = 0
+    evicted: int = 0  # records beyond the checkpoint that have left Redis: the consumer reads them from Postgres
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One consumer, or what else has checkpoints in a channel.
-
-    Attributes:
-        declared: True if the pipeline declares it; None if no pipeline was given, or if none here could declare it.
-        kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
-            ``penstock replay`` that has not ended.
-    """
+    """One consumer, or what else has checkpoints in a channel."""
 
     consumer: str
     channel: str
+    # true if the pipeline declares it; None if no pipeline was given, or if none here could declare it
     declared: bool | None
     shards: tuple[ConsumerShard, ...]
+    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
+    # ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
 
     def how_to_go_on(self, more: str = "") -> str:
@@ -193,68 +142,43 @@ class ConsumerStatus:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An open transaction: its own records wait for it, others do not.
-
-    Attributes:
-        application: The application name of its client.
-        state: ``active``, ``idle in transaction`` ….
-        age_s: Seconds that it has been open.
-    """
+    """An open transaction: its own records wait for it, others do not."""
 
     pid: int
-    application: str
-    state: str
-    age_s: float
+    application: str  # the application name of its client
+    state: str  # ``active``, ``idle in transaction`` …
+    age_s: float  # seconds that it has been open
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchedule:
-    """A schedule as a streamer has registered it.
-
-    Attributes:
-        channel: The queue of its jobs.
-        every: A cron expression, or an interval.
-        next_at: The time of its next job; None if there is none any more.
-        last_at: The time that its last job stands for; None before the first.
-        late_s: For how long its next job has been due, in seconds.
-    """
+    """A schedule as a streamer has registered it."""
 
     name: str
-    channel: str
-    every: str
+    channel: str  # the queue of its jobs
+    every: str  # a cron expression, or an interval
     timezone: str
-    next_at: datetime | None
-    last_at: datetime | None
-    late_s: float
+    next_at: datetime | None  # the time of its next job; None if there is none any more
+    last_at: datetime | None  # the time that its last job stands for; None before the first
+    late_s: float  # for how long its next job has been due, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The status of a pipeline.
-
-    Attributes:
-        tick: Number of the last tick that found records.
-        tick_s: Seconds since then.
-        redis: Error of Redis; None if it answered.
-        faults: Records without an offset, shards of no registered channel, and shards that are stopped.
-        reconciliations: The last run of each, ordered by name.
-        oldest_transaction: None if there is none.
-        pauses: What operators have paused.
-        schedules: Those of queues, by name.
-    """
+    """The status of a pipeline."""
 
     schema: str
     epoch: int
-    tick: int
-    tick_s: float
-    redis: str | None
-    faults: Faults
+    tick: int  # number of the last tick that found records
+    tick_s: float  # seconds since then
+    redis: str | None  # error of Redis; None if it answered
+    faults: Faults  # records without an offset, shards of no registered channel, and shards that are stopped
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
-    reconciliations: tuple[LastRun, ...]
-    oldest_transaction: OpenTransaction | None
-    pauses: tuple[Pause, ...] = ()
-    schedules: tuple[RegisteredSchedule, ...] = ()
+    reconciliations: tuple[LastRun, ...]  # the last run of each, ordered by name
+    oldest_transaction: OpenTransaction | None  # None if there is none
+    pauses: tuple[Pause, ...] = ()  # what operators have paused
+    schedules: tuple[RegisteredSchedule, ...] = ()  # those of queues, by name
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
         """The pause that holds a consumer; one that another database reports is paused there."""

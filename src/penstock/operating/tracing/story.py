@@ -18,7 +18,7 @@ from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.consuming.letter_retry import find_later
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.pauses import Pause, read_pauses
+from penstock.database.registry import Pause, read_pauses
 from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal import journal_bounds
@@ -33,38 +33,30 @@ ReaderState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """A consumer of the record's channel.
-
-    Attributes:
-        state: ``applied``: its checkpoint is past the record.  ``cancelled``: a job that has no effect.  ``dead-lettered`` and ``parked``: there is a dead letter of the
-            record, in the second case because an earlier one of its key has one.  ``halted``, ``paused``, at a ``barrier``
-            of a reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come so far.
-            ``unread``: it has no checkpoint in the shard.
-        checkpoint: Up to where all is applied; None if there is no checkpoint.
-        ahead: Records between the checkpoint and this one.
-        at: Time of the last move of the checkpoint, by which the record was applied; or of the dead-lettering.
-        reason: Cause of the halt, the wait or the dead letter.
-        kind: ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
-            ``penstock replay`` that has not ended.
-        retry: Place of the dead letter that is to be retried: of a parked one, the first of its key; None if it is not
-            dead-lettered or parked.
-        superseded_by: Place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is
-            none.
-        has_letters: True if the consumer has dead letters, which are to be retried before a halted shard goes on.
-        resume: The command that resumes a paused consumer; empty for another.
-    """
+    """A consumer of the record's channel."""
 
     consumer: str
+    # ``applied``: its checkpoint is past the record.  ``cancelled``: a job that has no effect.  ``dead-lettered`` and
+    # ``parked``: there is a dead letter of the record, in the second case because an earlier one of its key has one.
+    # ``halted``, ``paused``, at a ``barrier`` of a reconciliation, or ``waiting`` for something: before the record.
+    # ``behind``: it has not come so far. ``unread``: it has no checkpoint in the shard.
     state: ReaderState
-    checkpoint: int | None
-    ahead: int
+    checkpoint: int | None  # up to where all is applied; None if there is no checkpoint
+    ahead: int  # records between the checkpoint and this one
+    # time of the last move of the checkpoint, by which the record was applied; or of the dead-lettering
     at: datetime | None
-    reason: str | None
+    reason: str | None  # cause of the halt, the wait or the dead letter
+    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
+    # ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
+    # place of the dead letter that is to be retried: of a parked one, the first of its key; None if it is not dead-lettered or
+    # parked
     retry: str | None = None
+    # place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is none
     superseded_by: str = ""
+    # true if the consumer has dead letters, which are to be retried before a halted shard goes on
     has_letters: bool = False
-    resume: str = ""
+    resume: str = ""  # the command that resumes a paused consumer; empty for another
 
     @property
     def is_done(self) -> bool:
@@ -79,83 +71,52 @@ class ReaderProgress:
 
 @dataclass(frozen=True, slots=True)
 class JobAttempt:
-    """An attempt at a job that failed, or that did the job after others had failed.
+    """An attempt at a job that failed, or that did the job after others had failed."""
 
-    Attributes:
-        attempt: Its number.
-        worker: Host and process.
-        began_at: By the worker's clock, and so is ``ended_at``.
-        error: Class of the error; None if the job was done.
-    """
-
-    attempt: int
-    worker: str
-    began_at: datetime
+    attempt: int  # its number
+    worker: str  # host and process
+    began_at: datetime  # by the worker's clock, and so is ``ended_at``
     ended_at: datetime
-    error: str | None
+    error: str | None  # class of the error; None if the job was done
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The story of a record.
-
-    Attributes:
-        kind: ``log``, ``ick`` or ``queue``; None if no such channel is registered.
-        is_known: True if the registered channel has this shard.
-        is_retired: True if the channel was retired.
-        key: Its key, or the tenant of a message; None if its row is gone.
-        action: None if its row is gone.
-        object: None if its row is gone.
-        staged_at: None if its row is gone, or has a time that no record can have.
-        transaction: The id of the transaction that staged it; None if its row is gone.
-        trace_id: The trace in its headers; None if it has none, or this role may not read headers.
-        committed_at: Time of its commit; None unless Postgres has ``track_commit_timestamp``.
-        isolated: Reason that it can get no offset; None if it can.
-        is_seen: True if the last tick saw its transaction.
-        tick: The tick that sequenced it; None if it is not, or is too long ago.
-        sequenced_at: Time that it got its offset; None if it has none, or the journal does not name it any more.
-        offset: Its offset; None if it has none.
-        published: The shard's last offset in Redis; None if Redis was not asked, or did not answer.
-        first: The oldest offset that the log in Redis still holds; None for the other kinds.
-        redis: Error of Redis; None if it answered.
-        refusal: Reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found.
-        stopped: Reason that the streamer leaves its shard out; None if it does not.
-        state: Its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
-            ``done``, ``cancelled``; None if nothing.
-        attempts: At a job, once one has failed: the last twenty.
-        progress: What the handler of a job said last: the part that is done; None if nothing.
-        result_at: Time of a job's result, which is kept for a while; None if there is none.
-    """
+    """The story of a record."""
 
     id: RecordId
     channel: str
     shard: int
-    kind: str | None = None
-    is_known: bool = False
-    is_retired: bool = False
-    key: str | None = None
-    action: str | None = None
-    object: str | None = None
-    staged_at: datetime | None = None
-    transaction: str | None = None
-    trace_id: str | None = None
-    committed_at: datetime | None = None
-    isolated: str | None = None
-    is_seen: bool = True
-    tick: int | None = None
+    kind: str | None = None  # ``log``, ``ick`` or ``queue``; None if no such channel is registered
+    is_known: bool = False  # true if the registered channel has this shard
+    is_retired: bool = False  # true if the channel was retired
+    key: str | None = None  # its key, or the tenant of a message; None if its row is gone
+    action: str | None = None  # None if its row is gone
+    object: str | None = None  # None if its row is gone
+    staged_at: datetime | None = None  # None if its row is gone, or has a time that no record can have
+    transaction: str | None = None  # the id of the transaction that staged it; None if its row is gone
+    trace_id: str | None = None  # the trace in its headers; None if it has none, or this role may not read headers
+    committed_at: datetime | None = None  # time of its commit; None unless Postgres has ``track_commit_timestamp``
+    isolated: str | None = None  # reason that it can get no offset; None if it can
+    is_seen: bool = True  # true if the last tick saw its transaction
+    tick: int | None = None  # the tick that sequenced it; None if it is not, or is too long ago
+    # time that it got its offset; None if it has none, or the journal does not name it any more
     sequenced_at: datetime | None = None
-    offset: int | None = None
-    published: int | None = None
-    first: int | None = None
-    redis: str | None = None
+    offset: int | None = None  # its offset; None if it has none
+    published: int | None = None  # the shard's last offset in Redis; None if Redis was not asked, or did not answer
+    first: int | None = None  # the oldest offset that the log in Redis still holds; None for the other kinds
+    redis: str | None = None  # error of Redis; None if it answered
+    # reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found
     refusal: WriteRefusal | None = None
-    stopped: str | None = None
+    stopped: str | None = None  # reason that the streamer leaves its shard out; None if it does not
+    # its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
+    # ``done``, ``cancelled``; None if nothing
     state: str | None = None
     why: str | None = None
     readers: tuple[ReaderProgress, ...] = ()
-    attempts: tuple[JobAttempt, ...] = ()
-    progress: float | None = None
-    result_at: datetime | None = None
+    attempts: tuple[JobAttempt, ...] = ()  # at a job, once one has failed: the last twenty
+    progress: float | None = None  # what the handler of a job said last: the part that is done; None if nothing
+    result_at: datetime | None = None  # time of a job's result, which is kept for a while; None if there is none
 
     @property
     def shard_name(self) -> ShardName:
@@ -193,41 +154,26 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class OpenWriter:
-    """A transaction that has written into staged records and is not committed; what it wrote is invisible until then.
+    """A transaction that has written into staged records and is not committed; what it wrote is invisible until then."""
 
-    Attributes:
-        pid: The server's process; None of a prepared transaction.
-        prepared: The name of a prepared transaction; None of others.
-        application: The application's name; None if this role may not see it.
-        state: ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it.
-        age_s: For how long it has been open or prepared, in seconds; None if this role may not see it.
-        query: Its last statement, if that was asked for: it may contain payloads.
-    """
-
-    pid: int | None
-    prepared: str | None
-    application: str | None
-    state: str | None
-    age_s: float | None
+    pid: int | None  # the server's process; None of a prepared transaction
+    prepared: str | None  # the name of a prepared transaction; None of others
+    application: str | None  # the application's name; None if this role may not see it
+    state: str | None  # ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it
+    age_s: float | None  # for how long it has been open or prepared, in seconds; None if this role may not see it
     user: str | None
-    query: str | None = None
+    query: str | None = None  # its last statement, if that was asked for: it may contain payloads
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The cause that keeps a record from its next step.
+    """The cause that keeps a record from its next step."""
 
-    Attributes:
-        cause: The first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``.
-        fix: Command, or other remedy; None if nothing is wrong.
-        story: The record; None if no row has it.
-        writers: Open transactions that wrote into staged records, if the record may be in one of them.
-    """
-
-    cause: str
+    cause: str  # the first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``
     text: str
-    fix: str | None = None
-    story: Story | None = None
+    fix: str | None = None  # command, or other remedy; None if nothing is wrong
+    story: Story | None = None  # the record; None if no row has it
+    # open transactions that wrote into staged records, if the record may be in one of them
     writers: tuple[OpenWriter, ...] = ()
 
     @property
@@ -241,20 +187,14 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Facts that hold for all records.
-
-    Attributes:
-        tick_s: Seconds since then.
-        has_policies: True if row-level security is enabled on staged records.
-        drawn: The last record id that was drawn; None if this role may not see it.
-        removed_to: The newest id of the rows at which shards begin from which retention has removed records; None if it has not.
-    """
+    """Facts that hold for all records."""
 
     tick: int
-    tick_s: float
+    tick_s: float  # seconds since then
     streamers: int
-    has_policies: bool
-    drawn: int | None
+    has_policies: bool  # true if row-level security is enabled on staged records
+    drawn: int | None  # the last record id that was drawn; None if this role may not see it
+    # the newest id of the rows at which shards begin from which retention has removed records; None if it has not
     removed_to: int | None
 
 

@@ -243,21 +243,14 @@ ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
 
 @dataclass(frozen=True, kw_only=True)
 class IckOptions(ServerOptions):
-    """The options of one source or sink.
+    """The options of one source or sink."""
 
-    Attributes:
-        channel: Name of the channel; empty with ``key``.
-        key: Name of an Ick outside any pipeline; it has one shard.
-        shards: Number of the channel's shards; None reads it from Postgres.
-        max_members: ``maxMembersPerTrigger``: most members of a micro-batch, over all shards; None takes the default.
-        takeover_after_s: ``takeoverAfterSeconds``: another holder's reservation is taken over after so many seconds without a
-            heartbeat.
-    """
-
-    channel: str
-    key: str
-    shards: int | None
+    channel: str  # name of the channel; empty with ``key``
+    key: str  # name of an Ick outside any pipeline; it has one shard
+    shards: int | None  # number of the channel's shards; None reads it from Postgres
+    # ``maxMembersPerTrigger``: most members of a micro-batch, over all shards; None takes the default
     max_members: int | None
+    # ``takeoverAfterSeconds``: another holder's reservation is taken over after so many seconds without a heartbeat
     takeover_after_s: int
 
     @classmethod

@@ -172,46 +172,32 @@ KNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ServerOptions):
-    """The options of a source of records.
+    """The options of a source of records."""
 
-    Attributes:
-        subscription: ``channel``, ``subscribe``, ``subscribePattern`` or ``assign``: the shards to read.
-        shards: Number of the channel's shards; None reads it from Postgres.
-        consumer: ``consumer``: the name under which a stream keeps its position in Postgres; None keeps it in Spark's
-            checkpoint only.
-        starting: ``startingOffsets``, ``startingTimestamp`` or ``startingOffsetsByTimestamp``: the first record to read.
-            None: ``earliest`` for batches; for streams the position of ``consumer``, or ``latest``.
-        ending: ``endingOffsets``, ``endingTimestamp`` or ``endingOffsetsByTimestamp``: the end of a batch, exclusive.
-        no_later_record: ``startingOffsetsByTimestampStrategy``: ``error`` or ``latest``, for a start after the newest record.
-        max_records: ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit.
-        min_records: ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none.
-        max_delay_s: ``maxTriggerDelay``: longest time, in seconds, that a micro-batch waits for ``min_records``.
-        min_partitions: ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer if there are
-            few records.
-        max_partition_records: ``maxRecordsPerPartition``: most records of a task; None sets no limit.
-        fail_on_data_loss: ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning.
-        retries: ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer.
-        retry_interval_s: ``fetchOffset.retryIntervalMs``: pause before each, in seconds.
-        begins: ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal.
-        stored_as: ``entries`` and ``compression``, for writing: as ``Log.stored_as``.
-    """
-
-    subscription: Subscription
-    shards: int | None
+    subscription: Subscription  # ``channel``, ``subscribe``, ``subscribePattern`` or ``assign``: the shards to read
+    shards: int | None  # number of the channel's shards; None reads it from Postgres
+    # ``consumer``: the name under which a stream keeps its position in Postgres; None keeps it in Spark's checkpoint only
     consumer: str | None
+    # ``startingOffsets``, ``startingTimestamp`` or ``startingOffsetsByTimestamp``: the first record to read. None: ``earliest``
+    # for batches; for streams the position of ``consumer``, or ``latest``.
     starting: Where | None
+    # ``endingOffsets``, ``endingTimestamp`` or ``endingOffsetsByTimestamp``: the end of a batch, exclusive
     ending: Where
+    # ``startingOffsetsByTimestampStrategy``: ``error`` or ``latest``, for a start after the newest record
     no_later_record: str
+    # ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit
     max_records: int | None
-    min_records: int | None
-    max_delay_s: float
+    min_records: int | None  # ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none
+    max_delay_s: float  # ``maxTriggerDelay``: longest time, in seconds, that a micro-batch waits for ``min_records``
+    # ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer if there are few records
     min_partitions: int | None
-    max_partition_records: int | None
-    fail_on_data_loss: bool
-    retries: int
-    retry_interval_s: float
+    max_partition_records: int | None  # ``maxRecordsPerPartition``: most records of a task; None sets no limit
+    fail_on_data_loss: bool  # ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning
+    retries: int  # ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer
+    retry_interval_s: float  # ``fetchOffset.retryIntervalMs``: pause before each, in seconds
+    # ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from the journal
     begins: dict[int, int] | None
-    stored_as: str
+    stored_as: str  # ``entries`` and ``compression``, for writing: as ``Log.stored_as``
 
     @classmethod
     def parse(cls, source: str, options: Mapping[str, Any], *, streaming: bool | None) -> "Options":

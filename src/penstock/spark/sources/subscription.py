@@ -140,14 +140,10 @@ ShardPlace = Offset | Literal["earliest", "latest"] | StagedSince
 
 @dataclass(frozen=True)
 class Where:
-    """A place in each shard.
+    """A place in each shard."""
 
-    Attributes:
-        default: The place in a shard that is not named.
-        named: The places in shards that are, by channel and number; the channel is empty if the query reads only one.
-    """
-
-    default: ShardPlace
+    default: ShardPlace  # the place in a shard that is not named
+    # the places in shards that are, by channel and number; the channel is empty if the query reads only one
     named: Mapping[tuple[str, int], ShardPlace] = field(default_factory=dict)
 
     def get(self, shard: ShardName) -> ShardPlace:
