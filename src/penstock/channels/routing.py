@@ -207,11 +207,6 @@ def choose_hand(tenant: str, streams: int, size: int) -> tuple[int, ...]:
     3. The hand is the first ``size`` elements.
 
     Number ``i`` does not depend on the number of streams, so one stream more changes at most one position of a hand.
-
-    Args:
-        tenant: The tenant's name.
-        streams: Number of streams.
-        size: Number of streams in a hand; all of them, if there are no more.
     """
     permutation: list[int] = []
     for i, number in enumerate(islice(_numbers(tenant), streams)):

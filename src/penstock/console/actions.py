@@ -81,23 +81,12 @@ class Acting:
         return self.database_url is not None
 
     def plan(self, action: Action, given: Given) -> Plan:
-        """What an action would do.
-
-        Raises:
-            Refused: There is no login for acting.
-            Unknown: There is nothing of that name.
-            InvalidName: A field is missing.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """What an action would do."""
         with self._connection() as connection:
             return action.plan(connection, self._scope, given)
 
     def carry_out(self, action: Action, visitor: Visitor, given: Given) -> str:
-        """Does it, if the plan is still the one that was shown; returns the page to go to.
-
-        Raises:
-            ChangedPlan: It is another plan, or was not confirmed.
-        """
+        """Does it, if the plan is still the one that was shown, and was confirmed; returns the page to go to."""
         with self._connection() as connection:
             plan = action.plan(connection, self._scope, given)
             if given.get("digest") != plan.digest:

@@ -60,11 +60,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None]) -> None:
-    """Serves until a signal; tells the port once it answers, which is a free one for port 0.
-
-    Raises:
-        InvalidSetting: The address is taken, or is none of this machine.
-    """
+    """Serves until a signal; tells the port once it answers, which is a free one for port 0."""
     with _bind(host, port) as bound:
         try:
             _make_server(console, lambda: on_ready(bound.getsockname()[1])).run([bound])

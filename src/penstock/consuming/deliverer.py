@@ -165,14 +165,7 @@ class Deliverer(Generic[Item]):
     def deliver(
         self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], pause: Pause = lambda _: False
     ) -> Delivered:
-        """Applies items in their order; some may have been applied before.
-
-        Args:
-            transaction: Makes its transactions.
-            shard: Where they come from.
-            items: Records in the order of their offsets, the first may lie anywhere; or members.
-            pause: Waits before another attempt.
-        """
+        """Applies records in the order of their offsets, or members; some may have been applied before."""
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
         try:
             while delivery.parts and not delivery.total.is_stopped:

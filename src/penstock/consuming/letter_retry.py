@@ -131,16 +131,9 @@ class LetterTrial:
         superseded: bool = False,
         heeds_pause: bool = False,
     ) -> None:
-        """Sets up.
+        """Sets up; ``make_frame`` is for a set-based consumer, ``patience_s`` for a shard that another process holds.
 
-        Args:
-            transaction: Of the consumer.
-            consumer: Whose letters they are.
-            scope: The pipeline's.
-            make_frame: Makes the DataFrame of a set-based consumer's record.
-            patience_s: How long to wait, in seconds, for a shard that another process holds.
-            superseded: Also those of whose key a later record was applied.
-            heeds_pause: Not while the consumer is paused.
+        ``superseded`` also retries those of whose key a later record was applied; ``heeds_pause``: not while it is paused.
         """
         self._transaction, self._consumer = transaction, consumer
         self._patience_s, self._heeds_pause = patience_s, heeds_pause
@@ -282,12 +275,7 @@ class RequestedRetries:
         self._ask_at = 0.0
 
     def retry(self, transaction: HandlerTransaction) -> None:
-        """Retries a few, if that was asked for since ``ASK_EVERY_S``.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-            HandlerExited: The handler wants the process to end.
-        """
+        """Retries a few, if that was asked for since ``ASK_EVERY_S``."""
         if monotonic() < self._ask_at or (self._consumer.dataframe and self._make_frame is None):
             return
         self._ask_at = monotonic() + ASK_EVERY_S

@@ -63,11 +63,7 @@ Planner = Callable[[Executor, Locked], TransactionPlan[Result]]
 
 
 class HandlerTransaction:
-    """Transactions of one consumer, one after the other, on a connection that is kept.
-
-    Attributes:
-        observers: Of the pipeline.
-    """
+    """Transactions of one consumer, one after the other, on a connection that is kept."""
 
     after_commit: ClassVar[str] = (
         "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
@@ -80,11 +76,9 @@ class HandlerTransaction:
     ) -> None:
         """Sets up; the first transaction connects.
 
-        Args:
-            setup: Whose handler and checkpoints they are, and where.
-            server_start_us: Start of the server whose history was compared with the log; on another, nothing is applied.
-            pooled: False opens a connection a transaction.
-            in_task: Its methods are called in the greenlet of a task: of the event loop that an ``async def`` handler runs in.
+        On another server than that of ``server_start_us``, whose history was compared with the log, nothing is applied.
+        ``pooled`` False opens a connection a transaction.  ``in_task``: its methods are called in the greenlet of a task, of the
+        event loop that an ``async def`` handler runs in.
         """
         consumer = setup.consumer
         self.observers = setup.pipeline.observers

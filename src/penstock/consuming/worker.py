@@ -75,16 +75,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._requested_retries = RequestedRetries(setup.consumer, setup.scope)
 
     def open(self) -> None:
-        """Connects, and registers the consumer if it is new.
-
-        Raises:
-            ServerUnavailable: A server does not answer.
-            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
-            TriggerMissing: A trigger that a rule declares is not there.
-            PrivilegeMissing: The role may not consume; the text has the grants.
-            DeclarationError: The pipeline does not fit what is registered.
-            HistoryDiverged: Redis has records that Postgres does not know.
-        """
+        """Connects, and registers the consumer if it is new."""
         self.close()
         setup = self._setup
         with connect_postgres(
@@ -151,15 +142,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         return self._transaction, self._deliverer
 
     def round(self, block_ms: int | None = None) -> Consumed:
-        """Waits for work, ``block_ms`` at the longest, and does what came.
-
-        Raises:
-            ServerUnavailable: Postgres or Redis does not answer.
-            AppendRefused: Redis takes no writes now.
-            Gap: The log is empty, and the journal does not reach back to a checkpoint.
-            HandlerExited: The handler wants the process to end.
-            HandlerHung: More handlers of a queue hang than may run at the same time.
-        """
+        """Waits for work, ``block_ms`` at the longest, and does what came."""
         began = monotonic()
         consumed = self._round(block_ms)
         if self._observers and monotonic() >= self._away_until:
@@ -172,10 +155,8 @@ class Worker(Runner[Consumed], Generic[Item]):
     def slice(self, limit: int, stop: Callable[[], bool]) -> Consumed:
         """One round that does not wait, and begins nothing more after ``limit`` items, or once ``stop()`` is true.
 
-        Any number of processes may take slices, beside workers that run: what one of them has done, another skips.
-
-        Raises:
-            As ``round``; nothing is tried again.
+        Any number of processes may take slices, beside workers that run: what one of them has done, another skips.  Nothing is
+        tried again.
         """
         self._max, self._stop = limit, stop
         try:
@@ -212,11 +193,8 @@ class Worker(Runner[Consumed], Generic[Item]):
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         """Rounds until there is nothing more; returns the number of records, members or jobs applied.
 
-        Halted shards are left as they are, and so are all of a paused consumer, and jobs that are due later.
-
-        Raises:
-            Refused: The keys of a shard hold something that Penstock did not write; all other shards are drained.
-            PenstockError: Any other that ``round`` raises.
+        Halted shards are left as they are, and so are all of a paused consumer, and jobs that are due later.  The error of a
+        shard whose keys hold something that Penstock did not write is raised once all others are drained.
         """
 
     def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
@@ -224,10 +202,6 @@ class Worker(Runner[Consumed], Generic[Item]):
 
         A shard whose keys hold something that Penstock did not write is skipped, logged, and read again every few seconds; the
         others go on.
-
-        Raises:
-            SchemaMissing: The tables are not there.
-            HandlerExited: The handler wants the process to end.
         """
         self._stop, backoff = stop, Backoff()
         self._observers(LoopBegan(self.consumer.name))

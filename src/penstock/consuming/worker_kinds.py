@@ -67,12 +67,7 @@ def make_worker(  # noqa: PLR0913  the choices of a worker
     sources: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Worker | SeveralRunners:
-    """The worker of a consumer; see ``WorkerSetup`` for the arguments.
-
-    Raises:
-        DeclarationError: The consumer is set-based, and needs the Spark engine.
-        InvalidSetting: It reads several sources, and the URL of one is missing.
-    """
+    """The worker of a consumer; see ``WorkerSetup`` for the arguments."""
     setup = WorkerSetup(
         pipeline=pipeline,
         consumer=consumer,

@@ -12,13 +12,7 @@ from penstock.errors import ServerUnavailable
 
 
 class EmbeddedServers(Stoppable):
-    """A Postgres and a Valkey that keep their data in ``directory`` between runs.
-
-    Args:
-        directory: Gets the subdirectories ``postgres`` and ``redis``.
-        postgres_settings: See ``EmbeddedPostgres``.
-        redis_settings: See ``EmbeddedRedis``.
-    """
+    """A Postgres and a Valkey that keep their data in ``postgres`` and ``redis`` in ``directory`` between runs."""
 
     def __init__(
         self,

@@ -97,11 +97,7 @@ class Listener:
     """
 
     def __init__(self, address: str, routes: Routes) -> None:
-        """Listens; ``address`` is ``host:port``, or a port of this machine alone.
-
-        Raises:
-            InvalidSetting: The address is none, is taken, or is not of this machine.
-        """
+        """Listens; ``address`` is ``host:port``, or a port of this machine alone."""
         host, _, number = address.rpartition(":")
         if not (number.isascii() and number.isdigit() and int(number) < 2**16):
             raise InvalidSetting(f"--listen {address}: give a port, or HOST:PORT, such as 0.0.0.0:9310")

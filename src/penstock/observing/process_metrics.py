@@ -105,12 +105,7 @@ class ProcessMetrics(Collector):
     """An observer that adds up, and a collector of Prometheus."""
 
     def __init__(self, pipeline: Pipeline, recruiter: Recruiter | None = None) -> None:
-        """Observes a pipeline.
-
-        Args:
-            pipeline: Whose events are counted.
-            recruiter: Whose jobs are counted, too.
-        """
+        """Observes a pipeline, and the jobs of a recruiter."""
         self._schema, self._recruiter = pipeline.scope.schema, recruiter
         self._lock = Lock()
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}

@@ -70,11 +70,7 @@ def list_channels(
 
 
 def find_channel(connection: Connection, name: str, *, scope: Scope = DEFAULT_SCOPE) -> RegisteredChannel:
-    """A registered channel.
-
-    Raises:
-        Unknown: There is none of that name.
-    """
+    """A registered channel; ``Unknown`` if there is none of that name."""
     if (found := registered_channels(connection, scope).get(name)) is None:
         raise unknown_channel(connection, scope, name)
     return found

@@ -104,11 +104,7 @@ def of_consumer(
 
 
 def find(connection: Connection, consumer: str, place: Place, *, scope: Scope = DEFAULT_SCOPE) -> DeadLetterRow:
-    """The dead letter of a consumer at a place.
-
-    Raises:
-        Unknown: There is none.
-    """
+    """The dead letter of a consumer at a place; ``Unknown`` if there is none."""
     where = {"consumer": consumer, "channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
     return at(_read(connection, statements("penstock.operating", scope.schema)["dead_letter_at"], where), place)
 

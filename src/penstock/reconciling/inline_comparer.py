@@ -46,12 +46,9 @@ class InlineComparer:
     engine = "inline"
 
     def __init__(self, database_url: str, report: str | None = None, *, with_rows: bool = False) -> None:
-        """Sets up.
+        """Sets up; a ``report`` is a directory, whose name ends with ``.csv``, for the differences of each reconciliation.
 
-        Args:
-            database_url: Postgres.
-            report: Directory for CSV files of every difference, one for each reconciliation; its name ends with ``.csv``.
-            with_rows: Give the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
+        ``with_rows`` gives the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
         """
         if report is not None and not report.endswith(".csv"):
             raise InvalidSetting(

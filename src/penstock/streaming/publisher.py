@@ -140,10 +140,6 @@ class Publisher:
 
     It reads the shards of its own share from the journal.  Of other shares it publishes the inline records of a tick, and
     the shards that it has taken over.
-
-    Attributes:
-        ends: Where the journal and the logs end, and which shards are its own.
-        unusable: Shards that are left out.
     """
 
     def __init__(

@@ -145,11 +145,7 @@ EVERYWHERE_EVERY = 6
 
 
 class StreamerUpkeep:
-    """The upkeep of one streamer.
-
-    Attributes:
-        retain_at: When the next retention is due, by the monotonic clock.
-    """
+    """The upkeep of one streamer; the next retention is due at ``retain_at``, by the monotonic clock."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline

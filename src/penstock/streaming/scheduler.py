@@ -49,12 +49,7 @@ class Scheduler:
         self._failed: dict[str, str] = {}
 
     def declare(self, connection: Connection) -> None:
-        """Registers the schedules; one that is declared otherwise than before begins anew.
-
-        Raises:
-            PrivilegeMissing: The role may not stage.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Registers the schedules; one that is declared otherwise than before begins anew."""
         if not self._specs:
             return
         check_privileges(connection, self._scope, "producer")
@@ -62,11 +57,7 @@ class Scheduler:
             self._declare(connection, spec)
 
     def stage_due(self, connection: Connection) -> int:
-        """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again."""
         if not self._specs:
             return 0
         with postgres_errors("reading schedules"):
@@ -131,11 +122,7 @@ class JobGroups:
         self._failed: dict[str, str] = {}
 
     def stage_following(self, connection: Connection) -> int:
-        """Ends groups, for ``GROUPS_S``; returns how many.  What cannot be staged is logged once, and tried again.
-
-        Raises:
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Ends groups, for ``GROUPS_S``; returns how many.  What cannot be staged is logged once, and tried again."""
         if not self._has_queues:
             return 0
         ended, end = 0, monotonic() + GROUPS_S

@@ -82,16 +82,10 @@ class Streamer(Runner[RoundResult]):
     ) -> None:
         """Does not connect yet; see ``open``.
 
-        Args:
-            pipeline: What to stream.
-            database: The primary: a URL, or an engine whose URL is used.
-            redis_url: Of the server that holds the log.
-            idle_s: Longest pause between rounds, in seconds.
-            prepare: Whether statements may be prepared; behind a pooler none are.
-            most: Most records that a round publishes; None for as many as it can in a quarter of a second.
-            share: The share of the shards that it publishes.  Other streamers publish the others; the rest take over the work
-                of a missing one within seconds.
-            timeouts: Those of a caller that cannot wait as long as a worker.
+        It pauses for ``idle_s`` at the longest between rounds.  Statements are not to be prepared behind a pooler.  A round
+        publishes ``most`` records, or as many as it can in a quarter of a second; of the shards only a ``share``, if other
+        streamers publish the others: they take over the work of a missing one within seconds.  ``timeouts`` are those of a caller
+        that cannot wait as long as a worker.
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
@@ -118,16 +112,7 @@ class Streamer(Runner[RoundResult]):
         self._epoch: Epoch | None = None
 
     def open(self) -> None:
-        """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares.
-
-        Raises:
-            ServerUnavailable: A server does not answer.
-            Refused: An operator has to decide: see ``check_lineage``.
-            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
-            TriggerMissing: A trigger that a rule declares is not there.
-            PrivilegeMissing: The role may not stream; the text has the grants.
-            DeclarationError: The pipeline does not fit what is registered.
-        """
+        """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares."""
         self.close()
         scope = self._pipeline.scope
         connection = connect_postgres(
@@ -193,14 +178,7 @@ class Streamer(Runner[RoundResult]):
         self._connection = self._client = self._sequencer = self._publisher = None
 
     def round(self, *, expects_records: bool = False) -> RoundResult:
-        """Runs one round: streams, and at intervals maintains queues and retains.
-
-        Args:
-            expects_records: As ``Sequencer.tick``.
-
-        Raises:
-            As ``refresh``, ``stream``, ``maintain`` and ``retain``.
-        """
+        """Runs one round: streams, and at intervals maintains queues and retains; ``expects_records`` is for the tick."""
         now = monotonic()
         self.refresh()
         done = self.stream(expects_records=expects_records)
@@ -211,11 +189,7 @@ class Streamer(Runner[RoundResult]):
         return replace(done, added=done.added + fed, removed=removed)
 
     def refresh(self) -> None:
-        """Reads what other processes have done; at most every ``REFRESH_EVERY_S``.
-
-        Raises:
-            As ``Publisher.refresh``.
-        """
+        """Reads what other processes have done; at most every ``REFRESH_EVERY_S``."""
         connection, _, publisher = self._opened()
         if monotonic() >= self._refresh_at:
             publisher.refresh()
@@ -226,14 +200,7 @@ class Streamer(Runner[RoundResult]):
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
-        """Sequences everything, unless another share does, and publishes for a while.
-
-        Args:
-            expects_records: As ``Sequencer.tick``.
-
-        Raises:
-            As ``tick`` and ``Publisher.publish``.
-        """
+        """Sequences everything, unless another share does, and publishes for a while; ``expects_records`` is for the tick."""
         _, sequencer, publisher = self._opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
         check_same_server(ticked.server_start_us, self._server_start_us)
@@ -271,11 +238,7 @@ class Streamer(Runner[RoundResult]):
         return newest
 
     def maintain(self) -> int:
-        """Maintains queues for a while; returns the number of records given to Redis.
-
-        Raises:
-            As ``Publisher.maintain_queues``.
-        """
+        """Maintains queues for a while; returns the number of records given to Redis."""
         _, _, publisher = self._opened()
         self._maintained += 1
         fed = publisher.maintain_queues(everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0)
@@ -284,12 +247,7 @@ class Streamer(Runner[RoundResult]):
         return fed
 
     def sweep(self) -> None:
-        """Notes records that cannot get an offset, and checks the next shard for records that have lost theirs.
-
-        Raises:
-            DamagedJournal: Some have.
-            ServerUnavailable: Postgres does not answer.
-        """
+        """Notes records that cannot get an offset, and checks the next shard: ``DamagedJournal`` if records have lost theirs."""
         connection, _, publisher = self._opened()
         self._upkeep.sweep(connection, publisher)
         if self._most is not None:  # slices have no thread
@@ -304,11 +262,7 @@ class Streamer(Runner[RoundResult]):
         return self._connection, self._sequencer, self._publisher
 
     def retain(self) -> int:
-        """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed.
-
-        Raises:
-            As ``retention.retain``.
-        """
+        """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
         connection, _, publisher = self._opened()
         removed = self._upkeep.retain(connection, self._client, publisher)
         self._observers(Streamed(removed=removed))
@@ -317,17 +271,8 @@ class Streamer(Runner[RoundResult]):
     def run(self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None) -> None:
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
 
-        A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.
-
-        Args:
-            stop: Called between rounds.
-            report: Called with the result of each round.
-
-        Raises:
-            Refused: An operator has to decide.
-            ReadOnlyPostgres: At the start, or for longer than ``READ_ONLY_S``.
-            SchemaMissing: The tables are not there.
-            DeclarationError: The pipeline does not fit what is registered.
+        A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.  A Postgres
+        that is read-only ends it, at the start, or after ``READ_ONLY_S``.
         """
         pause_s, backoff = 0.0, Backoff()
         self._observers(LoopBegan(NAME))
@@ -367,9 +312,7 @@ class Streamer(Runner[RoundResult]):
     def drain(self, report: Callable[[RoundResult], None] = lambda _: None) -> int:
         """Runs rounds until nothing of its share is left to publish; returns the number of records published.
 
-        Raises:
-            Refused: One of ``isolation.UNUSABLE``: a shard cannot be published; all other shards are drained.
-            PenstockError: As ``round``; nothing is tried again.
+        Nothing is tried again.  The error of a shard that cannot be published is raised once all others are drained.
         """
         published = 0
         self._unusable.check_now()

@@ -56,11 +56,7 @@ class LogWorker(Worker[Placed]):
     _takes_dataframes: ClassVar[bool] = False
 
     def __init__(self, setup: WorkerSetup) -> None:
-        """Sets up; ``open`` connects.
-
-        Raises:
-            DeclarationError: The consumer is set-based, and needs the Spark engine, or it reads an Ick.
-        """
+        """Sets up; ``open`` connects."""
         if isinstance(setup.consumer.channel, Ick):
             raise DeclarationError(
                 f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"

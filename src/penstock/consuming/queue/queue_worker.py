@@ -118,11 +118,7 @@ class QueueWorker(Worker[Job[Any]]):
     """Runs the worker of a queue over some or all of its shards."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        """Sets up; ``open`` connects.
-
-        Raises:
-            DeclarationError: The consumer does not read a queue.
-        """
+        """Sets up; ``open`` connects."""
         consumer, channel = setup.consumer, setup.consumer.channel
         if not isinstance(consumer, WorkerSpec) or not isinstance(channel, Queue):
             raise DeclarationError(f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker")

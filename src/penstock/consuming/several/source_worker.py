@@ -66,12 +66,7 @@ class SourceWorker(LogWorker[Record]):
     """Runs a consumer over the shards of one source, in one thread."""
 
     def __init__(self, setup: WorkerSetup, *, source_url: str) -> None:
-        """Sets up; ``open`` connects.
-
-        Args:
-            setup: Of the consumer as the reader of this source's log alone.
-            source_url: The source's Postgres.
-        """
+        """Sets up, for the consumer as the reader of this source's log alone; ``open`` connects."""
         self._link = SourceLink(source_url, setup)
         self._source_positions = SourcePositions(setup.consumer, setup.scope)
         self._accepted: dict[ShardName, Epoch] = {}

@@ -118,10 +118,7 @@ class ReservationSequence:
 
     ``names`` are the Icks, by the number of their shard.  Another holder's reservation without a heartbeat for
     ``takeover_after_s`` seconds is taken over.
-
-    Attributes:
-        beginning: The offset before the first reservation.
-        busy: Shards that another consumer held at the last attempt to reserve them.
+    ``beginning`` is the offset before the first one; ``busy`` are shards that another consumer held at the last attempt.
     """
 
     def __init__(self, client: RedisClient, names: Mapping[int, str], takeover_after_s: float) -> None:
