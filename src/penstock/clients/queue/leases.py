@@ -29,21 +29,14 @@ HEARTBEATS = 3
 
 @dataclass
 class Held:
-    """A message under a lease of this reader.
-
-    Attributes:
-        message: The message.
-        token: The token of the lease.
-        extended_at: Monotonic time from which the lease lasts at least, in seconds.
-        begun_at: Monotonic time at which its work began, in seconds: when it was read, or ``begin`` was called.
-        is_stale: Whether the lease was found to have ended.
-    """
+    """A message under a lease of this reader."""
 
     message: Message
-    token: str
-    extended_at: float
+    token: str  # the token of the lease
+    extended_at: float  # monotonic time from which the lease lasts at least, in seconds
+    # monotonic time at which its work began, in seconds: when it was read, or ``begin`` was called
     begun_at: float = field(default_factory=monotonic)
-    is_stale: bool = False
+    is_stale: bool = False  # whether the lease was found to have ended
 
     @property
     def place(self) -> tuple[int, str]:

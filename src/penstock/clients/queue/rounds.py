@@ -40,19 +40,15 @@ MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """Options of a reader.
+    """Options of a reader."""
 
-    Attributes:
-        lease_s: How long a message is this reader's, in seconds, without a heartbeat: the time after which another has it
-            if this process dies.
-        limit_s: Longest time that the work on a message may take, in seconds: its lease is not extended beyond.
-        attempts: So many times a message is handed over before it is dead-lettered.
-        preferred: A stream whose messages come first, as long as no tenant waits longer for it than one message.
-    """
-
+    # how long a message is this reader's, in seconds, without a heartbeat: the time after which another has it if this process
+    # dies
     lease_s: float = 30.0
+    # longest time that the work on a message may take, in seconds: its lease is not extended beyond
     limit_s: float = 300.0
-    attempts: int = 5
+    attempts: int = 5  # so many times a message is handed over before it is dead-lettered
+    # a stream whose messages come first, as long as no tenant waits longer for it than one message
     preferred: int | None = None
 
     def __post_init__(self) -> None:
@@ -69,30 +65,23 @@ class ReaderOptions:
 
 @dataclass
 class Rounds:
-    """State of a reader between two rounds.
-
-    Attributes:
-        requests: The request of each shard, and when it was first sent: one whose reply was lost is repeated.
-        seen: Numbers of the shards that have been read.
-        due_s: Seconds from the last round until something is due.
-        left_out: Numbers of shards that are not read for now.
-        retry_at: When each shard that has failed is tried again, by its number; monotonic, in seconds.
-        on_error: Called with each shard that fails; None lets a round raise their errors when it has found nothing.
-        is_cluster: Whether shards are on several servers, of which one may be away.
-    """
+    """State of a reader between two rounds."""
 
     shape: QueueShape
     worker: str
     options: ReaderOptions
     book: LeaseBook
+    # the request of each shard, and when it was first sent: one whose reply was lost is repeated
     requests: dict[int, tuple[str, float]] = field(default_factory=dict)
-    seen: set[int] = field(default_factory=set)
-    due_s: float | None = None
+    seen: set[int] = field(default_factory=set)  # numbers of the shards that have been read
+    due_s: float | None = None  # seconds from the last round until something is due
     sweep_at: float = 0.0
-    left_out: frozenset[int] = frozenset()
+    left_out: frozenset[int] = frozenset()  # numbers of shards that are not read for now
+    # when each shard that has failed is tried again, by its number; monotonic, in seconds
     retry_at: dict[int, float] = field(default_factory=dict)
+    # called with each shard that fails; None lets a round raise their errors when it has found nothing
     on_error: OnError | None = None
-    is_cluster: bool = False
+    is_cluster: bool = False  # whether shards are on several servers, of which one may be away
     _errors: dict[int, PenstockError] = field(default_factory=dict)
     _numbers: "counting[int]" = field(default_factory=counting)
     _start: int = 0
