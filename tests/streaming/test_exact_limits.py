@@ -2,7 +2,7 @@
 
 import math
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
@@ -44,6 +44,25 @@ def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
     reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [2, 2, 1]
+
+
+def test_a_batch_has_every_key_and_every_microsecond(connection: Connection) -> None:
+    """A key may look like the text of an array; a double does not have every microsecond of 2107."""
+    keys = ['a",\n "b', "[", '"]', "\\n", "ключ", "👻"] * 20
+    times = [datetime(year, 1, 1, tzinfo=UTC) for year in (1900, 1969, 2026, 2105, 2107, 2199)]
+    times = [time + timedelta(microseconds=n * 49_999) for n in range(20) for time in times]
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
+        "SELECT 'things', 0, key, key, key, '1', at FROM unnest(%s::text[], %s::timestamptz[]) AS r (key, at)",
+        [keys, times],
+    )
+    tick(connection, DEFAULT_SCOPE)
+
+    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(120)}, {}, epoch=Epoch(1), until=math.inf)
+    with closing(reading) as batches:
+        [columns] = [batch.columns for batch in batches]
+    assert [columns.keys, columns.actions, columns.objects] == [keys] * 3
+    assert columns.staged_us == [(time - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) for time in times]
 
 
 def test_a_transaction_of_retention_removes_no_row_beyond_its_records(

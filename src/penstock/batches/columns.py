@@ -341,4 +341,5 @@ def _join(texts: Sequence[str]) -> str:
 def _fold(lines: bytes, count: int) -> bytes:
     """The first of equal lines; otherwise all of them."""
     line = lines[: lines.find(b"\n")] if count > 1 else lines
-    return line if lines == b"\n".join([line] * count) else lines
+    may_be_equal = len(lines) == (len(line) + 1) * count - 1
+    return line if may_be_equal and lines == b"\n".join([line] * count) else lines

@@ -282,14 +282,19 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 
 -- :name unpublished
 -- The records of a shard after its tail, as columns of lines (see `penstock.batches`), as nearly always: without a gap, all of them
 -- there, and their payloads below the byte limit.  No row otherwise: `unpublished_checked` then says what is there.
--- The result is that of `unpublished_checked`, which takes a third longer.
+-- The result is that of `unpublished_checked`, which takes longer.
+-- An array is written as text faster than its members one by one: strings come as pretty JSON arrays, a line each.  A double takes
+-- less time than extract's numeric, and has every microsecond up to 2^32 seconds from 1970.
 WITH places AS MATERIALIZED (
     SELECT * FROM {schema}.journal_places(%(channel)s, %(shard)s, %(tail)s, %(records)s)
 ),
 -- An inner join: of a queue, or of a damaged journal, fewer records come than places.
 batch AS MATERIALIZED (
     SELECT place."offset", r.id, r.key, r.action, r.object, r.data, r.headers,
-           (extract(epoch FROM r.created_at) * 1000000)::bigint AS us
+           CASE WHEN r.created_at BETWEEN '1900-01-01 00:00:00+00' AND '2106-01-01 00:00:00+00'
+                THEN (date_part('epoch', r.created_at) * 1000000)::bigint
+                ELSE (extract(epoch FROM r.created_at) * 1000000)::bigint
+           END AS us
     FROM places place
     JOIN (
         SELECT r.*
@@ -306,12 +311,12 @@ head AS MATERIALIZED (
 SELECT min("offset"), max("offset"), count(*), NULL::bigint, 0::bigint, NULL::bigint,
        (SELECT id FROM head), (SELECT us FROM head),
        string_agg((id - "offset" - (SELECT beyond FROM head))::text, E'\n'),
-       string_agg(to_json(key)::text, E'\n'),
-       string_agg(to_json(action)::text, E'\n'),
-       string_agg(to_json(object)::text, E'\n'),
+       array_to_json(array_agg(key), true)::text,
+       array_to_json(array_agg(action), true)::text,
+       array_to_json(array_agg(object), true)::text,
        string_agg(data::text, E'\n'),
        string_agg(coalesce(headers::text, ''), E'\n'),
-       string_agg((us - (SELECT us FROM head))::text, E'\n')
+       array_to_string(array_agg(us - (SELECT us FROM head)), E'\n')
 FROM batch
 WHERE (SELECT count(*) = (SELECT count(*) FROM places) AND count(*) = max("offset") - min("offset") + 1
               AND sum(pg_column_size(data)) < %(bytes)s
@@ -332,9 +337,9 @@ SELECT min("offset"), max("offset"), count(*),
        count(*) FILTER (WHERE is_gone), min(journaled_id) FILTER (WHERE is_gone),
        min(first_id), min(first_us),
        string_agg((journaled_id - first_id - number + 1)::text, E'\n'),
-       string_agg(coalesce(to_json(key)::text, 'null'), E'\n'),
-       string_agg(coalesce(to_json(action)::text, 'null'), E'\n'),
-       string_agg(coalesce(to_json(object)::text, 'null'), E'\n'),
+       array_to_json(array_agg(key), true)::text,
+       array_to_json(array_agg(action), true)::text,
+       array_to_json(array_agg(object), true)::text,
        string_agg(coalesce(data::text, ''), E'\n'),
        string_agg(coalesce(headers::text, ''), E'\n'),
        string_agg((coalesce(us, first_us) - first_us)::text, E'\n')

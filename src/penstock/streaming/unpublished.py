@@ -133,7 +133,9 @@ def _check(
 
 
 def _make_batch(shard: ShardName, after: Offset, row: tuple[Any, ...], epoch: Epoch) -> Batch:
-    first, _, count, _, _, _, first_id, first_us, *texts = row
+    first, _, count, _, _, _, first_id, first_us, ids, *strings, data, headers, times = row
+    # A pretty array has a line a string, and no string of JSON has a line break.
+    texts = [ids, *(array[1:-1].replace(b",\n ", b"\n") for array in strings), data, headers, times]
     # The journal has no holes: if the first record is beyond after + 1, the journal begins there.
     columns = Columns.of_lines(count, first_id, first_us, texts)
     return Batch(shard, epoch, Offset(first), begins=first > after + 1, columns=columns)
