@@ -6,9 +6,10 @@ to the consumer; nothing on the way parses them.
 
 import builtins
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Generic, NewType
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
@@ -193,6 +194,10 @@ MAX_TOGETHER = 500
 """Most payloads that are parsed because another one was asked for."""
 
 
+_COLUMNS = {"offset": "offsets", "id": "ids", "key": "keys", "action": "actions", "object": "objects"}
+"""The columns of attributes of a record, where their names differ."""
+
+
 @dataclass(slots=True, eq=False)
 class RecordColumns:
     """The values of records of a shard, by column, and what has been parsed of them."""
@@ -215,9 +220,20 @@ class RecordColumns:
     def __post_init__(self) -> None:
         self.data = [_UNREAD] * len(self.ids)
 
-    def records(self) -> "list[Record[Any]]":
-        """The records."""
-        return [_view(self, at) for at in range(len(self.ids))]
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def records(self, start: int, stop: int) -> "Iterator[Record[Any]]":
+        """The records ``start`` to ``stop``.
+
+        Each is made when it is reached, and none is kept: the garbage collector would walk through all of them, again and again.
+        """
+        return map(partial(_view, self), range(start, stop))
+
+    def column(self, name: str) -> Sequence[Any]:
+        """An attribute of each record."""
+        found: Sequence[Any] = getattr(self, _COLUMNS.get(name, name))
+        return found
 
     def parse(self, at: int) -> Any:
         """The payload of a record; from the second that is asked for, those after it are parsed with it, in half the time."""

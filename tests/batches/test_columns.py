@@ -1,5 +1,6 @@
 """Columns hold what rows held, whatever text it is; damage is an error and never other records."""
 
+import gc
 import json
 from typing import Any
 
@@ -116,11 +117,19 @@ def test_all_payloads_are_parsed_in_one_call() -> None:
     assert Records().data == []
 
 
-def test_a_record_is_made_once() -> None:
-    """What a handler has parsed of it stays parsed."""
-    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
+def test_what_is_parsed_of_a_record_stays_parsed() -> None:
+    """Records are made anew each time, so that the garbage collector does not walk through those that were handled."""
 
-    assert records[1] is records[-1] is [*records][1] is records[1:][0]
+    def count() -> int:
+        return sum(isinstance(each, Record) for each in gc.get_objects())
+
+    before = count()
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(1), row(2)])))
+    first, second = (record.data for record in records)
+
+    assert records[1].data is records[-1].data is [*records][1].data is records[1:][0].data is second
+    assert records[0].data is first
+    assert count() <= before
 
 
 def test_equal_values_of_a_column_are_stored_once() -> None:

@@ -115,6 +115,28 @@ def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused
         follower.wait({shard: Offset(1000)}, None)
 
 
+def test_a_read_asks_for_more_entries_step_by_step(
+    client: redis.Redis, streamer: Streamer, connection: Connection, things: Log
+) -> None:
+    """Small entries may be followed by some of ten thousand records; and a worker that begins does not read far ahead."""
+    asked: list[int] = []
+
+    class Noting(Follower):
+        def _send(self, positions: Any, block_ms: int | None) -> None:
+            asked.append(self._entries)
+            super()._send(positions, block_ms)
+
+    reading, shard, at = Noting(client, "penstock", count=1000), things.shard_names[0], Offset(0)
+    for number in range(12):
+        stage_rows(connection, things, 2, f"{number} ")
+        streamer.drain()
+    while found := reading.wait({shard: at}, None):
+        at = found[shard][-1].offset
+    reading.close()
+
+    assert asked[:2] == [8, 64]
+
+
 def test_a_late_reply_is_not_taken_for_the_next_one(
     client: redis.Redis, follower: Follower, shard: ShardName, things: Log
 ) -> None:

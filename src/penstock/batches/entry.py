@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 from penstock.batches.columns import CODECS, COLUMNS, Columns, DamagedColumns
 from penstock.parsing import parse_number
@@ -22,17 +22,6 @@ from penstock.records import BEGINNING, Offset, Record, RecordColumns, RecordId,
 
 FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for name in COLUMNS)]
 """The names of an entry's fields, in their order."""
-
-_ATTRIBUTES = {
-    "id": "ids",
-    "key": "keys",
-    "action": "actions",
-    "object": "objects",
-    "data_json": "data_json",
-    "headers_json": "headers_json",
-    "staged_us": "staged_us",
-}
-"""The columns of the attributes of a record."""
 
 MAX_RECORDS = 10_000
 """Most records of an entry, which one call of ``LogWriter.append`` may write; a streamer writes 500."""
@@ -108,22 +97,20 @@ class Entry:
             *columns.texts,
         ]
 
-    @cached_property
-    def offsets(self) -> list[Offset]:
+    @property
+    def offsets(self) -> Sequence[Offset]:
         """The offsets of its records."""
-        return cast("list[Offset]", [*range(self.first, self.last + 1)])
+        return cast("Sequence[Offset]", range(self.first, self.last + 1))
 
     @cached_property
+    def view(self) -> RecordColumns:
+        """The values of its records, by column.  Raises ``DamagedColumns``."""
+        return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values())
+
+    @property
     def records(self) -> list[Record]:
         """Its records.  Raises ``DamagedColumns``."""
-        return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values()).records()
-
-    def column(self, name: str) -> list[Any]:
-        """An attribute of each record.  Raises ``DamagedColumns``."""
-        if name == "offset":
-            return self.offsets
-        found: list[Any] = getattr(self.columns, _ATTRIBUTES[name])
-        return found
+        return [*self.view.records(0, len(self))]
 
 
 def _parse_identity(text: bytes) -> tuple[RecordId, int]:

@@ -9,33 +9,37 @@ from typing import Any, overload
 
 from penstock.batches.entry import Entry
 from penstock.parsing import parse_several
-from penstock.records import Offset, Payload, Record, RecordId
+from penstock.records import Offset, Payload, Record, RecordColumns, RecordId
 
 
-class PlainEntries:
-    """Records of entries of their own, as a part of ``Records``."""
+class GivenRecords:
+    """Records that somebody has made, as a part of ``Records``."""
 
-    def __init__(self, records: list[Record]) -> None:
-        self.records = records
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self._records)
 
     @cached_property
-    def offsets(self) -> list[Offset]:
-        """The offsets of its records."""
+    def offsets(self) -> Sequence[Offset]:
+        """The offsets of the records."""
         return self.column("offset")
 
-    def column(self, name: str) -> list[Any]:
+    def records(self, start: int, stop: int) -> Iterable[Record]:
+        """The records ``start`` to ``stop``."""
+        return self._records[start:stop]
+
+    def column(self, name: str) -> Sequence[Any]:
         """An attribute of each record."""
-        return [getattr(record, name) for record in self.records]
+        return [getattr(record, name) for record in self._records]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Records ``start`` to ``stop`` of an entry, or of several plain ones."""
+    """Records ``start`` to ``stop`` of columns, or of given ones."""
 
-    source: Entry | PlainEntries
+    source: RecordColumns | GivenRecords
     start: int
     stop: int
 
@@ -50,18 +54,18 @@ class _Part:
     def last(self) -> Offset:
         return self.source.offsets[self.stop - 1]
 
-    def records(self) -> list[Record]:
-        return self.source.records[self.start : self.stop]
+    def records(self) -> Iterable[Record]:
+        return self.source.records(self.start, self.stop)
 
     def column(self, name: str) -> list[Any]:
-        return self.source.column(name)[self.start : self.stop]
+        return [*self.source.column(name)[self.start : self.stop]]
 
 
 class Records(Sequence[Record[Payload]]):
     """The records that a handler is called with, and their columns: of a shard, or of several one after the other.
 
-    A sequence, immutable and sliced without copying.  The records of an entry of the log are made when one of them is first
-    asked for; columns are there without them.
+    A sequence, immutable and sliced without copying.  A record of the log is made when it is asked for, anew each time, and
+    what is parsed of it stays parsed; columns are there without records.
     """
 
     def __init__(self, parts: Sequence[_Part] = ()) -> None:
@@ -171,7 +175,8 @@ class Records(Sequence[Record[Payload]]):
     def _at(self, place: int) -> Record[Payload]:
         for part in self._parts:
             if place < len(part):
-                return part.source.records[part.start + place]
+                [found] = part.source.records(part.start + place, part.start + place + 1)
+                return found
             place -= len(part)
         raise IndexError(place)
 
@@ -185,10 +190,20 @@ class Records(Sequence[Record[Payload]]):
         return Records(kept)
 
 
-def as_records(*sources: Entry | Iterable[Record]) -> Records[Any]:
-    """The records of entries, or given ones."""
-    found = [source if isinstance(source, Entry) else PlainEntries([*source]) for source in sources]
+def as_records(*sources: Entry | RecordColumns | Iterable[Record]) -> Records[Any]:
+    """The records of entries and columns, or given ones."""
+    found = map(_as_source, sources)
     return Records([_Part(source, 0, len(source)) for source in found if len(source)])
+
+
+def _as_source(source: Entry | RecordColumns | Iterable[Record]) -> RecordColumns | GivenRecords:
+    match source:
+        case Entry():
+            return source.view
+        case RecordColumns():
+            return source
+        case _:
+            return GivenRecords([*source])
 
 
 def join_records(several: Iterable[Sequence[Record]]) -> Records[Any]:

@@ -314,8 +314,7 @@ class _AsyncCaller:
 
     def _refuse_tasks(self, session: AsyncSession, items: Sequence[Any]) -> None:
         """Makes sure that no task works on with the session or the records, after the transaction is over."""
-        ours = {id(session), id(items), *map(id, items)}
-        left = [task for task in asyncio.all_tasks() if not task.done() and _uses(task, ours)]
+        left = [task for task in asyncio.all_tasks() if not task.done() and _uses(task, session, items)]
         if left:
             for task in left:
                 task.cancel()
@@ -396,11 +395,18 @@ def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoo
     return log_error
 
 
-def _uses(task: asyncio.Task[Any], objects: set[int]) -> bool:
-    """True if one of the objects is a variable of the task's coroutine."""
+def _uses(task: asyncio.Task[Any], session: AsyncSession, items: Sequence[Any]) -> bool:
+    """True if the session, the items or one of them is a variable of the task's coroutine."""
     frame = getattr(task.get_coro(), "cr_frame", None)
-    is_current = task is asyncio.current_task()
-    return frame is not None and not is_current and any(id(each) in objects for each in frame.f_locals.values())
+    if frame is None or task is asyncio.current_task():
+        return False
+    held = frame.f_locals.values()
+    return any(each is session or each is items or _is_one(each, items) for each in held)
+
+
+def _is_one(value: object, items: Sequence[Any]) -> bool:
+    """True if it is one of the items; a record is made anew each time, and equal to what it was."""
+    return value in items if isinstance(value, Record) else any(value is item for item in items)
 
 
 def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:

@@ -11,7 +11,7 @@ from penstock.batches import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import Fields, parse_leading
-from penstock.channels.log.streams import ask_for_more, read_leading
+from penstock.channels.log.streams import FIRST_ENTRIES, GROWTH, ask_for_more, read_leading
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
@@ -48,7 +48,7 @@ class Follower:
         self._connection: Any = None
         self._requested: Positions = {}
         self._kept: ReadRecords = {}
-        self._entries = min(count, MAX_BATCHES)
+        self._entries = min(count, FIRST_ENTRIES)
 
     def wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
@@ -80,12 +80,11 @@ class Follower:
     def _limit(self, positions: Positions, found: ReadRecords) -> ReadRecords:
         """The first ``count`` records after each of ``positions``.
 
-        Keeps all of them: an entry that holds the next record may begin before it, and end beyond ``count``, and a worker
-        may take fewer.
+        Keeps all that come after it: an entry may end beyond ``count``, and a worker may take fewer.
         """
-        self._kept |= found
-        limited = {shard: records.after(positions[shard])[: self._count] for shard, records in found.items()}
-        return {shard: records for shard, records in limited.items() if records}
+        following = {shard: records.after(positions[shard]) for shard, records in found.items()}
+        self._kept |= following
+        return {shard: records[: self._count] for shard, records in following.items() if records}
 
     def _read(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         if self._is_cluster:
@@ -179,8 +178,11 @@ class Follower:
         return found
 
     def _adapt(self, entries: int, records: int) -> None:
-        """Asks for as many entries next time as hold ``count`` records, if they go on like those that were read."""
-        needed = -(-self._count * entries // max(1, records))
+        """Asks for as many entries next time as hold ``count`` records, if they go on like those that were read.
+
+        Step by step: small entries may be followed by ones of thousands of records.
+        """
+        needed = min(GROWTH * self._entries, -(-self._count * entries // max(1, records)))
         self._entries = needed if records <= entries else min(needed, MAX_BATCHES)
 
     def _poll(self, positions: Positions, wait_ms: int) -> ReadRecords:

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
+from typing import Any
 
 from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records, as_records
 from penstock.batches.columns import DamagedFrame, size
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, LastRecord, Offset, Place, Record, RecordId, ShardName
+from penstock.records import BEGINNING, LastRecord, Offset, Place, RecordColumns, RecordId, ShardName
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
 """An entry's fields: by name, or as the server sends them, names and values alternating."""
 
 _UNREADABLE = "a field of it cannot be read"
 
-_Sources = list[Entry | list[Record]]
+_Row = tuple[Offset, RecordId, str, str, str, str, str, int]
+"""The values of a record that has an entry of its own, in the order of ``RecordColumns``."""
 
 NAMES = [b"id", b"key", b"action", b"object", b"data", b"headers", b"ts"]
 """The fields of an entry of one record, in the order in which ``append.lua`` writes them."""
@@ -48,8 +51,8 @@ def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
     Raises ``ForeignLog`` or ``DamagedEntry``.
     """
     if not is_batch(fields):
-        record = _parse_plain(shard, entry_id, fields)
-        return LastRecord(Place(shard, record.offset), record.id, record.staged_us)
+        offset, id_, *_, staged_us = _parse_plain(shard, entry_id, fields)
+        return LastRecord(Place(shard, offset), id_, staged_us)
     try:
         ends = Entry.parse_last(_batch_values(fields))
     except DamagedColumns as error:
@@ -62,10 +65,7 @@ def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
 
     Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
-    found: _Sources = []
-    for each in _parse_each(shard, entries):
-        _add(found, each)
-    return as_records(*found)
+    return _gather(shard, _parse_each(shard, entries))
 
 
 def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
@@ -74,14 +74,14 @@ def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
     Ends before once compressed ones have ``MAX_BYTES``: a reader that follows a log gets the others with its next read.
     Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
-    found: _Sources = []
+    found: list[Entry | _Row] = []
     try:
         for each in _parse_each(shard, take_within(entries)):
-            _add(found, each)
+            found.append(each)  # noqa: PERF402  what comes before an error stays
     except (ForeignLog, CodecMissing):
         if not found:
             raise
-    return as_records(*found)
+    return _gather(shard, found)
 
 
 def take_within(entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, Fields]]:
@@ -106,7 +106,7 @@ def _decompressed_size(fields: Fields) -> int:
     return 0
 
 
-def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Iterator[Entry | Record]:
+def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Iterator[Entry | _Row]:
     before = BEGINNING
     for entry_id, fields in entries:
         if is_batch(fields):
@@ -114,18 +114,20 @@ def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> It
             before = entry.last
             yield entry
         else:
-            record = _parse_plain(shard, entry_id, fields)
-            before = record.offset
-            yield record
+            row = _parse_plain(shard, entry_id, fields)
+            before = row[0]
+            yield row
 
 
-def _add(found: _Sources, parsed: Entry | Record) -> None:
-    if isinstance(parsed, Entry):
-        found.append(parsed)
-    elif found and isinstance(found[-1], list):
-        found[-1].append(parsed)
-    else:
-        found.append([parsed])
+def _gather(shard: ShardName, parsed: Iterable[Entry | _Row]) -> Records:
+    """The records of batches, and of what is between them, in columns."""
+    sources: list[Any] = []
+    for is_entry, part in groupby(parsed, lambda each: isinstance(each, Entry)):
+        if is_entry:
+            sources += part
+        else:
+            sources.append(RecordColumns(shard.channel, shard.shard, *zip(*part, strict=True)))
+    return as_records(*sources)
 
 
 def is_batch(fields: Fields) -> bool:
@@ -163,7 +165,7 @@ def make_damaged(shard: ShardName, entry_id: bytes, why: object, first: Offset |
     return DamagedEntry(text, begin, last)
 
 
-def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
+def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> _Row:
     if isinstance(fields, list) and fields[::2] == NAMES:
         record_id, key, action, kind, data, headers, staged = fields[1::2]
     else:
@@ -171,14 +173,12 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> Record:
     offset = parse_offset(entry_id, shard)
     try:
         texts = key.decode(), action.decode(), kind.decode(), data.decode(), headers.decode()
-        record: Record = Record(
-            shard.channel, shard.shard, offset, RecordId(parse_number(record_id)), *texts, parse_number(staged)
-        )
+        row = offset, RecordId(parse_number(record_id)), *texts, parse_number(staged)
     except ValueError as error:  # neither a number nor UTF-8
         raise make_damaged(shard, entry_id, _UNREADABLE) from error
     if b"\0" in key + action + kind:  # which no text of Postgres has
         raise make_damaged(shard, entry_id, _UNREADABLE)
-    return record
+    return row
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:

@@ -85,7 +85,7 @@ def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iter
 
 def _parse_alone(entry: Entry) -> Iterator[pa.RecordBatch]:
     """The records of an entry; of a large one, a few at a time."""
-    values: list[list[Any]] = [entry.offsets, *entry.columns.values()]
+    values: list[list[Any]] = [[*entry.offsets], *entry.columns.values()]
     a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, entry.columns.unfolded_size))
     for first in range(0, len(entry), a_batch):
         yield _from_values(entry.shard, *(each[first : first + a_batch] for each in values))
