@@ -5,7 +5,7 @@
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
 --   | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- `request` is the token of the leases.  `wait` is the time in milliseconds until something is due, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
+-- `request` is the token of the leases.  `wait` is the time in milliseconds until something is due, 0 if there is more to take, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
 -- First, whatever is due moves on: delayed messages, leases that have expired, tenants that may go again; 100 of each at most.
 -- Cost: O((count + 300) × log messages).
 
@@ -95,9 +95,9 @@ save_accounts()
 save_ready()
 save_queue()
 -- Asked for in any case: a key of another type would otherwise show only when a message is written.
-local is_woken = redis.call("LLEN", wakes) > 0
-if not is_woken and redis.call("EXISTS", ready, over) > 0 then
-  wake()
+local is_woken, is_left = redis.call("LLEN", wakes) > 0, redis.call("EXISTS", ready, over) > 0
+if is_left and not is_woken then
+  redis.call("LPUSH", wakes, "1")
 end
 
 local function first_due(key)
@@ -106,7 +106,7 @@ end
 
 local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked))
 reply[2], reply[4] = queue.streams, lost
-if looks == 0 then
+if looks == 0 or (is_left and #reply > 4) then
   next_due = now
 end
 reply[3] = next_due < math.huge and math.max(0, math.ceil(next_due - now)) or -1

@@ -200,6 +200,8 @@ class _QueueReader(Generic[C, L]):
             raise ValueError("the reader is closed; make another")
         self._heartbeat.start()
         until = monotonic() + block_s
+        if block_s > 0 and self._adopts is None and not self._found and self._rounds.is_quiet():
+            yield from self._wait(self._rounds.wait_s(block_s))
         while True:
             if found := (yield from self._round(count)):
                 return found
@@ -336,7 +338,7 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
 
     def leave_out(self, shards: Collection[int]) -> None:
         """Reads these shards no more, until this is called again."""
-        self._rounds.left_out = frozenset(shards)
+        self._rounds.leave_out(frozenset(shards))
 
     def can_read(self, shard: int) -> bool:
         """True if a shard could be read at the last try."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count as counting
+from math import inf
 from time import monotonic
 
 import structlog
@@ -74,7 +75,7 @@ class Rounds:
     # the request of each shard, and when it was first sent: one whose reply was lost is repeated
     requests: dict[int, tuple[str, float]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)  # numbers of the shards that have been read
-    due_s: float | None = None  # seconds from the last round until something is due
+    due_at: float = inf  # when something is due, as the last round has found; monotonic, in seconds
     sweep_at: float = 0.0
     left_out: frozenset[int] = frozenset()  # numbers of shards that are not read for now
     # when each shard that has failed is tried again, by its number; monotonic, in seconds
@@ -85,14 +86,26 @@ class Rounds:
     _errors: dict[int, PenstockError] = field(default_factory=dict)
     _numbers: "counting[int]" = field(default_factory=counting)
     _start: int = 0
+    _unread: int = 1
 
     def begin(self) -> list[QueueShard]:
         """Begins a round: the shards in the order of this round; none is always first."""
-        self.due_s = None
+        self.due_at = inf
         self._start += 1
         at = self._start % len(self.shape.shards)
         every = self.shape.shards[at:] + self.shape.shards[:at]
-        return [shard for shard in every if self._is_read(shard.number)]
+        read = [shard for shard in every if self._is_read(shard.number)]
+        self._unread = len(read)
+        return read
+
+    def leave_out(self, shards: frozenset[int]) -> None:
+        """Reads these shards no more, and others again at the next round."""
+        if shards != self.left_out:
+            self.left_out, self.due_at = shards, 0.0
+
+    def is_quiet(self) -> bool:
+        """True if the last round has left nothing in any shard, nothing has been due since, and what comes wakes a reader."""
+        return self._unread == 0 and self.due_at > monotonic() and self.pause_s(0.0) is None
 
     def _is_read(self, number: int) -> bool:
         return number not in self.left_out and self.retry_at.get(number, 0.0) <= monotonic()
@@ -139,8 +152,9 @@ class Rounds:
         """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
         request, asked_at = self.requests.pop(shard.number)
         self.seen.add(shard.number)
+        self._unread -= 1
         if taken.due_s is not None:
-            self.due_s = taken.due_s if self.due_s is None else min(self.due_s, taken.due_s)
+            self.due_at = min(self.due_at, monotonic() + taken.due_s)
         self.report_lost(shard, taken.lost)
         held = [Held(message, request, extended_at=asked_at) for message in taken.messages]
         self.book.add(held)
@@ -176,7 +190,7 @@ class Rounds:
 
     def wait_s(self, left: float) -> float:
         """Seconds to wait before the next round."""
-        return max(0.0, min(left, MAX_WAIT_S, MAX_WAIT_S if self.due_s is None else self.due_s))
+        return max(0.0, min(left, MAX_WAIT_S, self.due_at - monotonic()))
 
     def is_sweep_due(self) -> bool:
         """True if the queue is to be swept; notes that it is."""
