@@ -37,6 +37,7 @@ from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTake
 from penstock.streaming.tails import UnusableShards
 from penstock.streaming.tick_slices import Slices
 from penstock.streaming.troubles import TroubleWatch
+from penstock.streaming.unpublished import keep_memory
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -139,9 +140,11 @@ class Streamer(Runner[RoundResult]):
         self._publisher = self._make_publisher(connection, epoch)
         self._refresh_at, self._newest_tick = 0.0, -1
         self._upkeep.reopen()
-        if self._most is None and self._share.sequences:  # slices do not wait
-            self._nudges.open()
-            self._troubles.open()
+        if self._most is None:  # slices do not wait, and soon end
+            keep_memory(connection, scope)
+            if self._share.sequences:
+                self._nudges.open()
+                self._troubles.open()
         share = {} if self._share.is_whole else {"share": str(self._share)}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 

@@ -39,6 +39,12 @@ _Item = TypeVar("_Item")
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
+def keep_memory(connection: Connection, scope: Scope) -> None:
+    """Has the session keep the memory of a batch for the next one."""
+    with postgres_errors("preparing to read"):
+        connection.execute(statements("penstock.streaming", scope.schema)["keep_memory"])
+
+
 def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
     connection: Connection,
     scope: Scope,
