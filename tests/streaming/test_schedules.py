@@ -2,14 +2,16 @@
 
 import threading
 from collections import Counter
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import cycle
+from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import pytest
 import redis
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from fixtures.flow import running
 from penstock import Job, Log, Pipeline, Queue
@@ -126,9 +128,20 @@ def declare(every: Any = "1h", **options: Any) -> Pipeline:
     return pipeline
 
 
+class WrongClock(datetime):
+    """The clock of a process, set hours back and forth all the time."""
+
+    hours = cycle([7, -7, -50, 1])
+
+    @classmethod
+    @override
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(hours=next(cls.hours))
+
+
 @pytest.mark.usefixtures("short_intervals")
 @pytest.mark.parametrize("seconds", [480, pytest.param(10_000, marks=[pytest.mark.storm, pytest.mark.timeout(1800)])])
-def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
+def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks_are_wrong(
     seconds: int,
     connection: Connection,
     database_url: str,
@@ -136,9 +149,12 @@ def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four streamers, whose sessions are ended all the time; slots of a second each have been missed."""
+    """Four streamers, whose sessions are ended all the time; slots of a second each have been missed.  What decides is Postgres' clock."""
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
     monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 40)
+    for module in ("declaring.schedules", "streaming.scheduler"):
+        monkeypatch.setattr(f"penstock.{module}.datetime", WrongClock)
+    monkeypatch.setattr("time.time", lambda: WrongClock.now().timestamp())
     pipeline = declare(1, catch_up="all")
     with Streamer(pipeline, database_url, redis_url):
         make_due(connection, f"{seconds} seconds")
@@ -170,8 +186,9 @@ def test_every_slot_has_one_job_though_streamers_die_and_redis_is_emptied(
         with running(*(Streamer(pipeline, database_url, redis_url).run for _ in range(4)), disturb):
             eventually(has_caught_up, "all is caught up", timeout_s=max(60, seconds / 8))
         found = slots(other)
-        [(last,)] = other.execute("SELECT last_at FROM penstock.schedules").fetchall()
+        [(last, has_passed)] = other.execute("SELECT last_at, last_at <= now() FROM penstock.schedules").fetchall()
 
+    assert has_passed
     assert set(found.values()) == {1}
     assert len(found) == (last - begun).total_seconds() + 1 > seconds
 
