@@ -28,14 +28,14 @@ CRASH_POINTS = (
     "consumer.after_register",
     "consumer.after_read",
     "consumer.after_apply",
-    "consumer.after_checkpoint",
+    "consumer.before_commit",
     "consumer.after_commit",
     "together.after_apply",
-    "together.after_checkpoint",
+    "together.before_commit",
     "together.after_commit",
     "members.after_reserve",
     "members.after_apply",
-    "members.after_checkpoint",
+    "members.before_commit",
     "members.after_commit",
     "members.after_exchange",
 )
@@ -58,7 +58,7 @@ CHANNEL_CRASH_POINTS = ("retire.after_registry", "retire.after_journal")
 JOB_CRASH_POINTS = ("jobs.after_apply", "jobs.before_commit", "jobs.after_commit")
 """Those that only a job of a queue passes."""
 
-SPARK_CRASH_POINTS = ("dataframes.after_apply", "dataframes.after_checkpoint", "dataframes.after_commit")
+SPARK_CRASH_POINTS = ("dataframes.after_apply", "dataframes.before_commit", "dataframes.after_commit")
 """Those that only a driver of Spark passes."""
 
 REPEAT_POINTS = ("streamer.after_publish", "consumer.after_round", "members.after_delivery")

@@ -96,10 +96,10 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
     [
         ("consumer.after_read", 20),
         ("consumer.after_apply", 20),
-        ("consumer.after_checkpoint", 20),
+        ("consumer.before_commit", 20),
         ("consumer.after_commit", 20),
         ("together.after_apply", 100),
-        ("together.after_checkpoint", 100),
+        ("together.before_commit", 100),
         ("together.after_commit", 100),
     ],
 )

@@ -59,7 +59,7 @@ def state(connection: Connection) -> tuple[int, int]:
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("crash_at", [None, "consumer.after_checkpoint", "consumer.after_commit"])
+@pytest.mark.parametrize("crash_at", [None, "consumer.before_commit", "consumer.after_commit"])
 def test_nobody_sees_a_dead_letter_without_its_checkpoint_or_the_reverse(
     published: int, worker: LogWorker, connection: Connection, database_url: str, crash_at: str | None
 ) -> None:

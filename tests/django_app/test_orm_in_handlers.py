@@ -70,7 +70,7 @@ class _Crash(BaseException):
     """A process that dies there."""
 
 
-@pytest.mark.parametrize("point", ["consumer.after_apply", "consumer.after_checkpoint"])
+@pytest.mark.parametrize("point", ["consumer.after_apply", "consumer.before_commit"])
 @pytest.mark.parametrize("handler", [write_each, write_each_async])
 @pytest.mark.usefixtures("twenty_records")
 def test_what_the_orm_writes_and_the_checkpoint_commit_together_or_not_at_all(

@@ -1,11 +1,14 @@
 """Checkpoints: one row a shard and consumer, locked, compared and advanced in the handler's own transaction."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from penstock.database.executor import Executor
+import psycopg
+
+from penstock.database.executor import CommittingExecutor, Executor
 from penstock.database.registration import why_unreadable, why_unregistered
-from penstock.database.statements import statements
+from penstock.database.statements import int_array, statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, PenstockError, SchemaMissing
 from penstock.records import Offset, Scope, Shard, ShardName
@@ -119,7 +122,11 @@ class Checkpoints:
     def lock(self, connection: Executor, shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
-        which = {"consumer": self._consumer.name, "channel": channel, "shards": [shard.shard for shard in shards]}
+        which = {
+            "consumer": self._consumer.name,
+            "channel": channel,
+            "shards": int_array(shard.shard for shard in shards),
+        }
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         unpassed = None
         if any(is_later for *_, is_later in rows):
@@ -134,30 +141,36 @@ class Checkpoints:
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
-    def advance(self, connection: Executor, *advances: Advance) -> None:
-        """Moves checkpoints that were locked together; ``BrokenTransaction`` if the handler has ended their transaction."""
-        if not advances:
-            return
-        moved = connection.execute(
-            self._sql["advance_checkpoints"],
-            {
-                "consumer": self._consumer.name,
-                "channel": self._consumer.channel.name,
-                "shards": [each.locked.shard.shard for each in advances],
-                "expected": [each.locked.offset for each in advances],
-                "offsets": [each.to for each in advances],
-                "applied": [each.applied for each in advances],
-                "skipped": [each.skipped for each in advances],
-                "dead": [each.dead for each in advances],
-                "transaction": advances[0].locked.transaction,
-            },
-        ).rowcount
+    def advance_and_commit(self, connection: CommittingExecutor, advances: Sequence[Advance]) -> None:
+        """Moves checkpoints that were locked together, and commits.
+
+        Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more is committed.
+        """
+        try:
+            moved = connection.commit_after(self._sql["advance_checkpoints"], self._moves(advances))
+        except psycopg.errors.NotNullViolation as error:
+            if (error.diag.schema_name, error.diag.table_name) != (self._scope.schema, "checkpoints"):
+                raise  # of a trigger of the application's that was deferred to the end
+            moved = 0
         if moved != len(advances):
             shards = ", ".join(str(each.locked.shard) for each in advances)
             raise BrokenTransaction(
                 f"consumer {self._consumer.name}, {shards}: the transaction that carries the checkpoint is gone. A handler must "
                 "not commit or roll back its session: return to commit, raise to roll back"
             )
+
+    def _moves(self, advances: Sequence[Advance]) -> dict[str, Any]:
+        return {
+            "consumer": self._consumer.name,
+            "channel": self._consumer.channel.name,
+            "shards": int_array(each.locked.shard.shard for each in advances),
+            "expected": int_array(each.locked.offset for each in advances),
+            "offsets": int_array(each.to for each in advances),
+            "applied": int_array(each.applied for each in advances),
+            "skipped": int_array(each.skipped for each in advances),
+            "dead": int_array(each.dead for each in advances),
+            "transaction": advances[0].locked.transaction,
+        }
 
     def halt(self, connection: Executor, shard: ShardName, reason: str) -> None:
         """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""

@@ -67,10 +67,16 @@ LIMIT 1;
 
 -- :name advance_checkpoints
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
--- Nothing moves if the handler has ended the transaction that the locks were taken in.
+-- It is sent together with COMMIT.  If the handler has ended the transaction that the locks were taken in, "offset" becomes NULL, which
+-- fails, so that nothing is committed.
 -- Each array has an element a shard: joining them as rows takes Postgres twice as long.
 UPDATE {schema}.checkpoints
-SET "offset" = (%(offsets)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
+SET "offset" = CASE
+        WHEN pg_catalog.pg_current_xact_id() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8
+             AND "offset" OPERATOR(pg_catalog.=)
+                 (%(expected)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)]
+        THEN (%(offsets)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)]
+    END,
     applied = applied OPERATOR(pg_catalog.+)
               (%(applied)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)],
     skipped = skipped OPERATOR(pg_catalog.+)
@@ -81,10 +87,7 @@ SET "offset" = (%(offsets)s::bigint[])[pg_catalog.array_position(%(shards)s::int
     updated_at = pg_catalog.clock_timestamp()
 WHERE consumer OPERATOR(pg_catalog.=) %(consumer)s::pg_catalog.text
   AND channel OPERATOR(pg_catalog.=) %(channel)s::pg_catalog.text
-  AND shard OPERATOR(pg_catalog.=) ANY (%(shards)s::integer[])
-  AND "offset" OPERATOR(pg_catalog.=)
-      (%(expected)s::bigint[])[pg_catalog.array_position(%(shards)s::integer[], shard)]
-  AND pg_catalog.pg_current_xact_id() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8;
+  AND shard OPERATOR(pg_catalog.=) ANY (%(shards)s::integer[]);
 
 -- :name count_failure
 -- Counts a dead letter of a locked shard, and gives how many there are in a row: with nothing applied between them, in any

@@ -27,7 +27,7 @@ from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
 from penstock.crashpoints import crashpoint
 from penstock.database import driver_errors
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
-from penstock.database.executor import Executor, make_executor
+from penstock.database.executor import CommittingExecutor, Executor, make_executor
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
@@ -143,9 +143,11 @@ class HandlerTransaction:
             if planned.items is not None:
                 self._call(connection, planned.items)
                 crashpoint(f"{name}.after_apply")
-            self._advance(statements, planned)
-            crashpoint(f"{name}.after_checkpoint")
-            commit(transaction)
+            self._settle(statements, planned)
+            crashpoint(f"{name}.before_commit")
+            if planned.advances:
+                self._advance(statements, planned.advances)
+            commit(transaction)  # of SQLAlchemy's: nothing is sent if Postgres has committed
         crashpoint(f"{name}.after_commit")
         return planned.result
 
@@ -176,7 +178,7 @@ class HandlerTransaction:
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
             self._note_called(size, began, error)
-            self._raise_failure(connection, index, error)
+            self._raise_failure(index, error)
         self._note_called(size, began)
 
     def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
@@ -185,9 +187,9 @@ class HandlerTransaction:
             kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
             self.observers(HandlerEnded(*self._names, size, monotonic() - began, kind))
 
-    def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
+    def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""
-        committed = self._committed_by_handler(connection)
+        committed = self._committed_by_handler()
         if committed is None and is_exit(error):
             raise HandlerExited(exit_text(self._consumer, error)) from error
         if self._was_idle(error):
@@ -195,16 +197,24 @@ class HandlerTransaction:
         error = committed or error
         raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
 
-    def _advance(self, statements: Executor, planned: TransactionPlan[Result]) -> None:
-        """Moves the checkpoints, if the transaction still is the one that locked them."""
+    def _settle(self, statements: Executor, planned: TransactionPlan[Result]) -> None:
+        """Writes the rest of the plan."""
         try:
             planned.settle(statements)
-            self._checkpoints.advance(statements, *planned.advances)
         except Exception as error:
-            ended = self._explained(statements, error)
+            ended = self._explained(error)
             raise NotApplied(find_outcome(ended), ended, reached=self._reached) from error
 
-    def _explained(self, statements: Executor, error: Exception) -> Exception:
+    def _advance(self, statements: CommittingExecutor, advances: Sequence[Advance]) -> None:
+        """Moves the checkpoints, if the transaction still is the one that locked them, and commits."""
+        try:
+            self._checkpoints.advance_and_commit(statements, advances)
+        except Exception as error:
+            ended = self._explained(error)
+            at_commit = ended is error
+            raise NotApplied(find_outcome(ended), ended, at_commit=at_commit, reached=self._reached) from error
+
+    def _explained(self, error: Exception) -> Exception:
         """The error, or the handler's own fault that is behind it."""
         who = f"consumer {self._consumer.name}"
         match sqlstate(error):
@@ -224,7 +234,7 @@ class HandlerTransaction:
             case _ if self._was_idle(error):
                 return self._too_slow(error)
             case _ if isinstance(error, BrokenTransaction):
-                return self._find_commit(statements) or error
+                return self._committed_by_handler() or error
             case _:
                 return error
 
@@ -247,13 +257,13 @@ class HandlerTransaction:
         slow.__context__ = error
         return slow
 
-    def _committed_by_handler(self, connection: EngineConnection) -> Exception | None:
+    def _committed_by_handler(self) -> Exception | None:
         """The error of a handler that committed before it failed; None if it did not."""
+        assert self._connection is not None
         with suppress(Exception):  # the connection may be gone: the next attempt will see
-            connection.rollback()
-            with connection.begin():
-                statements = self._executor(connection)
-                return self._find_commit(statements)
+            self._connection.rollback()
+            with self._connection.begin():
+                return self._find_commit(self._executor(self._connection))
         return None
 
     def _find_commit(self, statements: Executor) -> HandlerCommitted | None:
@@ -266,7 +276,7 @@ class HandlerTransaction:
         name = self._consumer.name
         return HandlerCommitted(f"consumer {name}: {self.after_commit.format(consumer=name)}")
 
-    def _executor(self, connection: EngineConnection) -> Executor:
+    def _executor(self, connection: EngineConnection) -> CommittingExecutor:
         """Executes statements of ours between those of the handler."""
         return make_executor(connection, self._consumer.idle_timeout, self._timeouts)
 

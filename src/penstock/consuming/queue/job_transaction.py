@@ -157,7 +157,7 @@ class JobTransaction(HandlerTransaction):
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
-            ended = self._explained(executor, error)
+            ended = self._explained(error)
             raise NotApplied(find_outcome(ended), ended) from error
 
     def _check_same(self, executor: Executor) -> None:
@@ -179,11 +179,11 @@ class JobTransaction(HandlerTransaction):
             raise NotApplied(find_outcome(self._error), self._error) from self._error
 
     @override
-    def _raise_failure(self, connection: EngineConnection, index: int | None, error: BaseException) -> NoReturn:
+    def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         self._raise_if_not_ours()
         if isinstance(error, HandlerOutcome | Repeated):
             raise error
-        super()._raise_failure(connection, index, error)
+        super()._raise_failure(index, error)
 
 
 def _encode_result(value: object) -> str:
