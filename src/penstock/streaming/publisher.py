@@ -15,7 +15,7 @@ go on.  If a call fails although both servers are well, each shard is published 
 record at fault is found.  A changed lineage or a newer epoch stops the publisher.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -135,6 +135,9 @@ ROUND_S = 0.25
 several times a second; Redis is idle between two rounds."""
 
 
+_Way = Callable[..., Generator[tuple[Batch | MarkBatch, Reply], None, None]]
+
+
 class Publisher:
     """Publishes from the journal to Redis, on one connection to each.
 
@@ -245,12 +248,9 @@ class Publisher:
     ) -> Published:
         """Sends what comes after ``tails``."""
         done = Published()
-        for replies in (
-            self._append(tails, prefetched, may_begin=may_begin),
-            self._mark(tails, prefetched, may_begin=may_begin),
-            self._write(tails, prefetched, may_begin=may_begin),
-        ):
-            with closing(replies):
+        ways: dict[str, _Way] = {"log": self._append, "ick": self._mark, "queue": self._write}
+        for send in [way for kind, way in ways.items() if kind in self.ends.kinds]:
+            with closing(send(tails, prefetched, may_begin=may_begin)) as replies:
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
                     done = self._replies.add(done, batch, reply)

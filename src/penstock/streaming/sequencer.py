@@ -205,7 +205,9 @@ class Sequencer:
         results = psycopg.Cursor(self._connection).execute(b"; ".join(parts), prepare=False)
         for _ in parts[1:]:
             results.nextset()
-        return results.fetchall() if results.description else []
+        # Not `description`, which makes an object of each column.
+        has_rows = results.pgresult is not None and results.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+        return results.fetchall() if has_rows else []
 
 
 def tick(connection: Connection, scope: Scope) -> Tick:

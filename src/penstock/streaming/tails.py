@@ -111,6 +111,11 @@ class Tails:
         self._distances = self._share.distances(known)
         self._channels = channels
 
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of all channels."""
+        return {channel.kind for channel in self._channels.values()}
+
     def kind(self, shard: ShardName) -> str:
         """The kind of the shard's channel."""
         return self._channels[shard.channel].kind if shard.channel in self._channels else "log"
