@@ -247,14 +247,14 @@ class RecordColumns:
 
     def _parse_from(self, at: int) -> None:
         """Parses a payload and those after it; if one of them cannot be, from now on each is left to itself."""
-        places = [place for place, value in enumerate(self.data[at : at + MAX_TOGETHER], at) if value is _UNREAD]
+        there = slice(at, at + MAX_TOGETHER)
         try:
-            values = parse_several([self.data_json[place] for place in places])
+            values = parse_several(self.data_json[there])
         except ValueError:
             self.parses_together = False
             return
-        for place, value in zip(places, values, strict=True):
-            self.data[place] = value
+        known = zip(self.data[there], values, strict=True)
+        self.data[there] = [parsed if value is _UNREAD else value for value, parsed in known]
 
 
 class Record(Generic[Payload]):

@@ -249,7 +249,7 @@ class Columns:
             raise DamagedColumns("its columns hold other records than it says")
         if any(not all(each) and None in each for each in (self.keys, self.actions, self.objects)):
             raise DamagedColumns("one of its records is gone")
-        if min(ids) < 0 or max(*ids, *times) > MAX_NUMBER or min(times) < -MAX_NUMBER:
+        if not (0 <= min(ids) <= max(ids) <= MAX_NUMBER and -MAX_NUMBER <= min(times) <= max(times) <= MAX_NUMBER):
             raise DamagedColumns("a number of it is too large")
 
     @cached_property
@@ -277,9 +277,13 @@ class Columns:
         if text.translate(None, b"-0123456789\n"):
             raise _damaged(column)  # what Python takes as well: 1_0, +1
         try:
-            return self._whole(column, [*map(int, text.split(b"\n"))])
-        except ValueError as error:
-            raise _damaged(column) from error
+            found = _parse_lines(text.decode())
+        except ValueError:  # 007 is a number, and no JSON
+            try:
+                found = [*map(int, text.split(b"\n"))]
+            except ValueError as error:
+                raise _damaged(column) from error
+        return self._whole(column, found)
 
     def _strings(self, column: int) -> list[str]:
         text = self._text(column)
@@ -311,11 +315,16 @@ class Columns:
 def _parse_strings(text: str) -> list[Any]:
     """The value of each line, which need not be a string if there are few of them."""
     if len(text) <= _MAX_TOGETHER:
-        found: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
-        return found
+        return _parse_lines(text)
     if any(line[:1] != '"' and line != "null" for line in text.split("\n")):
         raise ValueError("no string")
     return [*map(decode_json, text.split("\n"))]
+
+
+def _parse_lines(text: str) -> list[Any]:
+    """The value of each line, in one call."""
+    found: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
+    return found
 
 
 def _damaged(column: int) -> DamagedColumns:
