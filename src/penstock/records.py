@@ -167,7 +167,7 @@ def parse_moment(text: str) -> Moment:
         return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidSetting(
-            f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, or as 2h, which is two hours ago"
+            f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, or as a number of hours, 2h"
         ) from error
 
 

@@ -124,6 +124,7 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     assert json.loads(plan.stdout) == [{"tenant": "big", "state": "waiting", "jobs": 600}]
     assert "600 jobs. Nothing was changed." in plan.stderr
     assert penstock("jobs", "cancel", "jobs", "--all", "1").returncode == 2
+    assert "there are: jobs" in penstock("jobs", "cancel", "jobz", "1", "--apply").stderr
     applied = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--apply", "--json")
     assert json.loads(applied.stdout) == {"cancelled": 600, "running": 0}
     small = JobFilter((602, 603))

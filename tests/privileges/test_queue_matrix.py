@@ -25,6 +25,7 @@ from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import letters as dead_letters
 from penstock.operating.jobs import JobFilter, list_jobs, move_due
+from penstock.operating.pausing import note_action
 from penstock.operating.status import status
 from penstock.streaming import Streamer
 
@@ -258,3 +259,12 @@ def test_a_job_that_the_consumers_role_may_not_stage_again_says_which_right_it_t
     assert "GRANT penstock_producer TO" in str(raised.value)
     with connect_postgres(with_roles, application="test") as connection:
         assert dead_letters.of_consumer(connection, "receipts")
+
+
+def test_who_may_only_read_is_told_so_before_anything_is_done_to_jobs(urls_as: As) -> None:
+    database_url, _ = urls_as("a_viewer")
+    with (
+        connect_postgres(database_url, application="test") as connection,
+        pytest.raises(PrivilegeMissing, match="permission denied for table actions"),
+    ):
+        note_action(connection, "ann", "Cancel jobs of jobs", "penstock jobs cancel jobs 1 --apply")

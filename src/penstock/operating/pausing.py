@@ -72,7 +72,8 @@ class DoneAction:
 def note_action(connection: Connection, by: str, title: str, command: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
     """Writes into the log of actions, in the transaction of what is done."""
     sql = statements("penstock.operating", scope.schema)["note_action"]
-    connection.execute(sql, {"by": by, "title": title, "command": command})
+    with postgres_errors("noting what is done in penstock.actions"):
+        connection.execute(sql, {"by": by, "title": title, "command": command})
 
 
 def list_actions(connection: Connection, *, limit: int = 200, scope: Scope = DEFAULT_SCOPE) -> list[DoneAction]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
-from penstock.cli.connecting import open_connections
+from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.errors import InvalidSetting
 from penstock.operating.jobs import (
@@ -16,6 +16,7 @@ from penstock.operating.jobs import (
     JobState,
     QueuedJob,
     cancel_jobs,
+    check_queue,
     count_jobs,
     jobs_command,
     list_jobs,
@@ -137,8 +138,7 @@ def cancel(  # noqa: PLR0917  options
         if not apply:
             _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
             return
-        noted = f"Cancel jobs of {queue}", jobs_command(of, "cancel", queue)
-        note_action(servers.connection, whoami(), *noted, scope=servers.scope)
+        _note(servers, "Cancel", of, "cancel", queue)
         done = cancel_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
     if json:
         show_json(done)
@@ -164,9 +164,11 @@ def retry(  # noqa: PLR0917  options
     of = _choose(ids, tenant, key, unique, state, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if apply:
-            noted = f"Retry jobs of {queue}", jobs_command(of, "retry", queue)
-            note_action(servers.connection, whoami(), *noted, scope=servers.scope)
+            _note(servers, "Retry", of, "retry", queue)
         found = retry_jobs(servers.connection, servers.client, queue, of, apply=apply, scope=servers.scope)
+    if not found and not json:
+        say("no jobs")
+        return
     show_found(found, "tenant, state, #jobs, outcome", json=json)
     if not apply:
         say(NOTHING_CHANGED)
@@ -195,8 +197,7 @@ def move_due_(  # noqa: PLR0917  options
             _show_plan(counts, json=json)
             say("Jobs at work, and those with a unique name, are left alone.")
             return
-        noted = f"Move jobs of {queue}", jobs_command(of, "move-due", queue, at.isoformat(timespec="seconds"))
-        note_action(servers.connection, whoami(), *noted, scope=servers.scope)
+        _note(servers, "Move", of, "move-due", queue, at.isoformat(timespec="seconds"))
         moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
     show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")
 
@@ -216,6 +217,13 @@ def _choose(
             "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"
         )
     return of
+
+
+def _note(servers: Connections, title: str, of: JobFilter, command: str, queue: str, *more: str) -> None:
+    """Notes what is about to be done to the jobs of a queue that there is."""
+    check_queue(servers.connection, queue, servers.scope)
+    words = f"{title} jobs of {queue}", jobs_command(of, command, queue, *more)
+    note_action(servers.connection, whoami(), *words, scope=servers.scope)
 
 
 def _show_plan(counts: Sequence[JobCount], *, json: bool) -> None:

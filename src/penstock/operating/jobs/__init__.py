@@ -5,7 +5,15 @@ cancellation  many at once, as an operator does; or due at another time
 retrying      many at once, with dead letters
 """
 
-from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, ReportedJob, list_jobs, read_job
+from penstock.operating.jobs.browsing import (
+    JobFilter,
+    JobState,
+    QueuedJob,
+    ReportedJob,
+    check_queue,
+    list_jobs,
+    read_job,
+)
 from penstock.operating.jobs.cancellation import Cancellation, JobCount, cancel_jobs, count_jobs, jobs_command, move_due
 from penstock.operating.jobs.retrying import RetriedJobs, retry_jobs
 
@@ -18,6 +26,7 @@ __all__ = [
     "ReportedJob",
     "RetriedJobs",
     "cancel_jobs",
+    "check_queue",
     "count_jobs",
     "jobs_command",
     "list_jobs",
