@@ -272,15 +272,18 @@ CREATE TABLE {schema}.unique_names (
     """
 -- The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect.  The
 -- worker that deletes it has done the effect; one that comes second waits for the commit of the first, and finds nothing.
-CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[])
+-- With staged_us, only a record that was staged at that time: a restored Postgres gives ids out again.
+CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[], staged_us bigint DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET row_security = off
 BEGIN ATOMIC
     WITH outstanding AS MATERIALIZED (
         SELECT r.id
         FROM {schema}.staged_records r
         WHERE r.id = ANY (ids) AND r.channel = of_channel
+          AND (staged_us IS NULL OR (extract(epoch FROM r.created_at) * 1000000)::bigint = staged_us)
           AND EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = of_channel AND c.kind = 'queue')
         ORDER BY r.id  -- two workers with the same records lock them in one order
         FOR UPDATE OF r
@@ -292,7 +295,7 @@ BEGIN ATOMIC
 END
 """,
     """
-REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[]) FROM PUBLIC
+REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[], bigint) FROM PUBLIC
 """,
     """
 -- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for the queue's

@@ -296,18 +296,13 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
   AND key = ANY (%(keys)s::text[]);
 
 -- :name finish_record
+-- Opening: with the schema of each function and operator, it needs no settings but the timeouts of the transaction that it begins.
 -- The first statement of a job's transaction: an empty array if the record was finished before.  The row's lock makes a second
 -- worker wait for the first one's end.  The transaction's id proves later that the effects are in the same one.
 -- A restored Postgres gives ids out again: a record of another time is another record, and another start another server.
-SELECT pg_current_xact_id()::text,
-       ARRAY(
-           SELECT {schema}.finish_records(%(channel)s, ARRAY(
-               SELECT id
-               FROM {schema}.staged_records
-               WHERE id = %(id)s AND (extract(epoch FROM created_at) * 1000000)::bigint = %(staged_us)s
-           ))
-       ),
-       (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
+       ARRAY(SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[], %(staged_us)s)),
+       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8;
 
 -- :name cancelled
 SELECT record_id

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
+from functools import cache
 from typing import Any, Protocol, cast
 
 import psycopg
@@ -9,12 +10,15 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 
-from penstock.database.transactions import Timeouts, guarded, handler_settings
+from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
 
 _PIPELINES = psycopg.Pipeline.is_supported()
 
 _QUALIFIED = b"-- Qualified:"
 """Beginning of a statement that names the schema of each function and operator: it is sent without settings."""
+
+_OPENING = b"-- Opening:"
+"""The same of a transaction's first statement: its first columns set the timeouts of the handler."""
 
 Row = tuple[Any, ...]
 
@@ -56,11 +60,18 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
-    millisecond, so the one that every batch ends with does without.
+    millisecond, so the one that every batch ends with does without, and so does that with which a job's transaction begins.
     """
     driver = cast("Any", connection.connection).driver_connection
-    settings = guarded(handler_settings(driver.info.server_version, idle_s, timeouts))
-    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, settings)
+    texts = _setting_texts(driver.info.server_version, idle_s, timeouts)
+    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, *texts)
+
+
+@cache
+def _setting_texts(server_version: int, idle_s: float, timeouts: Timeouts | None) -> tuple[bytes, bytes, bytes]:
+    """The statements before and after one of ours, and how one begins that opens the transaction."""
+    settings = handler_settings(server_version, idle_s, timeouts)
+    return *guarded(settings), set_local_in_one(settings) + b","
 
 
 def _send_at_once(pipeline: Any) -> None:
@@ -101,19 +112,29 @@ def _send_at_once(pipeline: Any) -> None:
         pipeline._exit_gen = end  # noqa: SLF001
 
 
-class _Direct:
-    def __init__(self, connection: psycopg.Connection[Row], settings: tuple[bytes, bytes]) -> None:
-        self._connection = connection
-        self._before, self._after = settings
+class _Guarded:
+    def __init__(self, connection: Any, before: bytes, after: bytes, opening: bytes) -> None:
+        self._connection, self._before, self._after, self._opening = connection, before, after, opening
 
+    def _with_settings(self, query: bytes) -> tuple[list[bytes], bytes, list[bytes]]:
+        """A statement, and those that are sent before and after it."""
+        if query.startswith(_OPENING):
+            return [], query.replace(b"SELECT", self._opening, 1), []
+        return [self._before], query, [self._after]
+
+
+class _Direct(_Guarded):
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         if query.startswith(_QUALIFIED):
             return self._cursor().execute(query, params)
         with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
-            self._cursor().execute(self._before)
-            cursor = self._cursor().execute(query, params)
-            self._cursor().execute(self._after)
+            before, own, after = self._with_settings(query)
+            for each in before:
+                self._cursor().execute(each)
+            cursor = self._cursor().execute(own, params)
+            for each in after:
+                self._cursor().execute(each)
         return cursor
 
     def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
@@ -125,15 +146,11 @@ class _Direct:
 
     def _cursor(self) -> psycopg.Cursor[Row]:
         # Not with the connection's row factory, which a handler may have changed.
-        return self._connection.cursor(row_factory=tuple_row)
+        return self._connection.cursor(row_factory=tuple_row)  # type: ignore[no-any-return]
 
 
-class _Awaited:
+class _Awaited(_Guarded):
     """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
-
-    def __init__(self, connection: psycopg.AsyncConnection[Row], settings: tuple[bytes, bytes]) -> None:
-        self._connection = connection
-        self._before, self._after = settings
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return await_only(self._execute(query, params))
@@ -145,9 +162,12 @@ class _Awaited:
             return _Fetched(cursor.rowcount, [])
         async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
-            await self._cursor().execute(self._before)
-            await cursor.execute(query, params)
-            await self._cursor().execute(self._after)
+            before, own, after = self._with_settings(query)
+            for each in before:
+                await self._cursor().execute(each)
+            await cursor.execute(own, params)
+            for each in after:
+                await self._cursor().execute(each)
         return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
 
     def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
@@ -162,7 +182,7 @@ class _Awaited:
         return cursor.rowcount
 
     def _cursor(self) -> psycopg.AsyncCursor[Row]:
-        return self._connection.cursor(row_factory=tuple_row)
+        return self._connection.cursor(row_factory=tuple_row)  # type: ignore[no-any-return]
 
 
 class _Fetched:

@@ -123,7 +123,7 @@ class JobTransaction(HandlerTransaction):
         if self._is_repeated:
             raise Repeated
         try:
-            [(xid, finished, started_us)] = executor.execute(
+            [(*_, xid, finished, started_us)] = executor.execute(
                 self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
             )
             check_same_server(started_us, self._server_start_us)
