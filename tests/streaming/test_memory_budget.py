@@ -25,8 +25,8 @@ from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.share import Share
 
 BUDGET = 200_000
-A_BATCH = 60_000
-"""More than Redis takes for a batch of these tests: 500 records of some 70 bytes."""
+A_BATCH = 120_000
+"""More than Redis takes for a batch of these tests: 1,000 records of some 70 bytes."""
 
 
 Entries = Literal["packed", "plain"]

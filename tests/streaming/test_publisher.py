@@ -337,7 +337,7 @@ def test_large_payloads_end_a_batch_early(streamer: Streamer, connection: Connec
     assert sum(count for _, count in found) == 60
 
 
-@pytest.mark.parametrize(("seconds", "tails"), [(0, {500}), (60, {501})])
+@pytest.mark.parametrize(("seconds", "tails"), [(0, {50}), (60, {51})])
 def test_every_shard_is_published_in_a_round_however_short_it_is(
     connection: Connection,
     database_url: str,
@@ -348,13 +348,14 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
 ) -> None:
     """Busy shards do not starve the others; while there is time, the round continues."""
     monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", seconds)
+    monkeypatch.setattr("penstock.streaming.unpublished.PACKED_RECORDS", 50)
     many = Log("many", shards=64, keep=timedelta(hours=1))
     streamer = Streamer(Pipeline([many]), database_url, redis_url)
     try:
         streamer.open()
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
-            "SELECT 'many', shard, 'k', 'a', 'o', '1' FROM generate_series(0, 63) shard, generate_series(1, 501)"
+            "SELECT 'many', shard, 'k', 'a', 'o', '1' FROM generate_series(0, 63) shard, generate_series(1, 51)"
         )
         streamer.round()
         assert streamer._publisher is not None

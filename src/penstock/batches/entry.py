@@ -24,7 +24,7 @@ FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for n
 """The names of an entry's fields, in their order."""
 
 MAX_RECORDS = 10_000
-"""Most records of an entry, which one call of ``LogWriter.append`` may write; a streamer writes 500."""
+"""Most records of an entry, which one call of ``LogWriter.append`` may write; a streamer writes 1,000."""
 
 _COLUMNS_FROM = FIELDS.index(b"codec") + 1
 

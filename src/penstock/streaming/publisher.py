@@ -353,6 +353,7 @@ class Publisher:
             tails,
             epoch=self._epoch,
             until=monotonic() + (ROUND_S if for_s is None else for_s),
+            packed=self.ends.packed if kind == "log" else (),
             queues=self._queues,
             on_unusable=self.unusable.add,
         )

@@ -125,6 +125,11 @@ class Tails:
         return self._channels[shard.channel].entries if shard.channel in self._channels else "plain"
 
     @property
+    def packed(self) -> Collection[str]:
+        """The channels of which an entry holds a whole batch."""
+        return {name for name, channel in self._channels.items() if channel.entries != "plain"}
+
+    @property
     def taken(self) -> Collection[ShardName]:
         """The shards of other shares that this publisher has taken over."""
         return self._takeover.taken
