@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from fixtures.command_line import CommandLine, Started
-from penstock.database.connections import Connection, connect_postgres, make_engine
-from penstock.database.postgres_urls import parse_postgres_url
+from penstock.database.connections import Connection, connect_postgres, make_engine, parse_postgres_url
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.testing import eventually

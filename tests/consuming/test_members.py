@@ -21,7 +21,7 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming import WorkerSetup
-from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HistoryDiverged, Refused
@@ -310,7 +310,7 @@ def test_the_reservation_of_a_dead_consumer_is_taken_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guarantees 4 and 6: its reservation is stale, and it has no transaction open on the shard."""
-    monkeypatch.setattr("penstock.consuming.ick.ick_worker.TAKEOVER_AFTER_S", 0.1)
+    monkeypatch.setattr("penstock.consuming.ick_worker.TAKEOVER_AFTER_S", 0.1)
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
     for shard in index.shard_names:

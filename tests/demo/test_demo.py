@@ -23,10 +23,9 @@ from penstock.consuming import make_worker
 from penstock.database.connections import Connection, make_engine
 from penstock.demo.api import application
 from penstock.demo.audit import audit
-from penstock.demo.demonstration import Demo
+from penstock.demo.demonstration import Demo, Simulator
 from penstock.demo.drift import CHANGED, DELETED, INVENTED, UNSTAGED
 from penstock.demo.rides import pipeline
-from penstock.demo.simulator import Simulator
 from penstock.demo.supervision import start_child
 from penstock.embedded import EmbeddedRedis
 from penstock.embedded.processes import is_alive

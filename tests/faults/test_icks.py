@@ -23,7 +23,7 @@ from penstock.channels.ick import inspect_shards
 from penstock.channels.log import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import WorkerSetup
-from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.ick_worker import IckWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.journal import journal_tails
 from penstock.records import DEFAULT_SCOPE, ShardName

@@ -23,7 +23,7 @@ from penstock.channels.log import read_newest
 from penstock.channels.queue.inspection import oldest_messages
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
-from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements

@@ -21,7 +21,7 @@ from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.truth import Load, await_everything, change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Snooze
 from penstock.consuming import WorkerSetup
-from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.ick_worker import IckWorker
 from penstock.database.connections import Connection
 from penstock.database.transactions import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter

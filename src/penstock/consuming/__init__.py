@@ -16,7 +16,7 @@ happens once.
     delivery        pure: the records that are due, the decision after a failure, and results
     failures        the meaning of an exception
     checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker; letter_retry: tried again
-    log ick queue   the worker of each kind of channel, and its items
+    log queue       the worker of each kind of channel, and its items; ick_worker: of an Ick
     several         a log of several sources
 """
 

@@ -5,15 +5,17 @@ are kept for the shard's next delivery.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 import structlog
 
 from penstock.consuming.checkpoints import Checkpoints
+from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import (
     NO_FAILURE,
     Conflict,
@@ -42,7 +44,6 @@ from penstock.records import Offset, Scope, ShardName
 log = structlog.get_logger("penstock.consumer")
 
 Item = TypeVar("Item")
-Item_contra = TypeVar("Item_contra", contravariant=True)
 Result = TypeVar("Result")
 
 MAX_PAUSE_S = 0.5
@@ -105,35 +106,46 @@ class Refusals:
         return Unavailable(others_pass=self._applied > self._applied_before.get(key, self._applied))
 
 
-class Source(Protocol[Item_contra]):
+class Source(ABC, Generic[Item]):
     """Source of items: the plans of the transactions that apply or dead-letter them."""
 
     name: str  # of the crash points
 
-    def plan(self, shard: ShardName, items: Sequence[Item_contra], /) -> Planner[Delivered]:
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._consumer, self._scope = consumer, scope
+        self._checkpoints = Checkpoints(consumer, scope)
+        self._dead_letters = DeadLetters(consumer, scope)
+
+    @abstractmethod
+    def plan(self, shard: ShardName, items: Sequence[Item], /) -> Planner[Delivered]:
         """Applies those of the items that are due."""
 
-    def plan_dead_letter(
-        self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
-    ) -> Planner[Delivered]:
+    @abstractmethod
+    def plan_dead_letter(self, shard: ShardName, item: Item, reason: str, attempts: int, /) -> Planner[Delivered]:
         """Dead-letters an item that has failed for good."""
 
-    def plan_pass(self, shard: ShardName, item: Item_contra, /) -> Planner[Delivered]:
+    @abstractmethod
+    def plan_pass(self, shard: ShardName, item: Item, /) -> Planner[Delivered]:
         """Passes an item without an effect."""
 
-    def identify(self, item: Item_contra, /) -> object:
+    @abstractmethod
+    def identify(self, item: Item, /) -> object:
         """A value that no other item of the shard has."""
 
-    def renew(self, items: Sequence[Item_contra], /) -> None:
+    @abstractmethod
+    def renew(self, items: Sequence[Item], /) -> None:
         """Makes the items as they were before a handler had them."""
 
+    @abstractmethod
     def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
         """The command by which a halted shard goes on behind items whose effects are in the database."""
 
-    def describe(self, shard: ShardName, item: Item_contra, /) -> str:
+    @abstractmethod
+    def describe(self, shard: ShardName, item: Item, /) -> str:
         """An item, for the reason of a halt: in a table, where keys may be seen."""
 
-    def name_in_log(self, shard: ShardName, item: Item_contra, /) -> str:
+    @abstractmethod
+    def name_in_log(self, shard: ShardName, item: Item, /) -> str:
         """An item, for the log: nothing that the application has chosen."""
 
 

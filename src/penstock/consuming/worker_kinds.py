@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.handler import BLOCK_MS, WorkerSetup
-from penstock.consuming.ick.ick_worker import IckWorker
+from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.consuming.several.source_worker import SourceWorker

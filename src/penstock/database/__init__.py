@@ -1,6 +1,6 @@
 """Postgres, for every part of Penstock.
 
-    connections    how workers connect, as ``postgres_urls`` says; transactions: their settings; executor: on a session's
+    connections    how workers connect; transactions: their settings; executor: on a session's
     driver_errors  what an error of the server means
     statements     named blocks of SQL, from the ``.sql`` files beside the code that runs them; names inside of SQL
     tables         the table that applications stage into, for SQLAlchemy Core, and the names of all

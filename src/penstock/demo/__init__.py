@@ -7,6 +7,5 @@ one, to the cent, and every record with its effects.
 
     rides          the application, and its faults       drift          rows changed behind Penstock's back, and their repair
     api            its HTTP side, and its recruits       audit          what was committed against what took effect
-    simulator      the clients                           demonstration  everything together
-    supervision    the processes
+    supervision    the processes                         demonstration  the clients, and everything together
 """

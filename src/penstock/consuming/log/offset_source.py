@@ -3,22 +3,22 @@
 ``LogRecords`` delivers records; the Spark engine delivers places, whose records are in a DataFrame.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 from typing_extensions import override
 
 from penstock.batches import Records, join_records
 from penstock.clients.log.log_reader import MAX_BYTES
-from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
+from penstock.consuming.checkpoints import Advance, Checkpoint
+from penstock.consuming.dead_lettering import break_circuit, how_to_go_past
+from penstock.consuming.deliverer import Source
 from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap
 from penstock.journal.journal_records import read_records
 from penstock.records import Offset, OffsetRange, Record, Scope, ShardName, forget_parsed
@@ -32,22 +32,16 @@ class Limit:
     bytes: int
 
 
-class OffsetSource(ABC, Generic[Placed]):
+class OffsetSource(Source[Placed]):
     """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal.
 
-    Its names are of the crash points of transactions for one shard, and for several.
+    ``name_together`` is of the crash points of transactions for several shards.
     """
 
-    name: str
     name_together: str
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
-        self._consumer, self._scope = consumer, scope
-        self._checkpoints = Checkpoints(consumer, scope)
-        self._dead_letters = DeadLetters(consumer, scope)
-
+    @override
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
-        """Applies the due records of one shard."""
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
@@ -100,9 +94,8 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
+    @override
     def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
-        """Dead-letters a record that has failed alone."""
-
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
@@ -119,9 +112,8 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
+    @override
     def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
-        """Passes a record without an effect."""
-
         def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
@@ -132,25 +124,13 @@ class OffsetSource(ABC, Generic[Placed]):
 
         return planner
 
+    @override
     def identify(self, item: Placed) -> object:
-        """Its offset."""
         return item.offset
 
+    @override
     def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
-        """As ``dead_lettering.how_to_go_past``."""
         return how_to_go_past(self._consumer.name, shard, last, in_source=False)
-
-    @abstractmethod
-    def renew(self, items: Sequence[Placed]) -> None:
-        """Makes the items as they were before a handler had them."""
-
-    @abstractmethod
-    def describe(self, shard: ShardName, item: Placed) -> str:
-        """The record's place, and its number if that is known."""
-
-    @abstractmethod
-    def name_in_log(self, shard: ShardName, item: Placed) -> str:
-        """The record's place."""
 
     @abstractmethod
     def find_missing(

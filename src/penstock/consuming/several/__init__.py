@@ -17,7 +17,6 @@ accepted: it is read after the records, and rises before anything else changes.
 
     source_positions   where the consumer is, in its own database
     source_link        the source's database
-    source_records     the records that are due, and the writes that go with their effects
-    source_worker      one source; records of an epoch that is not accepted are compared first; it halts its shards when the
-                       source's history has diverged
+    source_worker      one source, and its records that are due; records of an epoch that is not accepted are compared
+                       first; it halts its shards when the source's history has diverged
 """
