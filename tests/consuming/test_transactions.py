@@ -1,13 +1,10 @@
-"""A consumer's transactions keep their connection, or give it back after each."""
-
-import pytest
+"""A consumer's transactions keep their connection."""
 
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.connections import Connection
 from penstock.database.executor import Executor
-from penstock.testing import eventually
 
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
 
@@ -17,23 +14,13 @@ def read_process(executor: Executor, _: Locked) -> TransactionPlan[int]:
     return TransactionPlan(int(process))
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_a_connection_is_kept_only_if_it_is_pooled(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    pooled: bool,  # noqa: FBT001
-) -> None:
+def test_a_connection_is_kept(flow: Pipeline, things: Log, connection: Connection, database_url: str) -> None:
     flow.consumer(reads=things, name="reader")(lambda *_: None)
     consumer = flow.get_consumer("reader")
-    transaction = HandlerTransaction(WorkerSetup(flow, consumer, database_url), pooled=pooled)
+    transaction = HandlerTransaction(WorkerSetup(flow, consumer, database_url))
     first, second = (transaction.apply([], read_process) for _ in range(2))
     try:
-        assert (first == second) == pooled
-        count = int(pooled)
-        eventually(
-            lambda: connection.execute(CONNECTED, [second]).fetchone() == (count,), "the connection is kept or closed"
-        )
+        assert first == second
+        assert connection.execute(CONNECTED, [second]).fetchone() == (1,)
     finally:
         transaction.close()

@@ -180,12 +180,12 @@ class Caller(Protocol):
         """Closes all connections."""
 
 
-def make_caller(setup: WorkerSetup, *, pooled: bool, in_task: bool = False) -> Caller:
+def make_caller(setup: WorkerSetup, *, in_task: bool = False) -> Caller:
     """The caller of a consumer's handler; with ``in_task``, of one that is ``async def`` in a task that is running already."""
     kind: Callable[..., Caller] = _SyncCaller
     if setup.consumer.is_async:
         kind = _TaskCaller if in_task else _LoopCaller
-    return kind(setup, pooled=pooled)
+    return kind(setup)
 
 
 def _engine_options(setup: WorkerSetup) -> dict[str, Any]:
@@ -193,11 +193,11 @@ def _engine_options(setup: WorkerSetup) -> dict[str, Any]:
 
 
 class _SyncCaller:
-    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         self._consumer = setup.consumer
         self._decode = _make_decoder(setup.consumer)
         self._spans = HandlerSpans(setup.consumer)
-        self.engine = make_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
+        self.engine = make_engine(setup.database_url, **_engine_options(setup))
         self.aborts = Aborts(self.engine)
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
         self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
@@ -258,11 +258,11 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
 class _AsyncCaller:
     """Calls handlers that are ``async def``, in a greenlet of a task of an event loop."""
 
-    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         self._consumer = setup.consumer
         self._decode = _make_decoder(setup.consumer)
         self._spans = HandlerSpans(setup.consumer)
-        self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup), pooled=pooled)
+        self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup))
         self.engine = self._engine.sync_engine
         self.aborts = Aborts(self.engine)
         self._sessions = sessionmaker(class_=HandlerSession)
@@ -327,8 +327,8 @@ class _AsyncCaller:
 class _LoopCaller(_AsyncCaller):
     """With an event loop of its own."""
 
-    def __init__(self, setup: WorkerSetup, *, pooled: bool) -> None:
-        super().__init__(setup, pooled=pooled)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
         self._loop = asyncio.Runner()
         self._loop.get_loop().set_exception_handler(task_error_log(setup.consumer))
 

@@ -71,13 +71,11 @@ class HandlerTransaction:
     )
     """Text about a handler that has committed; the caller adds the command that goes on behind its records."""
 
-    def __init__(
-        self, setup: WorkerSetup, *, server_start_us: int | None = None, pooled: bool = True, in_task: bool = False
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None, in_task: bool = False) -> None:
         """Sets up; the first transaction connects.
 
         On another server than that of ``server_start_us``, whose history was compared with the log, nothing is applied.
-        ``pooled`` False opens a connection a transaction.  ``in_task``: its methods are called in the greenlet of a task, of the
+        ``in_task``: its methods are called in the greenlet of a task, of the
         event loop that an ``async def`` handler runs in.
         """
         consumer = setup.consumer
@@ -85,9 +83,8 @@ class HandlerTransaction:
         self._consumer, self._timeouts = consumer, setup.timeouts
         self._names = consumer.name, consumer.channel.name
         self._server_start_us = server_start_us
-        self._keeps_connection = pooled
         self._checkpoints = Checkpoints(consumer, setup.scope)
-        self._caller = make_caller(setup, pooled=pooled, in_task=in_task)
+        self._caller = make_caller(setup, in_task=in_task)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
         self._called_at = 0.0
@@ -294,8 +291,6 @@ class HandlerTransaction:
         except BaseException:
             self._end(keep=False)
             raise
-        if not self._keeps_connection:
-            self._give_back()
 
     def _end(self, *, keep: bool) -> None:
         """Rolls back."""

@@ -345,14 +345,14 @@ def make_engine(
             connection.longest_silence_s = timeouts.handler_s
         return connection
 
-    options = _engine_options(application, pooled, timeouts)
-    engine = create_engine(_driver_url(url), **options)
+    options = _engine_options(application, timeouts)
+    engine = create_engine(_driver_url(url), **options, poolclass=None if pooled else NullPool)
     event.listen(engine, "do_connect", connect)
     return engine
 
 
 def make_async_engine(
-    url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
+    url: str, *, application: str, prepare: bool = True, timeouts: Timeouts | None = None
 ) -> AsyncEngine:
     """The same for handlers that are ``async def``."""
 
@@ -366,7 +366,7 @@ def make_async_engine(
             connection.longest_silence_s = timeouts.handler_s
         return connection
 
-    options = _engine_options(application, pooled, timeouts)
+    options = _engine_options(application, timeouts)
     options["connect_args"]["async_creator_fn"] = connect
     return create_async_engine(_driver_url(url), **options)
 
@@ -375,16 +375,11 @@ def _driver_url(url: str) -> URL:
     return make_url(parse_postgres_url(url).for_sqlalchemy).set(drivername="postgresql+psycopg")
 
 
-def _engine_options(
-    application: str,
-    pooled: bool,  # noqa: FBT001  private
-    timeouts: Timeouts | None,
-) -> dict[str, Any]:
+def _engine_options(application: str, timeouts: Timeouts | None) -> dict[str, Any]:
     return {
         "hide_parameters": True,
         # Its type would be looked up at connecting, by a statement that trusts the search_path.
         "use_native_hstore": False,
-        "poolclass": None if pooled else NullPool,
         "connect_args": {
             "application_name": f"penstock {application}",
             "client_encoding": "UTF8",  # whatever the role's is
