@@ -8,12 +8,13 @@ handler is awaited in the middle of it.  So there is one transaction and one cod
 import asyncio
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 from sqlalchemy import Connection as EngineConnection
@@ -161,23 +162,36 @@ def _refuse_write(
     return execute(sql, params, many, context)
 
 
-class Caller(Protocol):
+class Caller(ABC):
     """Runs a consumer's transactions, and calls its handler in them."""
 
-    aborts: Aborts
-
-    @property
-    def engine(self) -> Engine:
-        """Connects to the consumer's Postgres."""
+    def __init__(self, setup: WorkerSetup, engine: Engine) -> None:
+        self._consumer, self.engine = setup.consumer, engine
+        self._decode = setup.consumer.payload and make_model_decoder(
+            setup.consumer.payload, f"consumer {setup.consumer.name}"
+        )
+        self._spans = HandlerSpans(setup.consumer)
+        self.aborts = Aborts(engine)
+        # Handlers may change classes that the pipeline stages: their sessions stage like any other.
+        self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
+        setup.pipeline.attach(self._sessions)
 
     def enter(self, function: Callable[[], Result]) -> Result:
         """Runs the function where connections of the engine can be used."""
+        return function()
 
     def call(self, connection: EngineConnection, items: Any) -> None:
         """Calls the handler in the transaction of a connection, and flushes its session."""
+        if self._decode is not None:
+            _decode_payloads(self._decode, items)
+        self._call(connection, items)
+
+    @abstractmethod
+    def _call(self, connection: EngineConnection, items: Any) -> None: ...
 
     def close(self) -> None:
         """Closes all connections."""
+        self.engine.dispose()
 
 
 def make_caller(setup: WorkerSetup, *, in_task: bool = False) -> Caller:
@@ -192,23 +206,12 @@ def _engine_options(setup: WorkerSetup) -> dict[str, Any]:
     return {"application": setup.application, "prepare": setup.prepare, "timeouts": setup.timeouts}
 
 
-class _SyncCaller:
+class _SyncCaller(Caller):
     def __init__(self, setup: WorkerSetup) -> None:
-        self._consumer = setup.consumer
-        self._decode = _make_decoder(setup.consumer)
-        self._spans = HandlerSpans(setup.consumer)
-        self.engine = make_engine(setup.database_url, **_engine_options(setup))
-        self.aborts = Aborts(self.engine)
-        # Handlers may change classes that the pipeline stages: their sessions stage like any other.
-        self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
-        setup.pipeline.attach(self._sessions)
+        super().__init__(setup, make_engine(setup.database_url, **_engine_options(setup)))
 
-    def enter(self, function: Callable[[], Result]) -> Result:
-        return function()
-
-    def call(self, connection: EngineConnection, items: Any) -> None:
-        if self._decode is not None:
-            _decode_payloads(self._decode, items)
+    @override
+    def _call(self, connection: EngineConnection, items: Any) -> None:
         with self._spans.around_call(items), self._sessions(bind=connection) as session, _guarding_django(connection):
             if self._consumer.each:
                 self._each(session, items)
@@ -229,9 +232,6 @@ class _SyncCaller:
                 if is_exit(error):
                     raise
                 raise Culprit(index) from error
-
-    def close(self) -> None:
-        self.engine.dispose()
 
 
 _LAZY = (map, filter, zip)
@@ -255,22 +255,15 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
         )
 
 
-class _AsyncCaller:
+class _AsyncCaller(Caller):
     """Calls handlers that are ``async def``, in a greenlet of a task of an event loop."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._consumer = setup.consumer
-        self._decode = _make_decoder(setup.consumer)
-        self._spans = HandlerSpans(setup.consumer)
         self._engine: AsyncEngine = make_async_engine(setup.database_url, **_engine_options(setup))
-        self.engine = self._engine.sync_engine
-        self.aborts = Aborts(self.engine)
-        self._sessions = sessionmaker(class_=HandlerSession)
-        setup.pipeline.attach(self._sessions)
+        super().__init__(setup, self._engine.sync_engine)
 
-    def call(self, connection: EngineConnection, items: Any) -> None:
-        if self._decode is not None:
-            _decode_payloads(self._decode, items)
+    @override
+    def _call(self, connection: EngineConnection, items: Any) -> None:
         await_only(self._handle(connection, items))
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
@@ -332,6 +325,7 @@ class _LoopCaller(_AsyncCaller):
         self._loop = asyncio.Runner()
         self._loop.get_loop().set_exception_handler(task_error_log(setup.consumer))
 
+    @override
     def enter(self, function: Callable[[], Result]) -> Result:
         _refuse_running_loop(self._consumer)
         try:
@@ -341,6 +335,7 @@ class _LoopCaller(_AsyncCaller):
             self._loop.close()
             raise HandlerExited(exit_text(self._consumer, error)) from error
 
+    @override
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop is closed after an exit
             self.enter(self.engine.dispose)
@@ -349,9 +344,6 @@ class _LoopCaller(_AsyncCaller):
 
 class _TaskCaller(_AsyncCaller):
     """In one of the tasks of a worker's loop, with a time limit."""
-
-    def enter(self, function: Callable[[], Result]) -> Result:
-        return function()
 
     @override
     async def _limited(self, handling: Awaitable[Any]) -> Any:
@@ -365,14 +357,6 @@ class _TaskCaller(_AsyncCaller):
             if not limit.expired():
                 raise
             raise TimeoutError(f"the handler took longer than limit, {limit_s:g} s") from error
-
-    def close(self) -> None:
-        self.engine.dispose()
-
-
-def _make_decoder(consumer: ConsumerSpec) -> Decode | None:
-    """The decoder of a consumer's payloads; None if it takes them as they are."""
-    return consumer.payload and make_model_decoder(consumer.payload, f"consumer {consumer.name}")
 
 
 def _decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
