@@ -13,7 +13,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
 from penstock.reconciling import CanonicalRows, Comparer, Intent, Reconciled, StateComparison, reconcile
-from penstock.reconciling.canonical import CanonicalTables
+from penstock.reconciling.comparison import CanonicalTables
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record
 

@@ -353,6 +353,11 @@ def check_eviction(client: RedisClient) -> None:
     """Checks that Redis does not evict our keys when its memory is full.
 
     ``volatile-*`` is fine: it evicts only keys with a time to live, and ours have none.
+
+    Raises:
+        UnsafeSetting: ``maxmemory-policy`` is one of ``allkeys-*``.
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis refuses ``INFO``.
     """
     with redis_errors("reading Redis' memory settings"):
         policy = str(client.info("memory").get("maxmemory_policy", ""))

@@ -13,7 +13,7 @@ from penstock.cli.render import say
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
 from penstock.reconciling import Comparer
-from penstock.reconciling.canonical import needs_spark
+from penstock.reconciling.comparison import needs_spark
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import Record
 from penstock.settings import Settings

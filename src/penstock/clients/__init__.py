@@ -20,7 +20,7 @@ from penstock.clients.ick.dirty_list import DirtyList, QueuedDirtyList
 from penstock.clients.ick.ick_repair import repair
 from penstock.clients.ick.reservations import Busy, Committed, Released, Reservation, Reservations, Superseded
 from penstock.clients.locks import AsyncFencedLock, AsyncGrant, FencedLock, Grant
-from penstock.clients.log.group_options import GroupOptions
+from penstock.clients.log.arguments import GroupOptions
 from penstock.clients.log.group_results import GroupState, Taken
 from penstock.clients.log.log_group import AsyncLogGroup, LogGroup
 from penstock.clients.log.log_reader import AsyncLogReader, LogReader

@@ -6,10 +6,10 @@ that snapshot.  Any difference is a defect, never lag.
 
     cut              a snapshot and the offsets that equal it; no producer waits for it
     barrier          pauses a consumer at the offsets of the cut while a second snapshot pins its state
-    comparison       the differing keys, and how they differ
+    comparison       what a canonical function is given; the differing keys, and how they differ
     state_repair     corrects the differing rows, or replaces the whole state with its position, in one transaction
     reconciliation   the whole run; an engine does the comparing
-    inline_comparer  compares in Postgres; canonical: what a canonical function is given
+    inline_comparer  compares in Postgres
     history          rows of runs, and the keys that an interrupted repair has left
 """
 

@@ -23,13 +23,13 @@ from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import DeclarationError, InvalidSetting, Unknown
-from penstock.reconciling.canonical import canonical_query
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
     SAMPLES,
     Difference,
     DifferenceKind,
     StateComparison,
+    canonical_query,
     check_keys,
     choose_columns,
 )

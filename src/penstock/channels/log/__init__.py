@@ -11,14 +11,17 @@ from penstock.channels.log.appending import (
     Behind,
     FencedOff,
     Foreign,
+    MemoryTaken,
     Reply,
+    Room,
     Unusable,
     append_ahead,
     append_together,
+    make_room,
+    memory_used,
     parse_reply,
 )
 from penstock.channels.log.follower import POLL_S, Follower
-from penstock.channels.log.memory import MemoryTaken, Room, make_room, memory_used
 from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.streams import (
     Extent,

@@ -1,7 +1,7 @@
-"""Appending to the log: compare, then append.  Any publisher may repeat it."""
+"""Appending to the log: compare, then append.  Any publisher may repeat it.  And room for it in the memory that a log may take."""
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -251,3 +251,70 @@ def make_foreign(what: str, answer: Any) -> ForeignLog:
         f"{what}: {found.decode(errors='replace')}: not written by Penstock. Find out what writes to its keys, and delete "
         "them: the streamer replays the shard from the journal"
     )
+
+
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that a log may take, and batches on their way to it."""
+
+    most: int  # bytes up to which nothing is evicted
+    goal: int  # bytes that are left, about, if entries are evicted
+    # last offset and size in bytes of batches that have been sent, and may be in the log already
+    underway: Sequence[tuple[Offset, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTaken:
+    """Memory that a log takes, as the server counts it, with what is under way; and the number of entries that were removed."""
+
+    bytes: int
+    evicted: int
+
+
+def make_room(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
+    """Evicts the oldest entries of logs, in one round trip, or a few if there is much to evict.
+
+    The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which record.
+    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+    """
+    taken: dict[ShardName, MemoryTaken] = {}
+    left = dict(rooms)
+    while left:
+        found = _make_rooms(client, namespace, left)
+        for shard, each in found.items():
+            evicted = each.evicted + (taken[shard].evicted if shard in taken else 0)
+            taken[shard] = MemoryTaken(each.bytes, evicted)
+        left = {s: left[s] for s, each in found.items() if each.evicted and each.bytes > left[s].most}
+    return taken
+
+
+def memory_used(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, int]:
+    """Bytes that logs take in Redis, by its own count, in one round trip.  Raises as ``make_room``."""
+    unlimited = dict.fromkeys(shards, Room(_UNLIMITED, _UNLIMITED))
+    return {shard: each.bytes for shard, each in _make_rooms(client, namespace, unlimited).items()}
+
+
+def _make_rooms(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
+    calls = [
+        Call(
+            (log_keys(namespace, shard).stream,),
+            [room.most, room.goal, *(number for each in room.underway for number in each)],
+        )
+        for shard, room in rooms.items()
+    ]
+    what = f"measuring {', '.join(map(str, rooms))}"
+    with redis_errors(what):
+        replies = script("log/make_room").call_each(client, calls)
+    found: dict[ShardName, MemoryTaken] = {}
+    for shard, reply in zip(rooms, replies, strict=True):
+        match reply:
+            case [b"room", int(taken), int(evicted)]:
+                found[shard] = MemoryTaken(taken, evicted)
+            case _ if isinstance(reply, REDIS_ERRORS):
+                raise translate_error(reply, f"measuring {shard}") from reply
+            case _:
+                raise make_foreign(f"measuring {shard}", reply)
+    return found

@@ -7,8 +7,7 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisComma
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Request, Steps, both
 from penstock.channels.scripts import Call, script
 from penstock.channels.server import redis_errors
-from penstock.clients.log.arguments import check_number
-from penstock.clients.log.group_options import GroupOptions, Start
+from penstock.clients.log.arguments import GroupOptions, Start, check_number
 from penstock.clients.log.group_results import GroupState, Taken, parse_moved
 from penstock.clients.log.turns import GroupReader
 from penstock.declaring.kinds import Log

@@ -22,8 +22,7 @@ from penstock.channels.commands import RedisCommands
 from penstock.channels.driving import Steps
 from penstock.channels.routing import GroupKeys, group_keys, next_shards
 from penstock.channels.scripts import Call, script
-from penstock.clients.log.arguments import check_number, refuse_left_out, wait_for_more
-from penstock.clients.log.group_options import MAX_COUNT, GroupOptions
+from penstock.clients.log.arguments import MAX_COUNT, GroupOptions, check_number, refuse_left_out, wait_for_more
 from penstock.clients.log.group_results import GroupState, ShardRead, Taken, parse_read, parse_state
 from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.errors import PenstockError

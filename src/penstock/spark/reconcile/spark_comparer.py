@@ -17,7 +17,6 @@ from sqlalchemy import Select
 from penstock import errors
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
-from penstock.reconciling.canonical import query_text
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
     SAMPLES,
@@ -26,6 +25,7 @@ from penstock.reconciling.comparison import (
     StateComparison,
     check_keys,
     choose_columns,
+    query_text,
     wrong_result,
 )
 from penstock.reconciling.state_repair import CanonicalRows
