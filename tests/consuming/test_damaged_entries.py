@@ -304,7 +304,7 @@ def test_verify_in_small_ranges_names_it_in_each(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.verifying.reading.OFFSETS_A_READ", 7)
+    monkeypatch.setattr("penstock.verifying.examiner.OFFSETS_A_READ", 7)
     damage(redis_client, "none", how)
 
     assert verified().counts == counts

@@ -26,7 +26,7 @@ from penstock.operating.doctor import diagnose
 from penstock.operating.pausing import MAX_REASON, pause, resume
 from penstock.operating.status import status
 from penstock.operating.tracing import explain
-from penstock.reconciling.barrier import Barrier, read_checkpoints
+from penstock.reconciling.cut import Barrier, read_checkpoints
 from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually

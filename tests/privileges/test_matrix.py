@@ -35,7 +35,7 @@ from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
 from penstock.operating.status import status
 from penstock.operating.tracing import trace
 from penstock.reconciling import Barrier, cut
-from penstock.reconciling.history import RemainingKeys
+from penstock.reconciling.reconciliation import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.verifying.bounds import read_bounds

@@ -18,8 +18,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
 from penstock.reconciling import Barrier, cut, pinned
-from penstock.reconciling.barrier import wait_until_reached
-from penstock.reconciling.cut import Cut, export_snapshot
+from penstock.reconciling.cut import Cut, export_snapshot, wait_until_reached
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
@@ -259,14 +258,14 @@ def test_a_checkpoint_that_is_moved_back_while_its_state_is_pinned_is_noticed(
         connection.execute('UPDATE penstock.checkpoints SET "offset" = "offset" - 1')
         return export_snapshot(holder)
 
-    monkeypatch.setattr(import_module("penstock.reconciling.barrier"), "export_snapshot", late)
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
-    with (
-        cut(connect, DEFAULT_SCOPE, within=barrier.place) as at,
-        pytest.raises(BarrierMissed, match="was moved back while its state was pinned"),
-        pinned(connect, barrier, at),
-    ):
-        pass
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
+        monkeypatch.setattr(import_module("penstock.reconciling.cut"), "export_snapshot", late)
+        with (
+            pytest.raises(BarrierMissed, match="was moved back while its state was pinned"),
+            pinned(connect, barrier, at),
+        ):
+            pass
 
 
 def test_a_run_that_waits_postpones_the_end_of_its_barrier(
@@ -278,7 +277,7 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier(
 ) -> None:
     """Otherwise a consumer that takes longer than that to come to the cut goes past it."""
     change(connection, 3)
-    monkeypatch.setattr(import_module("penstock.reconciling.barrier"), "EXPIRES_S", 0.03)
+    monkeypatch.setattr(import_module("penstock.reconciling.cut"), "EXPIRES_S", 0.03)
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     ends = "SELECT max(expires_at) FROM penstock.barriers"
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:

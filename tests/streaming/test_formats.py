@@ -24,7 +24,7 @@ from penstock.operating import letters as dead_letters
 from penstock.operating.consumers import list_consumers
 from penstock.operating.doctor import diagnose
 from penstock.operating.status import status
-from penstock.reconciling.history import last_runs
+from penstock.reconciling.reconciliation import last_runs
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.schema.initialise import initialise
 from penstock.staging.triggers import make_trigger

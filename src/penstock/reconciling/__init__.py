@@ -4,18 +4,16 @@ A tick is a cut: the snapshot that it stores shows exactly the effects of all re
 and its record committed together.  A consumer that has applied exactly those records must hold what the tables show in
 that snapshot.  Any difference is a defect, never lag.
 
-    cut              a snapshot and the offsets that equal it; no producer waits for it
-    barrier          pauses a consumer at the offsets of the cut while a second snapshot pins its state
+    cut              a snapshot and the offsets that equal it; no producer waits for it.  A barrier pauses a consumer at the
+                     offsets of the cut while a second snapshot pins its state
     comparison       what a canonical function is given; the differing keys, and how they differ
     state_repair     corrects the differing rows, or replaces the whole state with its position, in one transaction
-    reconciliation   the whole run; an engine does the comparing
+    reconciliation   the whole run, and its row; an engine does the comparing
     inline_comparer  compares in Postgres
-    history          rows of runs, and the keys that an interrupted repair has left
 """
 
-from penstock.reconciling.barrier import Barrier, pinned
 from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
-from penstock.reconciling.cut import cut
+from penstock.reconciling.cut import Barrier, cut, pinned
 from penstock.reconciling.reconciliation import (
     Comparer,
     Intent,

@@ -20,7 +20,7 @@ from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.status import Status
 from penstock.operating.status import status as read_status
 from penstock.pipeline import get_scope
-from penstock.reconciling.history import LastRun
+from penstock.reconciling.reconciliation import LastRun
 from penstock.settings import Settings, duration
 from penstock.streaming.faults import Faults
 

@@ -36,7 +36,7 @@ from penstock.operating.status.snapshot import (
     Status,
 )
 from penstock.pipeline import Pipeline
-from penstock.reconciling.history import LastRun, last_runs
+from penstock.reconciling.reconciliation import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
 from penstock.streaming.faults import Faults, read_faults
 

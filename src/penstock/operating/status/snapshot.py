@@ -8,7 +8,7 @@ from typing import Any
 from penstock.channels.queue.stats import QueueStats
 from penstock.database.registry import Pause
 from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
-from penstock.reconciling.history import LastRun
+from penstock.reconciling.reconciliation import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
 

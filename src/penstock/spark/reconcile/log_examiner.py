@@ -35,7 +35,7 @@ from penstock.verifying import (
     compare,
 )
 from penstock.verifying.comparing import Entry
-from penstock.verifying.reading import divide, offsets_a_read, read_beginning, read_entries, read_log_beginning
+from penstock.verifying.examiner import divide, offsets_a_read, read_beginning, read_entries, read_log_beginning
 from penstock.verifying.verification import FINDINGS_KEPT
 
 OFFSETS_A_TASK = 50_000
