@@ -62,11 +62,10 @@ EPOCHS = "epochs"
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """The long tasks, as Spark sees them: how many have a slot, how many have none, and failed attempts in this epoch."""
+    """The long tasks, as Spark sees them: how many have a slot, and how many have none."""
 
     placed: int = 0
     waiting: int = 0
-    failures: int = 0
 
 
 class Slots:
@@ -96,5 +95,5 @@ class Slots:
             info = tracker.getStageInfo(stage)
             if info is not None and info.numTasks == tasks and info.name == EPOCHS:
                 placed = info.numActiveTasks + info.numCompletedTasks
-                return StageState(placed, max(0, tasks - placed), info.numFailedTasks)
+                return StageState(placed, max(0, tasks - placed))
         return StageState()
