@@ -155,7 +155,9 @@ def retry(  # noqa: PLR0917  options
     tenant: OfTenant = None,
     key: OfKey = None,
     unique: OfName = None,
-    state: InState = None,
+    state: Annotated[
+        JobState | None, typer.Option("--state", help="Only in this state: delayed, or dead for dead letters.")
+    ] = None,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
