@@ -23,6 +23,12 @@ BUSY_PAUSE_S = 0.0005
 """Shortest pause between two rounds without a backlog, in seconds.  Records committed meanwhile go together: at a thousand
 records a second they arrive earlier than one by one, which would keep both servers busy with the rounds themselves."""
 
+PAUSE_FOR_EACH_S = 0.0001
+"""Pause for each record of a round, in seconds: where many come, fewer rounds of more records leave the processors to others."""
+
+GATHERING_S = 0.005
+"""Longest pause after a round that found something, in seconds: it is added to the latency of what comes next."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
@@ -44,7 +50,8 @@ def pause_after(done: RoundResult, pause_s: float, idle_s: float) -> float:
     """The pause after a round, in seconds, given the pause before it and the longest."""
     if done.backlog:
         return 0.0
-    return min(idle_s, max(BUSY_PAUSE_S, pause_s * 1.5) if done.idle else BUSY_PAUSE_S)
+    longer_s = pause_s * 1.5 if done.idle else min(GATHERING_S, done.added * PAUSE_FOR_EACH_S)
+    return min(idle_s, max(BUSY_PAUSE_S, longer_s))
 
 
 MAX_SHARES = 1000
