@@ -115,9 +115,9 @@ def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused
         follower.wait({shard: Offset(1000)}, None)
 
 
-def test_a_read_asks_for_more_entries_step_by_step(
-    client: redis.Redis, streamer: Streamer, connection: Connection, things: Log
-) -> None:
+@pytest.mark.plain_entries
+@pytest.mark.usefixtures("shard")
+def test_a_read_asks_for_more_entries_step_by_step(client: redis.Redis, things: Log) -> None:
     """Small entries may be followed by some of ten thousand records; and a worker that begins does not read far ahead."""
     asked: list[int] = []
 
@@ -126,12 +126,9 @@ def test_a_read_asks_for_more_entries_step_by_step(
             asked.append(self._entries)
             super()._send(positions, block_ms)
 
-    reading, shard, at = Noting(client, "penstock", count=1000), things.shard_names[0], Offset(0)
-    for number in range(12):
-        stage_rows(connection, things, 2, f"{number} ")
-        streamer.drain()
-    while found := reading.wait({shard: at}, None):
-        at = found[shard][-1].offset
+    reading, ends = Noting(client, "penstock", count=1000), dict.fromkeys(things.shard_names, Offset(0))
+    while found := reading.wait(ends, None):
+        ends |= {shard: records[-1].offset for shard, records in found.items()}
     reading.close()
 
     assert asked[:2] == [8, 64]

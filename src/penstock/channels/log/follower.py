@@ -174,7 +174,8 @@ class Follower:
         for shard, entries in read.items():
             with isolated(shard, self._on_unusable):
                 found[shard] = parse_leading(shard, entries)
-                self._adapt(len(entries), len(found[shard]))
+        if found:
+            self._adapt(sum(len(read[shard]) for shard in found), sum(map(len, found.values())))
         return found
 
     def _adapt(self, entries: int, records: int) -> None:
