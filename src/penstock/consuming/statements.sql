@@ -316,11 +316,12 @@ VALUES (%(id)s, %(channel)s, %(shard)s, true)
 ON CONFLICT (record_id) DO UPDATE
 SET has_no_effect = true;
 
--- :name is_same_transaction
+-- :name check_transaction
 -- Qualified: with the schema of each function and operator, it needs no settings of its own, whatever the handler's are.
--- No row if the handler has ended the transaction in which the record was finished.
-SELECT 1
-WHERE pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8;
+-- It is sent together with COMMIT, and fails if the handler has ended the transaction in which the record was finished.
+SELECT 1 OPERATOR(pg_catalog./)
+       coalesce(pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8,
+                false)::pg_catalog.int4;
 
 -- :name dead_letter_job
 -- A job has no offset: its dead letter is at its id.  What is written is the record as it was staged, which this statement still

@@ -12,8 +12,9 @@ from math import inf
 from time import monotonic
 from typing import Any, ClassVar, NoReturn
 
+import psycopg
 from sqlalchemy import Connection as EngineConnection
-from sqlalchemy import event
+from sqlalchemy import RootTransaction, event
 from typing_extensions import override
 
 from penstock.consuming.delivery import AskedToWait
@@ -21,7 +22,7 @@ from penstock.consuming.failures import NotApplied, Repeated, find_outcome
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crashpoints import crashpoint
-from penstock.database.executor import Executor
+from penstock.database.executor import CommittingExecutor, Executor
 from penstock.database.statements import statements
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
@@ -58,7 +59,7 @@ class JobTransaction(HandlerTransaction):
         super().__init__(setup, server_start_us=server_start_us, in_task=setup.consumer.is_async)
         self._sql = statements("penstock.consuming", setup.scope.schema)
         self._job: Job[Any] | None = None
-        self._executing: Executor | None = None
+        self._executing: CommittingExecutor | None = None
         self._error: Exception | None = None
         self._is_repeated = False
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
@@ -89,7 +90,7 @@ class JobTransaction(HandlerTransaction):
                     self._end(keep=True)
                     return Ending.STALE
                 crashpoint("jobs.before_commit")
-                commit(transaction)
+                self._commit(transaction)
             except HandlerOutcome as outcome:
                 self._end(keep=True)
                 if isinstance(outcome, Snooze) and outcome.after_s is None:
@@ -136,15 +137,13 @@ class JobTransaction(HandlerTransaction):
         self._xid, self._called_at = xid, monotonic()
 
     def _check_effect(self, *, is_none: bool) -> None:
-        """Checks that the record is finished in this transaction, and that the transaction can be committed."""
+        """Finishes the record, if the handler had no statement, and writes what belongs to its end."""
         assert self._job is not None
         assert self._executing is not None
         executor = self._executing
         self._raise_if_not_ours()
         try:
-            if self._xid:
-                self._check_same(executor)
-            else:
+            if not self._xid:
                 self._finish(executor, self._job)
             if self._job.result is not None:
                 values = {"id": self._job.id, "channel": self._job.channel, "result": _encode_result(self._job.result)}
@@ -160,14 +159,25 @@ class JobTransaction(HandlerTransaction):
             ended = self._explained(error)
             raise NotApplied(find_outcome(ended), ended) from error
 
-    def _check_same(self, executor: Executor) -> None:
-        """Checks that the handler has not ended the transaction in which the record was finished."""
-        values = {"transaction": self._xid}
-        if not executor.execute(self._sql["is_same_transaction"], values).rowcount:
-            raise BrokenTransaction(
-                f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
-                "its session: return to commit, raise to roll back"
-            )
+    def _commit(self, transaction: RootTransaction) -> None:
+        """Commits, if this still is the transaction in which the record was finished: the handler has not ended it."""
+        assert self._executing is not None
+        try:
+            self._executing.commit_after(self._sql["check_transaction"], {"transaction": self._xid})
+        except Exception as error:
+            ended = self._explained(self._find_end(error))
+            raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
+        commit(transaction)  # of SQLAlchemy's: nothing is sent
+
+    def _find_end(self, error: Exception) -> Exception:
+        """The error, or that of a handler that has ended its transaction."""
+        # One of a trigger of the application's, which was deferred to the end, has a context.
+        if not isinstance(error, psycopg.errors.DivisionByZero) or error.diag.context:
+            return error
+        return BrokenTransaction(
+            f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
+            "its session: return to commit, raise to roll back"
+        )
 
     def _raise_if_not_ours(self) -> None:
         """Raises the error of the first statement, if the handler has hidden it."""
