@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.pipeline import Pipeline
     from penstock.records import Record
-    from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async
+    from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async
     from penstock.staging.explicit import (
         Staging,
         mark_dirty,
@@ -101,6 +101,8 @@ __all__ = [
     "find_job_async",
     "mark_dirty",
     "mark_dirty_async",
+    "retry",
+    "retry_async",
     "stage",
     "stage_async",
     "stage_many",
@@ -109,7 +111,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
-    **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async"), "staging.cancelling"),
+    **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
     "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),

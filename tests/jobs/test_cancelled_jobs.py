@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import Cancel, CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, stage
+from penstock import Cancel, CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, retry_async, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
@@ -318,6 +318,7 @@ def test_jobs_are_cancelled_through_every_kind_of_connection(
         await made.dispose()
         async with await psycopg.AsyncConnection.connect(database_url) as driver:
             assert (await cancel_async(driver, ids[3], of=JOBS, pipeline=working)).ids == (ids[3],)
+            assert await retry_async(driver, 99, of=JOBS, pipeline=working) == ()
 
     asyncio.run(cancel_others())
     assert bench.unfinished == []

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.command_line import CommandLine
 from fixtures.jobs import JOBS, Bench
-from penstock import DeadLetter, Job, Pipeline, Unique, cancel, stage
+from penstock import DeadLetter, Job, Pipeline, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.operating.jobs import JobFilter, RetriedJobs, list_jobs, retry_jobs
 from penstock.operating.pausing import list_actions
@@ -71,8 +71,11 @@ def test_a_retry_says_what_it_does_to_each_job_and_does_it(
         lease.done()
 
 
-def test_a_dead_letter_is_staged_again_by_a_worker(
-    bench: Bench, start_worker: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
+def test_a_dead_letter_is_staged_again_by_a_worker_if_operator_or_application_asks_for_it(
+    bench: Bench,
+    start_worker: Callable[..., QueueWorker],
+    sessions: sessionmaker[Session],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("penstock.consuming.letter_retry.ASK_EVERY_S", 0.0)
 
@@ -95,3 +98,13 @@ def test_a_dead_letter_is_staged_again_by_a_worker(
 
     assert [letter[0] for letter in bench.letters] == [first]
     assert bench.rows("SELECT key, headers FROM penstock.staged_records") == [("t", {"penstock": {"key": "k"}})]
+
+    with sessions() as session:
+        assert retry(session, first, second, of=JOBS) == (first,)
+        session.rollback()
+    worker.slice(100, lambda: False)
+    assert len(bench.letters) == 1
+    with sessions.begin() as session:
+        assert retry(session, first, second, of=JOBS) == (first,)
+    worker.slice(100, lambda: False)
+    assert bench.letters == []

@@ -47,7 +47,7 @@ _REGISTERING = {
 WORKING: Mapping[RoleName, Mapping[str, str]] = {
     "producer": {
         "staged_records": f"INSERT ({', '.join(STAGED_COLUMNS)}), SELECT (id)",
-        "dead_letters": "SELECT (channel, record_id)",
+        "dead_letters": "SELECT (channel, record_id), UPDATE (retry_requested_at)",
         "job_groups": "SELECT, INSERT",
         "job_notes": "SELECT",
         "job_results": "SELECT",

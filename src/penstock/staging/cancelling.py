@@ -1,4 +1,4 @@
-"""Cancelling of jobs, in the application's transaction: each of them has its effect, or is cancelled, and never both.
+"""Cancelling of jobs, in the application's transaction: each of them has its effect, or is cancelled, and never both; and retries.
 
 A job's staged row says that it is not done.  A worker deletes it in the transaction of the effect; who cancels deletes it
 without one.  If a worker has deleted it, and not committed yet, nobody waits: the worker is asked to roll back.
@@ -44,6 +44,13 @@ _CANCEL = """
 """
 """All values are sent as text, which every driver can."""
 
+_RETRY = """
+    UPDATE {schema}.dead_letters
+    SET retry_requested_at = clock_timestamp()
+    WHERE channel = CAST({channel} AS text) AND record_id = ANY (CAST(CAST({ids} AS text) AS bigint[]))
+    RETURNING record_id
+"""
+
 
 def cancel(
     target: Target,
@@ -71,7 +78,7 @@ def cancel(
         NotAttached: As ``stage``.
     """
     refuse_async(target, "cancel")
-    return _cancel(target, of, _values(of, ids, unique, tenant), pipeline)
+    return _read(_run(target, of, _CANCEL, _values(of, ids, unique, tenant), pipeline, "cancel"))
 
 
 async def cancel_async(
@@ -92,32 +99,71 @@ async def cancel_async(
         NotAttached: As ``stage``.
     """
     values = _values(of, ids, unique, tenant)
-    own: Any = target
-    own = own() if hasattr(own, "session_factory") else own
-    if is_async_driver(own):
-        given = require_pipeline(of, pipeline, "cancel")
-        return _read(await read_by_async_psycopg(own, given.scope.schema, _CANCEL, values))
-    cancelled: CancelledJobs = await own.run_sync(_cancel, of, values, pipeline)
-    return cancelled
+    return _read(await _run_async(target, of, _CANCEL, values, pipeline, "cancel"))
+
+
+def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = None) -> tuple[int, ...]:
+    """Has a worker stage dead letters of a queue again, each as a new job, once the transaction is committed.
+
+    Args:
+        target: As ``cancel``, and so is ``pipeline``.
+        *ids: The jobs that became dead letters, by ``job.id``.
+        of: The queue.
+        pipeline: The pipeline.
+
+    Returns:
+        Those of the ids that are dead letters.
+
+    Raises:
+        NotAttached: As ``stage``.
+    """
+    refuse_async(target, "retry")
+    values = {"channel": of.name, "ids": _list(ids)}
+    return tuple(job for (job,) in _run(target, of, _RETRY, values, pipeline, "retry"))
+
+
+async def retry_async(
+    target: "AsyncTarget", *ids: int, of: Queue, pipeline: Declarations | None = None
+) -> tuple[int, ...]:
+    """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    values = {"channel": of.name, "ids": _list(ids)}
+    return tuple(job for (job,) in await _run_async(target, of, _RETRY, values, pipeline, "retry"))
 
 
 def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
-    wanted = ",".join(str(int(each)) for each in ids)
-    if not wanted and unique is None:
+    wanted = _list(ids)
+    if wanted == _list(()) and unique is None:
         raise InvalidRecord("unique", "is missing, and there are no ids: name the jobs to cancel")
     whose = None if tenant is None else key_text(tenant, "tenant")
-    return {"channel": of.name, "ids": f"{{{wanted}}}", "unique": unique, "tenant": whose}
+    return {"channel": of.name, "ids": wanted, "unique": unique, "tenant": whose}
 
 
-def _cancel(target: Any, of: Queue, values: dict[str, Any], pipeline: Declarations | None) -> CancelledJobs:
+def _list(ids: Iterable[int]) -> str:
+    return f"{{{','.join(str(int(each)) for each in ids)}}}"
+
+
+def _run(
+    target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+) -> Rows:
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
         schema = find_attachment(target, of, pipeline).pipeline.scope.schema
         target.flush()
     else:
-        schema = require_pipeline(of, pipeline, "cancel").scope.schema
-    return _read(read_rows(target, schema, _CANCEL, values))
+        schema = require_pipeline(of, pipeline, caller).scope.schema
+    return read_rows(target, schema, statement, values)
+
+
+async def _run_async(
+    target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+) -> Rows:
+    own = target() if hasattr(target, "session_factory") else target
+    if is_async_driver(own):
+        given = require_pipeline(of, pipeline, caller)
+        return await read_by_async_psycopg(own, given.scope.schema, statement, values)
+    rows: Rows = await own.run_sync(_run, of, statement, values, pipeline, caller)
+    return rows
 
 
 def _read(rows: Rows) -> CancelledJobs:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from penstock.declaring.declarations import Queue, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.records import Payload
-from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async
+from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async
 from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_many, stage_many_async
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload import checked_model
@@ -175,6 +175,18 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             InvalidRecord: No job was named.
         """
         return await cancel_async(target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline)
+
+    def retry(self, target: Target, *ids: int) -> tuple[int, ...]:
+        """Has dead letters of its queue staged again: see ``penstock.retry``.
+
+        Raises:
+            NotAttached: The target is to be awaited: ``retry_async``.
+        """
+        return retry(target, *ids, of=self.queue, pipeline=self._pipeline)
+
+    async def retry_async(self, target: "AsyncTarget", *ids: int) -> tuple[int, ...]:
+        """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg."""
+        return await retry_async(target, *ids, of=self.queue, pipeline=self._pipeline)
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
