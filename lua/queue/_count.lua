@@ -4,6 +4,22 @@
 local NEW_LEASE = 30000
 local lost = 0
 
+-- A message waits in the line of its gate where it did before, or is held, or goes through, if it did not wait there.
+local function count_gate(record)
+  local rank = record.held and tonumber(string.sub(record.held, -28, -15), 16)
+  local gate = gating and gating.find(record)
+  record.held = nil
+  if gate and not rank then
+    return gating.pass(record, true)
+  elseif not gate then
+    return
+  end
+  local last, waits = read_lane(gate, record)
+  save_lane(gate, record, math.max(last, rank), waits + 1)
+  gate.waits = gate.waits + 1
+  gating.hold_at(gate, record, rank)
+end
+
 -- Counts a message for its tenant, once in a generation.
 local function count(id, record)
   if record.state ~= "x" then
@@ -17,12 +33,19 @@ local function count(id, record)
   end
   local account = tenant_account(record.tenant)
   record.generation = queue.generation
+  if record.state == "w" then
+    count_gate(record)
+  end
   save_record(id, record)
   if record.state ~= "x" then
     account.bytes = account.bytes + record.bytes
   end
   if record.state == "l" then
     account.in_flight = account.in_flight + 1
+    local gate = gating and gating.find(record)
+    if gate then
+      gate.in_flight = gate.in_flight + 1
+    end
     -- Its line has got so far: what joins it now comes behind this message, which may go back.
     account.rank = math.max(account.rank, rank_of(record))
   end
@@ -48,12 +71,18 @@ local function count_entry(stream, entry)
     return
   end
   if record.state == "w" then
-    redis.call("ZADD", waiting, 0, waiting_member(id, record))
+    local member = waiting_member(id, record)
+    redis.call("ZADD", waiting, 0, member)
     watch_deadline(id, record)
+    count(id, record)
+    if waiting_member(id, record) ~= member then
+      redis.call("ZREM", waiting, member)
+      redis.call("ZADD", waiting, 0, waiting_member(id, record))
+    end
   else
     redis.call("ZADD", leases, "NX", string.format("%.0f", now + NEW_LEASE), id)
+    count(id, record)
   end
-  count(id, record)
 end
 
 local function count_parked(id, body)

@@ -1,5 +1,5 @@
--- What falls due moves on: delayed messages, leases that have expired, tenants that may go again.  Include it after queue/_moves.
--- keys: meta, messages, waiting, leases, delayed, blocked, drained, accounts
+-- What falls due moves on: delayed messages, leases that have expired, tenants and keys that may go again.  Include it after queue/_moves.
+-- keys: meta, messages, waiting, leases, delayed, blocked, drained, accounts, openings
 
 local STEP = 100
 
@@ -50,6 +50,14 @@ local function move_due()
   for _, tenant in ipairs(due(blocked)) do
     tenant_account(tenant).has_moved = true
     moved = moved + 1
+  end
+  for _, name in ipairs(gating and due(openings) or {}) do
+    local gate = gating.named(name)
+    gate.is_due, gate.opens = true, -1
+    moved = moved + 1
+  end
+  if gating then
+    gating.open()
   end
   place_moved()
 end

@@ -80,6 +80,10 @@ end
 local function leave_flight(account, record)
   if record.generation == queue.generation then
     account.in_flight = account.in_flight - 1
+    local gate = gating and gating.find(record)
+    if gate then
+      gate.in_flight = gate.in_flight - 1
+    end
   end
 end
 

@@ -13,7 +13,7 @@ local function preferred_message()
   for _, entry in ipairs(key and call_or_nil("XRANGE", key, "-", "+", "COUNT", 20) or {}) do
     local id = entry[2][2]
     local record = read_record(id)
-    if record and record.state == "w" then
+    if record and record.state == "w" and not record.held then
       local account = tenant_account(record.tenant)
       local ahead = account.tag - lowest
       if account.class == "r" and classify(account) == "r" and ahead <= math.max(account.cost or queue.cost, LEAST_COST) / account.limits.weight then

@@ -70,7 +70,7 @@ end
 
 -- How many there are of the keys that nothing else tells of, and of the accounts, without which no limit in flight holds.
 local function count_keys()
-  return redis.call("EXISTS", accounts, lanes, drained, deadlines, uniques, windows)
+  return redis.call("EXISTS", accounts, lanes, drained, deadlines, uniques, windows, gates, openings)
 end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next

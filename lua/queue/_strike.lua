@@ -24,10 +24,13 @@ local function strike_out(account, id, record)
   mark_moved(account)
   if record.generation == queue.generation then
     local last, waits = read_lane(account, record)
-    if last == rank_of(record) and waits > 1 then
+    if last == rank_of(record) and waits > 1 and not record.held then
       last = last_before(account, record, member)
     end
     save_lane(account, record, last, waits - 1)
     account.waits = account.waits - 1
+    if gating then
+      gating.leave(gating.find(record), record)
+    end
   end
 end

@@ -5,21 +5,12 @@
 -- (a limit that holds always; the score is the time at which it may go, or infinity).
 
 local SETS = {r = ready, o = over, b = blocked}
-local FOREVER = "+inf"
 
--- The set where a tenant belongs, and its score there.  Its time to go may be of before the clock was set back.
--- Until all leases are counted, a tenant with a limit in flight waits.
+-- The set where a tenant belongs, and its score there.
 local function classify(account)
-  local own = account.limits
-  if own.paused or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
-    return "b", FOREVER
-  end
-  if own.rate then
-    account.next_at = math.min(account.next_at, now + own.burst * 1000 / own.rate)
-    local allowed_at = account.next_at - (own.burst - 1) * 1000 / own.rate
-    if allowed_at > now then
-      return "b", string.format("%.0f", math.ceil(allowed_at))
-    end
+  local own, ends = account.limits, limited_until(account)
+  if ends then
+    return "b", ends
   end
   return (own.elastic and account.in_flight >= own.elastic) and "o" or "r", nil
 end
@@ -69,11 +60,13 @@ local function place_moved()
 end
 
 local function is_idle(account)
-  return not account.class and account.in_flight <= 0 and account.bytes <= 0
+  return not account.class and account.in_flight <= 0 and account.bytes <= 0 and account.waits <= 0
 end
 
--- Writes what this call has changed: records, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
+-- Writes what this call has changed: records, gates, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
+-- Returns whether a gate has admitted a message.
 local function save_accounts()
+  local has_opened = gating and gating.open()
   save_records()
   save_lines()
   place_moved()
@@ -90,4 +83,8 @@ local function save_accounts()
   if #idle > 0 then
     redis.call("ZADD", drained, unpack(idle))
   end
+  if gating then
+    gating.save()
+  end
+  return has_opened
 end

@@ -1,6 +1,6 @@
 -- Explain where messages are, and what they wait for; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: ids...
 -- returns: {"explained", {name, value, …} | {}, …} | {"lost"} | {"foreign", key}
 --
@@ -28,7 +28,15 @@ local function explain(id)
   tell("attempts", record.attempts)
   tell("age", now - record.since)
   tell("stream", record.stream)
-  if record.state == "w" then
+  local gate = record.state == "w" and record.held and gating and gating.find(record)
+  if gate then
+    local ends = limited_until(gate)
+    tell("key_is", gate.limits.paused and "paused" or ends and "limited" or "reserved")
+    tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. gate.tenant .. "\0", "(" .. record.held))
+    if tonumber(ends or "inf") < math.huge then
+      tell("blocked_for", tonumber(ends) - now)
+    end
+  elseif record.state == "w" then
     local own = record.tenant .. "\0"
     tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. own, "(" .. own .. record.rank))
     tell("turn", redis.call("ZRANK", ready, record.tenant) or -1)

@@ -1,6 +1,6 @@
 -- Limit a tenant, or by default all those that have no limits of their own; what waits already obeys.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: tenant, text
 -- returns: {"limited"} | {"lost"} | {"foreign", key}
 --
@@ -16,6 +16,9 @@ if text == "" then
   redis.call("HDEL", limits, tenant)
 else
   redis.call("HSET", limits, tenant, text)
+end
+if gating then
+  redis.call("ZUNIONSTORE", openings, 1, openings, "WEIGHTS", 0)
 end
 if tenant ~= "" then
   place(tenant_account(tenant))

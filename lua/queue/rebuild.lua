@@ -1,6 +1,6 @@
 -- Rebuild, step by step, from the bodies of messages, after a key of the queue was lost.  Repeated, it goes on.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: start:int
 -- returns: {"rebuilding", phase, lost} | {"rebuilt"} | {"foreign", key}
 --
@@ -56,7 +56,15 @@ local PHASES = {
   {"messages", function(cursor)
     return scan("HSCAN", messages, cursor, function(id, packed) check_record(id, unpack_record(packed)) end)
   end},
-  {"waiting", prune(waiting, "w", "w", id_in_line)},
+  {"waiting", function(cursor)
+    return scan("ZSCAN", waiting, cursor, function(member)
+      local id = id_in_line(member)
+      local record = read_record(id)
+      if not record or record.state ~= "w" or waiting_member(id, record) ~= member then
+        redis.call("ZREM", waiting, member)
+      end
+    end)
+  end},
   {"leases", prune(leases, "l", "l")},
   {"delayed", prune(delayed, "d", "d", parked_id)},
   {"dead", prune(dead, "x", "x", parked_id)},
@@ -74,7 +82,7 @@ local function begin()
   queue.sequence = math.max(now, queue.sequence)
   queue.listed, queue.tenants, queue.weights = 0, 0, 0
   is_suspect, is_rebuilding = false, true
-  redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages)
+  redis.call("DEL", accounts, ready, over, blocked, drained, lanes, ages, gates, openings)
   return "1 0"
 end
 
@@ -86,7 +94,7 @@ for key, kind in pairs({
   [messages] = "hash", [waiting] = "zset", [ready] = "zset", [over] = "zset", [blocked] = "zset", [drained] = "zset",
   [accounts] = "hash", [limits] = "hash", [lanes] = "hash", [leases] = "zset", [delayed] = "zset", [dead] = "zset",
   [parked] = "hash", [ages] = "zset", [deadlines] = "zset", [uniques] = "hash", [windows] = "zset", [finished] = "zset",
-  [wakes] = "list",
+  [wakes] = "list", [gates] = "hash", [openings] = "zset",
 }) do
   local found_kind = redis.call("TYPE", key).ok
   if found_kind ~= kind and found_kind ~= "none" then
@@ -114,6 +122,8 @@ if PHASES[phase] then
   return {"rebuilding", name, lost}
 end
 redis.call("HDEL", meta, "rebuilding")
-redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
+for _, key in ipairs({blocked, openings}) do
+  redis.call("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0)
+end
 wake()
 return {"rebuilt"}

@@ -1,6 +1,6 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_finish
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_finish
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
@@ -87,7 +87,7 @@ clear_finished()
 
 forget_finished(2 * #reply)
 
-save_accounts()
+wakes = save_accounts() or wakes
 save_queue()
 for account, was in pairs(classes) do
   wakes = wakes or (was ~= "r" and account.class == "r")

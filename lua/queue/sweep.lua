@@ -1,6 +1,6 @@
 -- Sweep: dead-letter what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: wanted:int, interval:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
 --
@@ -27,7 +27,9 @@ local function set_back(by)
       save_record(parked_id(member), record)
     end
   end
-  redis.call("ZUNIONSTORE", blocked, 1, blocked, "WEIGHTS", 0)
+  for _, key in ipairs({blocked, openings}) do
+    redis.call("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0)
+  end
   redis.call("DEL", dwell)
   queue.back = 0
 end

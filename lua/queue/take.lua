@@ -1,6 +1,6 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
 --   | {"streams", count} | {"lost"} | {"foreign", key}
@@ -25,7 +25,29 @@ local function add_to_reply(id, record, payload, headers)
     string.format("%.0f", record.deadline), payload, headers}
 end
 
+if gating then
+  -- The limit of its key was lowered after it was admitted, or leases are being counted: it must not be in the way of others.
+  function gating.hold_back(account, gate, id, record)
+    quit_line(account, waiting_member(id, record))
+    if record.generation == queue.generation then
+      gating.leave(gate, record)
+    else
+      join_lane(account, record)
+      count_moved(account, id, record)
+    end
+    gating.pass(record, true)
+    save_record(id, record)
+    join_line(gate, waiting_member(id, record))
+    account.line = nil
+    place(account)
+  end
+end
+
 local function hand_over(account, id, record)
+  local gate = gating and gating.find(record)
+  if gate and limited_until(gate) then
+    return gating.hold_back(account, gate, id, record)
+  end
   leave_line(account, id, record)
   local payload, headers = read_entry(record)
   if not payload then
@@ -39,6 +61,9 @@ local function hand_over(account, id, record)
   count_moved(account, id, record)
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
   record.charge, record.moved = begin_work(account)
+  if gate then
+    gating.begin(gate)
+  end
   save_record(id, record)
   expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
@@ -104,7 +129,7 @@ local function first_due(key)
   return tonumber(redis.call("ZRANGE", key, 0, 0, "WITHSCORES")[2] or "inf") or math.huge
 end
 
-local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked))
+local next_due = math.min(first_due(delayed), first_due(leases), first_due(blocked), gating and first_due(openings) or math.huge)
 reply[2], reply[4] = queue.streams, lost
 if looks == 0 or (is_left and #reply > 4) then
   next_due = now

@@ -1,6 +1,6 @@
 -- List tenants that have messages, a part of all at a time; writes nothing.
 -- includes: queue/_queue, queue/_accounts
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, streams...
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: cursor, count:int
 -- returns: {"tenants", cursor, {tenant, waiting, in_flight, state}, …} | {"lost"} | {"foreign", key}
 --
@@ -15,7 +15,8 @@ for i = 1, #page[2], 2 do
   local tenant, values = page[2][i], cmsgpack.unpack(page[2][i + 1])
   local in_flight, class, waits = values[2], values[7], values[11]
   if waits > 0 or in_flight > 0 then
-    local state = has_limits and limits_of(tenant).paused and "paused" or ({r = "ready", o = "over", b = "blocked"})[class] or "idle"
+    local state = has_limits and limits_of(tenant).paused and "paused" or ({r = "ready", o = "over", b = "blocked"})[class]
+      or waits > 0 and "held" or "idle"
     reply[#reply + 1] = {tenant, waits, in_flight, state}
   end
 end

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.batches import Records
     from penstock.declaring.declarations import Ick, Log, Queue
     from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
-    from penstock.declaring.unique import TenantLimits, Unique
+    from penstock.declaring.unique import KeyLimits, TenantLimits, Unique
     from penstock.errors import PenstockError
     from penstock.pipeline import Pipeline
     from penstock.records import Record
@@ -83,6 +83,7 @@ __all__ = [
     "Ick",
     "Job",
     "JobReport",
+    "KeyLimits",
     "Log",
     "PenstockError",
     "Pipeline",
@@ -114,7 +115,7 @@ _MODULES = {
     **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
     "PenstockError": "errors",
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
-    **dict.fromkeys(("TenantLimits", "Unique"), "declaring.unique"),
+    **dict.fromkeys(("KeyLimits", "TenantLimits", "Unique"), "declaring.unique"),
     **dict.fromkeys(
         ("GroupReport", "JobReport", "find_group", "find_group_async", "find_job", "find_job_async"),
         "staging.job_reports",

@@ -172,7 +172,7 @@ def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str
     names["pipeline"].attach(sessions)
     with tables.begin() as connection:
         found = connection.execute(text("DELETE FROM penstock.staged_records RETURNING data")).scalars()
-        assert [*found] == [{"ride": 17}, {"ride": 17}, {"ride": 18}]
+        assert [*found] == [{"ride": 17}, {"email": "a@example.com"}, {"ride": 17}, {"ride": 18}]
         connection.execute(text("DELETE FROM penstock.job_groups"))
     with sessions.begin() as session:
         session.add(Ride(id=7))

@@ -13,7 +13,9 @@ from time import monotonic
 import pytest
 
 from fixtures.jobs import Bench
+from penstock.channels.queue.shard import run
 from penstock.crashpoints import JOB_CRASH_POINTS
+from penstock.declaring.unique import KeyLimits
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -36,9 +38,16 @@ def pause(job, when):
         while not os.path.exists(f"go-{job.id}"):
             time.sleep(0.01)
 
-@pipeline.worker(reads=JOBS, lease=1.0, concurrency=2, idle_timeout=2.0, attempts=50)
+def note_overlap(session, key):
+    if not session.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": int(key)}):
+        open("overlap", "w").close()
+    time.sleep(0.005)
+
+@pipeline.worker(reads=JOBS, lease=float(os.environ.get("LEASE", 1)), concurrency=2, idle_timeout=2.0, attempts=50)
 def receipts(session, job):
     pause(job, "before")
+    if job.key:
+        note_overlap(session, job.key)
     session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
     pause(job, "after")
 """
@@ -156,3 +165,26 @@ def test_workers_killed_at_random_lose_and_double_nothing_nor_do_what_was_cancel
     assert {*ids} - done <= asked
     assert (bench.unfinished, bench.letters) == ([], [])
     assert len(bench.queue) == 0
+
+
+@pytest.mark.timeout(400)
+def test_a_key_with_a_limit_of_one_is_never_at_work_twice_while_workers_are_killed(
+    work: Work, bench: Bench, tmp_path: Path
+) -> None:
+    """A transaction that finds another one of its key open says so.  The lease is long enough for a machine that is busy."""
+    dice = random.Random(7)
+    run(bench.client, bench.queue._shape.shards[0].declare({}, {"": KeyLimits(in_flight=1)}), "declaring limits")
+    ids = [record for n in range(6) for record in bench.stage(25, tenant=f"t{n % 4}", key=str(n % 3))]
+    for _ in range(2):
+        processes = [work(LEASE="5"), work(LEASE="5")]
+        wanted = len(bench.effects) + 1 + dice.randrange(20)
+        eventually(partial(is_reached, bench, wanted), "work is done", timeout_s=90)
+        for process in processes:
+            process.kill()
+            process.wait()
+    processes = [work("--drain", LEASE="5"), work("--drain", LEASE="5")]
+    assert [each.wait(180) for each in processes] == [0, 0]
+
+    assert bench.effects == sorted(ids)
+    assert bench.letters == []
+    assert not (tmp_path / "overlap").exists()

@@ -22,7 +22,7 @@ from penstock.clients import FairQueue, Lease
 from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.declaring.unique import TenantLimits
+from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
 from penstock.journal import missed_records
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName
@@ -282,6 +282,23 @@ def test_declared_limits_hold_from_the_first_message_and_after_redis_lost_them(
             harm(redis_client)
             settle_down(streamer)
             assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_declared_limits_of_keys_hold_likewise(
+    jobs: Queue, put: Put, database_url: str, redis_url: str, redis_client: redis.Redis, worker: Worker
+) -> None:
+    flow = Pipeline([replace(jobs, key_limits={"": KeyLimits(in_flight=1)})])
+    with Streamer(flow, database_url, redis_url) as streamer:
+        put(*range(5), key="k")
+        put(*range(5), key="k", tenant="b")
+        put(*range(2), key="other")
+        streamer.drain()
+        assert len(worker.reader.read(100)) == 2  # of a worker that died
+
+        for harm in (delete("q-limits"), delete("q-gates"), flush):
+            harm(redis_client)
+            settle_down(streamer)
+            assert sum(hold(worker).values()) == (0 if harm is not flush else 2)
 
 
 def test_what_an_operator_sets_comes_before_declared_limits(

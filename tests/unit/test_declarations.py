@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import Ick, Log, Pipeline, Queue, TenantLimits
+from penstock import Ick, KeyLimits, Log, Pipeline, Queue, TenantLimits
 from penstock.database.registry import RegisteredChannel
 from penstock.declaring.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidMessage, InvalidName
@@ -192,12 +192,29 @@ def test_limits_of_tenants_are_checked_and_registered_without_defaults() -> None
     limits = {"a": TenantLimits(weight=3, is_paused=True), "": TenantLimits(in_flight=2)}
     queue = Queue("jobs", limits=limits)
 
-    assert queue.limits_as_json == {"a": {"weight": 3, "is_paused": True}, "": {"in_flight": 2}}
+    assert queue.limits_as_json["tenants"] == {"a": {"weight": 3, "is_paused": True}, "": {"in_flight": 2}}
     assert hash(queue) == hash(Queue("jobs"))
     with pytest.raises(DeclarationError, match=r"channel jobs: limits of 'a' is int; .*TenantLimits"):
         Queue("jobs", limits={"a": 3})  # type: ignore[dict-item]
     with pytest.raises(InvalidMessage, match="limits has a control character"):
         Queue("jobs", limits={"a\1": TenantLimits()})
+
+
+def test_limits_of_keys_are_checked_and_of_several_shards_only_within_tenants() -> None:
+    limits = {"": KeyLimits(in_flight=1), "api": KeyLimits(rate=10, burst=5)}
+
+    assert Queue("jobs", key_limits=limits).limits_as_json == {
+        "tenants": {},
+        "keys": {"": {"in_flight": 1}, "api": {"rate": 10, "burst": 5}},
+        "within": "queue",
+    }
+    assert Queue("jobs", shards=2, key_limits=limits, keys_within="tenant").limits_as_json["within"] == "tenant"
+    with pytest.raises(DeclarationError, match=r"of its 2 shards each knows only its own: .*keys_within='tenant'"):
+        Queue("jobs", shards=2, key_limits=limits)
+    with pytest.raises(DeclarationError, match="keys_within is 'shard'"):
+        Queue("jobs", keys_within="shard")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="in_flight is 0"):
+        KeyLimits(in_flight=0)
 
 
 NO_VALUES: tuple[Any, ...] = (None, "7 weeks", [], object(), True, -1)

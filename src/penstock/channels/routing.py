@@ -137,6 +137,8 @@ _QUEUE_KEYS = {
     "takes": "hash",
     "dwell": "hash",
     "wakes": "list",
+    "gates": "hash",
+    "openings": "zset",
 }
 
 

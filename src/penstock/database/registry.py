@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from psycopg.rows import class_row
 
@@ -55,7 +55,7 @@ class RegisteredChannel:
         entries: Of a log: ``plain``, or how batches are compressed; may change later.
         generations: Numbers of shards of the later generations.  New records are in shards of the newest.
         redis_memory: Of a log: most bytes that its streams may take in Redis; None sets no limit; may change later.
-        limits: Of a queue: those fields of each tenant's declared limits that are no defaults; may change later.
+        limits: Of a queue: its limits, as ``Queue.limits_as_json``; may change later.
     """
 
     name: str
@@ -67,7 +67,7 @@ class RegisteredChannel:
     entries: str = "plain"
     generations: Sequence[int] = ()
     redis_memory: int | None = None
-    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def every_generation(self) -> tuple[Generation, ...]:

@@ -4,13 +4,13 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Generic, Literal, cast
 
 from typing_extensions import is_typeddict, override
 
-from penstock.declaring.unique import TenantLimits, checked_text
+from penstock.declaring.unique import KeyLimits, TenantLimits, checked_text, limits_as_json
 from penstock.errors import DeclarationError, InvalidName
 from penstock.parsing import Duration, parse_duration
 from penstock.records import Payload, Shard, ShardName
@@ -413,6 +413,9 @@ class Queue(_Sharded):
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
         limits: Weights and limits of tenants, by name; that of the name ``""`` is for all others.  The streamer sets them, again
             if Redis has lost them; may change at any time.  What ``FairQueue.limit`` sets comes before them.
+        key_limits: Limits of keys, likewise; the name ``""`` is for all other keys.  Messages without a key have none.
+        keys_within: Where a key is one and the same: in the ``queue``, over all tenants, or within each ``tenant``.  A queue of
+            several shards takes ``tenant`` alone.
     """
 
     name: str
@@ -422,6 +425,8 @@ class Queue(_Sharded):
     keep: Seconds = Seconds("1h")
     max_bytes: int = MAX_PAYLOAD_BYTES
     limits: Mapping[str, TenantLimits] = field(default_factory=dict, hash=False)
+    key_limits: Mapping[str, KeyLimits] = field(default_factory=dict, hash=False)
+    keys_within: Literal["queue", "tenant"] = "queue"
     kind: Literal["queue"] = field(default="queue", init=False)
 
     def __post_init__(self) -> None:
@@ -431,29 +436,41 @@ class Queue(_Sharded):
             object.__setattr__(self, "hand", min(DEFAULT_HAND, max(1, self.streams)))
         self._check_range("streams", self.streams, MAX_STREAMS)
         self._check_range("hand", self.hand, self.streams)
-        self._check_limits()
-
-    def _check_limits(self) -> None:
-        if not isinstance(cast("object", self.limits), Mapping):
+        self._check_limits("limits", TenantLimits)
+        self._check_limits("key_limits", KeyLimits)
+        if self.keys_within not in ("queue", "tenant"):
             raise DeclarationError(
-                f"channel {self.name}: limits is {self.limits!r}; it takes a mapping of tenants to TenantLimits"
+                f"channel {self.name}: keys_within is {self.keys_within!r}; it takes queue or tenant"
             )
-        for tenant, limits in self.limits.items():
-            checked_text("limits", tenant, may_be_empty=True)
-            if not isinstance(limits, TenantLimits):
+        if self.key_limits and self.shards > 1 and self.keys_within == "queue":
+            raise DeclarationError(
+                f"channel {self.name}: key_limits are over all tenants, and of its {self.shards} shards each knows only its own: "
+                "give the queue one shard, or declare keys_within='tenant'"
+            )
+
+    def _check_limits(self, field_: str, kind: type[TenantLimits | KeyLimits]) -> None:
+        given = getattr(self, field_)
+        if not isinstance(given, Mapping):
+            raise DeclarationError(
+                f"channel {self.name}: {field_} is {given!r}; it takes a mapping of names to {kind.__name__}"
+            )
+        for name, limits in given.items():
+            checked_text(field_, name, may_be_empty=True)
+            if not isinstance(limits, kind):
                 raise DeclarationError(
-                    f"channel {self.name}: limits of {tenant!r} is {type(limits).__name__}; it takes TenantLimits"
+                    f"channel {self.name}: {field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}"
                 )
-        object.__setattr__(self, "limits", dict(self.limits))
+        object.__setattr__(self, field_, dict(given))
 
     @property
-    def limits_as_json(self) -> dict[str, dict[str, float]]:
-        """Those fields of each tenant's limits that are no defaults."""
-        defaults = asdict(TenantLimits())
-        return {
-            tenant: {k: value for k, value in asdict(limits).items() if value != defaults[k]}
-            for tenant, limits in self.limits.items()
-        }
+    def limits_as_json(self) -> dict[str, Any]:
+        """Its limits as they are registered: of tenants, of keys, and where keys are the same; nothing if it has none."""
+        if not self.limits and not self.key_limits:
+            return {}
+        tenants, keys = (
+            {name: limits_as_json(each) for name, each in some.items()} for some in (self.limits, self.key_limits)
+        )
+        return {"tenants": tenants, "keys": keys, "within": self.keys_within}
 
 
 Channel = Log | Ick | Queue

@@ -1,6 +1,6 @@
 """Options of a queue's message and limits of its tenant, with a pipeline and without one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Literal, get_args
 
@@ -76,13 +76,45 @@ class TenantLimits:
 
     def __post_init__(self) -> None:
         """Checks the limits."""
-        for name in ("weight", "elastic", "in_flight", "rate", "burst", "bytes"):
-            value = getattr(self, name)
-            least, most = WEIGHTS if name == "weight" else (0, 2**53)
-            if value is None and name not in ("weight", "burst"):
-                continue
-            if not isinstance(value, int | float) or not least <= value < most or value == 0:
-                raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}")
+        _check_limits(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Limits of a key in a queue.
+
+    Attributes:
+        in_flight: Most messages of the key in flight: with 1, one after the other.
+        rate: Most messages handed over, a second.
+        burst: So many may go at once after a pause, with a ``rate``.
+        is_paused: Nothing of it is handed over.
+    """
+
+    in_flight: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    is_paused: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the limits."""
+        _check_limits(self)
+
+
+def limits_as_json(limits: TenantLimits | KeyLimits) -> dict[str, float]:
+    """Those fields that are no defaults."""
+    defaults = type(limits)()
+    values = ((each.name, getattr(limits, each.name)) for each in fields(limits))
+    return {name: value for name, value in values if value != getattr(defaults, name)}
+
+
+def _check_limits(limits: TenantLimits | KeyLimits) -> None:
+    for each in fields(limits):
+        value, name = getattr(limits, each.name), each.name
+        least, most = WEIGHTS if name == "weight" else (0, 2**53)
+        if name == "is_paused" or (value is None and name not in ("weight", "burst")):
+            continue
+        if not isinstance(value, int | float) or not least <= value < most or value == 0:
+            raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}")
 
 
 def check_unique(unique: object) -> None:

@@ -16,7 +16,7 @@ SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    example, declared = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    example, declared, of_keys = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
     exec(example.replace("redis://localhost:6379", redis_url), {})
 
@@ -24,7 +24,9 @@ def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) ->
     assert FairQueue(connect_redis(redis_url), "receipts").stats().done == 1
     names: dict[str, Any] = {}
     exec(declared, names)
+    exec(of_keys, names)
     assert names["receipts"].limits["account-7"].weight == 3
+    assert names["calls"].key_limits["api.partner.com"].rate == 10
 
 
 @pytest.mark.parametrize("row", re.findall(r"^\| (\d+) of (\d+) \| `(\w+)` \| ([\d, ]+) \|$", PAGE, re.MULTILINE))

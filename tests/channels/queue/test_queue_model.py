@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import NewMessage
-from penstock.declaring.unique import Priority, TenantLimits, Unique
+from penstock.declaring.unique import KeyLimits, Priority, TenantLimits, Unique
 
 TENANTS = st.sampled_from(["elephant", "mouse", "mouse2", "ä"])
 KEYS = st.sampled_from(["", "", "k", "k2"])
@@ -47,6 +47,10 @@ OUTCOMES = st.tuples(
 )
 LIMITS = st.sampled_from(
     [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
+)
+KEY_LIMITS = st.dictionaries(
+    st.sampled_from(["k", "k2"]),
+    st.builds(KeyLimits, in_flight=st.sampled_from([None, 1, 2]), is_paused=st.sampled_from([False, False, True])),
 )
 LEASE_MS = 20_500
 BODIES_TELL = [name for name in INDEXES if name not in ("messages", "finished", "windows")]
@@ -288,6 +292,14 @@ class Model(RuleBasedStateMachine):
 
         self.world.limits[tenant] = limits or TenantLimits()
 
+    @rule(limits=KEY_LIMITS)
+    def limit_keys(self, limits: dict[str, KeyLimits]) -> None:
+        """Within each tenant, as one declaration after another."""
+        self.probe.limit_keys(within="tenant", **limits)
+        self._bury_late()
+        self._names_after_a_rebuild()
+        self.world.key_limits = limits
+
     @rule(streams=st.sampled_from([1, 2, 4, 9, 16]))
     def resize(self, streams: int) -> None:
         """A writer or reader with another number of streams."""
@@ -394,7 +406,7 @@ class Model(RuleBasedStateMachine):
             return
         for tenant in self.world.limits:
             self.probe.limit(tenant)
-        self.probe.sweep()
+        self.probe.limit_keys()
         self._bury_late()
         expected = sorted(e.new.id for e in self.world.of("waiting", "leased", "delayed"))
         late = sorted(e.new.id for e in self.world.of("dead"))

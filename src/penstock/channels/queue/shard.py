@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any, TypeVar
 
 from penstock.channels.commands import RedisClient
@@ -19,7 +20,7 @@ from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
 from penstock.declaring.kinds import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, checked_name, shard_for_key
-from penstock.declaring.unique import TenantLimits, mark_key, name_within, unmark_key
+from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key, name_within, unmark_key
 from penstock.errors import (
     AppendRefused,
     DeclarationError,
@@ -273,12 +274,15 @@ class QueueShard:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
         yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
 
-    def declare(self, limits: Mapping[str, TenantLimits]) -> Steps[bool]:
+    def declare(
+        self, tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
+    ) -> Steps[bool]:
         """Sets the limits of a declaration, in place of those of an earlier one; returns whether they were not there."""
-        pairs = [(tenant, _encode_limits(each)) for tenant, each in sorted(limits.items())]
-        version = sha256(repr(pairs).encode()).hexdigest()[:16] if pairs else ""
-        flat = [text for pair in pairs for text in pair]
-        reply = yield from self.call("queue/declare", (version, *flat))
+        rows = [("tenant", tenant, _encode_limits(each)) for tenant, each in sorted(tenants.items())]
+        rows += [("key", key, _encode_limits(each)) for key, each in sorted(keys.items())]
+        within = within if keys else ""
+        version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
+        reply = yield from self.call("queue/declare", (version, within, *chain.from_iterable(rows)))
         return bool(reply[1])
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
@@ -365,9 +369,12 @@ def _milliseconds(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment.timestamp() * 1000:.0f}"
 
 
-def _encode_limits(limits: TenantLimits | None) -> str:
+def _encode_limits(limits: TenantLimits | KeyLimits | None) -> str:
     if limits is None:
         return ""
+    if isinstance(limits, KeyLimits):
+        paused = limits.is_paused
+        limits = TenantLimits(in_flight=limits.in_flight, rate=limits.rate, burst=limits.burst, is_paused=paused)
     values = (
         limits.weight,
         limits.elastic,

@@ -113,6 +113,8 @@ def _sentence(facts: Mapping[str, str]) -> str:
 def _reason(facts: Mapping[str, str]) -> str:
     if facts["paused"] == "1":
         return "its tenant is paused"
+    if "key_is" in facts:
+        return _reason_of_key(facts)
     ahead = f"{facts['ahead']} messages of its tenant are ahead"
     match facts["tenant_is"]:
         case "blocked" if "blocked_for" in facts:
@@ -123,6 +125,19 @@ def _reason(facts: Mapping[str, str]) -> str:
             return f"its tenant is above its elastic limit, and others are ready; {ahead}"
         case _:
             return f"{ahead}, and {facts['turn']} tenants"
+
+
+def _reason_of_key(facts: Mapping[str, str]) -> str:
+    ahead = f"{facts['ahead']} messages of its key are ahead"
+    match facts["key_is"]:
+        case "paused":
+            return f"its key is paused; {ahead}"
+        case "limited" if "blocked_for" in facts:
+            return f"its key is at its limit for {facts['blocked_for']} s; {ahead}"
+        case "limited":
+            return f"its key is at its limit until one of its messages is settled; {ahead}"
+        case _:
+            return f"another message of its key goes first; {ahead}"
 
 
 def parse_stats(reply: Sequence[Any]) -> dict[str, int]:

@@ -1,0 +1,187 @@
+"""Limits of keys: never more at once, nothing is held up by what may not go, and nothing of it is lost."""
+
+from collections import Counter
+
+import pytest
+
+from fixtures.queues import INDEXES, Given, Probe
+from penstock.declaring.unique import KeyLimits
+
+ONE = KeyLimits(in_flight=1)
+
+
+def names(given: list[Given]) -> list[str]:
+    return [f"{each.tenant} {each.message.key}" for each in given]
+
+
+def fill(probe: Probe, tenant: str, *keys: str, count: int = 5) -> None:
+    for key in keys:
+        probe.write(tenant, *(f"{key}{number}" for number in range(count)), key=key)
+
+
+def test_a_key_goes_once_at_a_time_in_its_order_whatever_becomes_of_its_messages(probe: Probe) -> None:
+    probe.limit_keys(every=ONE)
+    fill(probe, "t", "k", "l", count=7)
+    seen: list[str] = []
+    for outcome in ("done", "retry", "snooze", "release", "dead", "expired", "deleted"):
+        held = probe.take(10)
+        assert sorted(names(held)) == ["t k", "t l"]
+        [given] = [each for each in held if each.message.key == "k"]
+        seen.append(given.message.payload.decode())
+        if outcome == "expired":
+            probe.pass_time(31)
+            continue
+        if outcome == "deleted":
+            probe.run(probe.shard.delete([given.id]))
+        else:
+            probe.settle(given, outcome, reason="bad")
+        probe.settle(next(each for each in held if each.message.key == "l"), "release")
+
+    assert seen == ["k0", "k1", "k1", "k1", "k1", "k2", "k2"]
+    probe.pass_time(31)
+    assert [each for each in probe.drain() if each[0] == "k"] == ["k3", "k4", "k5", "k6"]
+    assert probe.is_whole()
+
+
+def test_thousands_that_may_not_go_are_in_nobodys_way(probe: Probe) -> None:
+    """The tenant's other keys go on, and so do other tenants."""
+    probe.limit_keys(k=ONE)
+    fill(probe, "t", "k", count=2000)
+    fill(probe, "t", "other")
+    fill(probe, "u", "another")
+
+    assert Counter(names(probe.take(20))) == {"t k": 1, "t other": 5, "u another": 5}
+    assert probe.take(20) == []
+
+
+def test_tenants_take_turns_for_a_key_of_the_whole_queue(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    fill(probe, "elephant", "k", count=50)
+    fill(probe, "mouse", "k", count=3)
+    turns = []
+    while given := probe.take(10):
+        turns += names(given)
+        probe.done(given)
+
+    assert turns[:7].count("mouse k") == 3
+    assert len(turns) == 53
+
+
+def test_within_tenants_each_has_its_own(probe: Probe) -> None:
+    probe.limit_keys(within="tenant", every=ONE)
+    fill(probe, "t", "k")
+    fill(probe, "u", "k")
+
+    assert sorted(names(probe.take(10))) == ["t k", "u k"]
+
+
+def test_a_high_priority_of_a_key_goes_before_what_waited_for_it(probe: Probe) -> None:
+    probe.limit_keys(every=ONE)
+    fill(probe, "t", "k")
+    [first] = probe.take(5)
+    probe.write("t", "urgent", key="k", priority="high")
+    probe.settle(first)
+
+    assert probe.drain() == ["urgent", "k1", "k2", "k3", "k4"]
+
+
+def test_a_rate_of_a_key_holds_and_is_used_up(probe: Probe) -> None:
+    probe.limit_keys(k=KeyLimits(rate=10.0, burst=3))
+    fill(probe, "t", "k", count=40)
+    fill(probe, "u", "k", count=40)
+    taken = []
+    for _ in range(20):
+        taken.append(len(probe.take(10)))
+        probe.pass_time(0.1)
+
+    assert taken[0] == 3
+    assert 20 <= sum(taken) <= 24
+
+
+def test_a_key_is_forgotten_when_nothing_of_it_is_left(probe: Probe) -> None:
+    probe.limit_keys(every=KeyLimits(in_flight=2, rate=100.0))
+    for number in range(30):
+        fill(probe, "t", f"k{number}", count=2)
+    for _ in range(5):
+        probe.drain()
+        probe.pass_time(1)
+
+    assert probe.client.exists(probe.key("gates"), probe.key("openings"), probe.key("lanes")) == 0
+
+
+def test_a_paused_tenant_keeps_no_key_from_others(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    fill(probe, "paused", "k", "l", count=1)
+    probe.limit("paused", is_paused=True)
+    fill(probe, "paused", "k")
+    fill(probe, "u", "k", count=3)
+    assert probe.take(5) == []
+    probe.pass_time(11)
+
+    assert probe.drain() == ["k0", "k1", "k2"]
+    probe.limit("paused")
+    assert sorted(probe.drain()) == ["k0", "k0", "k1", "k2", "k3", "k4", "l0"]
+
+
+def test_a_changed_limit_holds_for_what_waits(probe: Probe) -> None:
+    probe.limit_keys(every=KeyLimits(in_flight=3))
+    fill(probe, "t", "k", count=10)
+    held = probe.take(10)
+    assert len(held) == 3
+    probe.limit_keys(every=ONE)
+    probe.done(held[:2])
+    assert probe.take(10) == []
+    probe.limit_keys(every=KeyLimits(in_flight=4))
+    assert len(probe.take(10)) == 3
+    probe.limit_keys(every=KeyLimits(in_flight=4), k=KeyLimits(is_paused=True))
+    assert probe.take(10) == []
+    probe.limit_keys()
+
+    assert len(probe.take(10)) == 4
+    assert probe.is_whole()
+
+
+def test_what_was_there_before_the_first_limit_is_counted(probe: Probe) -> None:
+    fill(probe, "t", "k", "l", count=150)
+    held = probe.take(3)
+    probe.limit_keys(every=ONE)
+
+    assert probe.take(10) == []
+    assert all(probe.done(held))
+    assert sorted(names(probe.take(10))) == ["t k", "t l"]
+
+
+@pytest.mark.parametrize("name", [name for name in INDEXES if name not in {"messages", "meta"}])
+def test_no_key_exceeds_its_limit_after_a_key_of_the_queue_was_lost(name: str, probe: Probe) -> None:
+    probe.limit_keys(every=KeyLimits(in_flight=2))
+    fill(probe, "t", "k", "l", count=120)
+    held = probe.take(10)
+    assert len(held) == 4
+    probe.client.delete(probe.key(name))
+    step = probe.rebuild_step(1)
+    while step == "rebuilding":
+        assert probe.take(10) == []
+        probe.write("t", "new", key="k")
+        step = probe.rebuild_step()
+    assert probe.take(10) == []
+
+    for settled in held:
+        assert probe.settle(settled)
+        assert names(probe.take(10)) == [f"t {settled.message.key}"]
+    assert probe.is_whole()
+
+
+def test_a_message_says_that_its_key_is_at_a_limit(probe: Probe) -> None:
+    probe.limit_keys(k=ONE, r=KeyLimits(rate=0.1), p=KeyLimits(is_paused=True))
+    queue = probe.queue()
+    fill(probe, "t", "k", "r", count=2)
+    probe.take(10)
+    ids = {key: probe.write("t", "x", key=key)[0].id for key in ("k", "r", "p")}
+
+    texts = {key: found.text for key, id_ in ids.items() if (found := queue.explain("t", id_))}
+    assert (
+        texts["k"]
+        == "waits: its key is at its limit until one of its messages is settled; 1 messages of its key are ahead"
+    )
+    assert texts["r"].startswith("waits: its key is at its limit for ")
+    assert texts["p"] == "waits: its key is paused; 0 messages of its key are ahead"
