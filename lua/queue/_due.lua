@@ -78,11 +78,8 @@ local function fetch_accounts(tenants)
 end
 
 -- Forgets idle tenants that have nothing left to pay.
-local function forget_drained(most)
-  if redis.call("ZCARD", drained) == 0 then
-    return
-  end
-  if redis.call("EXISTS", waiting, leases) == 0 then
+local function forget_drained(most, is_busy)
+  if not is_busy and redis.call("ZCARD", drained) > 0 and redis.call("EXISTS", waiting, leases) == 0 then
     queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
   end
   local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most), {}, {}

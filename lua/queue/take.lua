@@ -110,7 +110,7 @@ if not repeated() then
   if #ids > 0 then
     redis.call("ZADD", leases, unpack(expiries))
   end
-  forget_drained(count + 10)
+  forget_drained(count + 10, #ids > 0)
   if #ids > 0 then
     redis.call("HSET", takes, worker, cmsgpack.pack({request, now, unpack(ids)}))
   end
