@@ -111,7 +111,7 @@ def test_effect_and_checkpoints_are_one_transaction(
     crash_at(point)
     with pytest.raises(CrashError):
         run()
-    assert counted(connection) == ({"a": 100} if point.endswith("commit") else {})
+    assert counted(connection) == ({"a": 100} if point.endswith("after_commit") else {})
 
     run()
 
