@@ -55,7 +55,7 @@ Inspect comparisons    verify        Prove that nothing is missing, doubled, cha
 Repair  comparisons    reconcile     Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
 Repair  resets         replay        Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
-Repair  jobs           jobs          List, show, cancel or move the jobs of a queue that are not done.
+Repair  jobs           jobs          List, show, cancel, retry or move the jobs of a queue that are not done.
 Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
 Repair  registrations  channels      List channels, or change one while it is used.
 Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.
