@@ -44,29 +44,20 @@ class RegisteredChannel:
 
     A shard's number is never used again, so offsets stay dense for ever: 4 shards, then 6, then 3 are the shards 0 to 3, 4 to 9
     and 10 to 12.
-
-    Attributes:
-        name: Name of the channel.
-        kind: ``log``, ``ick`` or ``queue``.
-        shards: Number of shards of its first generation.
-        keep: Time that records stay after every consumer has passed them.
-        streams: Of a queue: the streams of a shard; may change later.
-        hand: Of a queue: the streams of a tenant; may change later.
-        entries: Of a log: ``plain``, or how batches are compressed; may change later.
-        generations: Numbers of shards of the later generations.  New records are in shards of the newest.
-        redis_memory: Of a log: most bytes that its streams may take in Redis; None sets no limit; may change later.
-        limits: Of a queue: its limits, as ``Queue.limits_as_json``; may change later.
     """
 
-    name: str
-    kind: str
-    shards: int
-    keep: timedelta
-    streams: int | None = None
-    hand: int | None = None
-    entries: str = "plain"
+    name: str  # name of the channel
+    kind: str  # ``log``, ``ick`` or ``queue``
+    shards: int  # number of shards of its first generation
+    keep: timedelta  # time that records stay after every consumer has passed them
+    streams: int | None = None  # of a queue: the streams of a shard; may change later
+    hand: int | None = None  # of a queue: the streams of a tenant; may change later
+    entries: str = "plain"  # of a log: ``plain``, or how batches are compressed; may change later
+    # Numbers of shards of the later generations.  New records are in shards of the newest.
     generations: Sequence[int] = ()
+    # of a log: most bytes that its streams may take in Redis; None sets no limit; may change later
     redis_memory: int | None = None
+    # of a queue: its limits, as ``Queue.limits_as_json``; may change later
     limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property

@@ -7,10 +7,9 @@ first statement: a second worker with the same job waits for the first one's end
 
     queue_worker       reads, hands jobs to slots, and counts
     worker_slots       threads, or tasks of one event loop
-    in_flight          the jobs that slots have, and the results of the others
+    in_flight          the jobs that slots have, and the results of the others; notes: failed attempts, and progress
     job_deliverer      attempts at one job, by the decisions that all consumers share
     job_transaction    finishes the record, calls the handler, checks the lease, commits
-    job_notes          attempts, once one has failed, and progress
     job_dead_letters   dead letters, halts and counts, written in Postgres
     acknowledger       reports ended leases to the queue, in batches
 """

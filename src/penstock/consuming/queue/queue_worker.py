@@ -21,10 +21,9 @@ from penstock.consuming.delivery import Consumed, Counts
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.acknowledger import Acknowledger
-from penstock.consuming.queue.in_flight import InFlight, RunningJob
+from penstock.consuming.queue.in_flight import InFlight, JobNotes, RunningJob
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_deliverer import Ended, JobDeliverer, RetryStates, Waiter, released, retried
-from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import JobTransaction
 from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSlots, make_slots
 from penstock.consuming.transaction import HandlerTransaction
