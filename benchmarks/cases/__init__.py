@@ -8,6 +8,7 @@ from benchmarks.cases import (
     draining,
     growing,
     icks,
+    jobs,
     latency,
     limits,
     publishing,
@@ -41,6 +42,7 @@ def all_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         *recruiting.make_cases(servers, scale),
         *spark.make_cases(servers, scale),
         *cpu.make_cases(servers, scale),
+        *jobs.make_cases(servers, scale),
         *costs.make_cases(servers, scale),
     ]
 

@@ -64,7 +64,7 @@ def _measure_publishing(servers: BenchServers, backlog: Backlog) -> Figures:
             if published != backlog.records:
                 raise NotMeasured(f"{published} of {backlog.records} records were published")
 
-        return _describe(_measure(servers, url, drain), backlog)
+        return describe_costs(measure(servers, url, drain), backlog.records)
 
 
 def _measure_staging(servers: BenchServers, backlog: Backlog) -> Figures:
@@ -72,24 +72,25 @@ def _measure_staging(servers: BenchServers, backlog: Backlog) -> Figures:
     url = make_source(servers, backlog)
     with servers.postgres(url) as connection:
         connection.execute("TRUNCATE penstock.staged_records")
-        used = _measure(servers, url, lambda: insert(connection, "penstock.staged_records", backlog))
+        used = measure(servers, url, lambda: insert(connection, "penstock.staged_records", backlog))
     return {"-staged": 1e6 * used["postgres"] / backlog.records}
 
 
 def _measure_append(servers: BenchServers, backlog: Backlog) -> Figures:
     """What it costs to append plain entries, without reading them from Postgres and without packing commands."""
     with limits.prepare_append(servers, backlog) as append:
-        used = _measure(servers, servers.database(backlog.database), append)
-    return _describe({who: used[who] for who in ("worker", "redis")}, backlog)
+        used = measure(servers, servers.database(backlog.database), append)
+    return describe_costs({who: used[who] for who in ("worker", "redis")}, backlog.records)
 
 
 def _measure_consuming(servers: BenchServers, backlog: Backlog, name: str, pipeline: Pipeline | None = None) -> Figures:
     url = servers.publish_and_register(backlog)
     with prepare_consumer(servers, backlog, url, name, pipeline) as apply_all:
-        return _describe(_measure(servers, url, apply_all), backlog)
+        return describe_costs(measure(servers, url, apply_all), backlog.records)
 
 
-def _measure(servers: BenchServers, database_url: str, work: Callable[[], object]) -> Costs:
+def measure(servers: BenchServers, database_url: str, work: Callable[[], object]) -> Costs:
+    """Processor time of this process and of the servers while this runs."""
     connection: Connection
     client: RedisClient
     with servers.postgres(database_url) as connection, servers.redis() as client:
@@ -97,7 +98,7 @@ def _measure(servers: BenchServers, database_url: str, work: Callable[[], object
         return measure_costs(work, os.getpid(), connection.info.backend_pid, redis)
 
 
-def _describe(costs: Costs, backlog: Backlog) -> Figures:
+def describe_costs(costs: Costs, records: int) -> Figures:
     """Microseconds per record, by process; the first figure is their sum."""
-    figures = {f"-{who}": 1e6 * used / backlog.records for who, used in costs.items()}
+    figures = {f"-{who}": 1e6 * used / records for who, used in costs.items()}
     return {"": sum(figures.values()), **figures}

@@ -1,0 +1,73 @@
+"""What a job of a pipeline costs: microseconds of processor time from the queue in Redis to the committed effect."""
+
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from benchmarks.application import EACH, NOTE, total_each
+from benchmarks.backlogs import ACCOUNTS, Scale, unsequence
+from benchmarks.cases.cpu import describe_costs, measure
+from benchmarks.measuring import Case, Figures, NotMeasured
+from benchmarks.servers import BenchServers
+from penstock import Pipeline, Queue, stage_many
+from penstock.consuming import make_worker
+from penstock.streaming import Streamer
+
+JOBS = Queue("bench-jobs")
+TENANTS = 100
+SLOTS = (1, 8)
+FEWER = 50
+"""Jobs cost more than records of a log: so many times fewer."""
+
+
+def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
+    """One at a time, and several."""
+    return [
+        Case(
+            name=f"cost-cpu-jobs-{slots}",
+            unit="µs",
+            sentence=f"processor time per job of a pipeline that a worker does, {slots} at a time, each with one statement: the sum, the worker, Postgres, Redis",
+            ours=partial(_measure_jobs, servers, scale.records // FEWER, slots),
+            better="less",
+            rounds=scale.few_rounds,
+        )
+        for slots in SLOTS
+    ]
+
+
+def _measure_jobs(servers: BenchServers, count: int, slots: int) -> Figures:
+    """One worker, which has connected; nothing is staged meanwhile.
+
+    Raises:
+        NotMeasured: It did a different number of jobs.
+    """
+    pipeline = Pipeline([JOBS])
+
+    @pipeline.worker(reads=JOBS, name=EACH, concurrency=slots)
+    def do(session: Session, job: Any) -> None:
+        total_each(session, job)
+
+    url = servers.database("jobs")
+    servers.empty_redis()
+    with servers.postgres(url) as connection:
+        connection.execute("TRUNCATE penstock.staged_records, bench.totals")
+        unsequence(connection)
+        jobs = ({"account": n % ACCOUNTS, "cents": n, "note": NOTE} for n in range(count))
+        records = [
+            {"tenant": f"tenant-{n % TENANTS}", "action": "add", "object": "movement", "data": data}
+            for n, data in enumerate(jobs)
+        ]
+        with connection.transaction():
+            stage_many(connection, records, to=JOBS, pipeline=pipeline)  # type: ignore[arg-type]  # a plain dict a job
+    with closing(Streamer(pipeline, url, servers.redis_url)) as streamer:
+        streamer.drain()
+    with make_worker(pipeline, pipeline.get_consumer(EACH), url, servers.redis_url) as worker:
+        worker.open()
+
+        def drain() -> None:
+            if (done := worker.drain()) != count:
+                raise NotMeasured(f"{done} of {count} jobs were done")
+
+        return describe_costs(measure(servers, url, drain), count)
