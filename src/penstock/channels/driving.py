@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from inspect import isawaitable
+from types import MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
@@ -189,6 +190,18 @@ class Both(Generic[P, T]):
         self._steps = steps
         self.__doc__ = steps.__doc__
 
+        @wraps(steps)
+        def call(instance: Any, /, *args: P.args, **options: P.kwargs) -> T | None:
+            result: T | None = instance._drive(steps(instance, *args, **options))  # noqa: SLF001  a face of this module
+            return result
+
+        @wraps(steps)
+        async def call_async(instance: Any, /, *args: P.args, **options: P.kwargs) -> T:
+            result: T = await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
+            return result
+
+        self._call, self._call_async = call, call_async
+
     @overload
     def __get__(self, instance: None, owner: type[object]) -> Callable[Concatenate[Any, P], Steps[T]]: ...
 
@@ -203,23 +216,9 @@ class Both(Generic[P, T]):
 
     def __get__(self, instance: Any, owner: type[object]) -> Any:
         """The method of an instance, as its face has it; of a class, the generator function with its documentation."""
-        steps = self._steps
         if instance is None:
-            return steps
-        if isinstance(instance, Asynchronous):
-
-            @wraps(steps)
-            async def call_async(*args: P.args, **options: P.kwargs) -> T:
-                return await instance._drive(steps(instance, *args, **options))  # noqa: SLF001  a face of this module
-
-            return call_async
-
-        @wraps(steps)
-        def call(*args: P.args, **options: P.kwargs) -> T | None:
-            result: T | None = instance._drive(steps(instance, *args, **options))  # noqa: SLF001  the same
-            return result
-
-        return call
+            return self._steps
+        return MethodType(self._call_async if isinstance(instance, Asynchronous) else self._call, instance)
 
 
 def both(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Both[P, T]:
