@@ -31,7 +31,7 @@ PREFIX = "PENSTOCK_"
 SETTINGS_PANEL = f"Settings (also {PREFIX}… and pyproject.toml)"
 """Heading of these options in the help."""
 
-_EMPTY = "the value is empty, as that of an unset secret; give one, or remove it"
+_EMPTY = "the value is empty, as that of an unset secret; give one, or remove the option or its variable PENSTOCK_…"
 
 
 def _parse_text(given: object) -> str:
