@@ -270,6 +270,17 @@ CREATE TABLE {schema}.unique_names (
 )
 """,
     """
+-- Limits of a queue's tenants and keys that were set while it runs; they come before declared ones.  The name '' is all others.
+CREATE TABLE {schema}.queue_limits (
+    channel text        NOT NULL,
+    kind    text        NOT NULL CHECK (kind IN ('tenant', 'key')),
+    name    text        NOT NULL,
+    limits  jsonb       NOT NULL,
+    set_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (channel, kind, name)
+)
+""",
+    """
 -- The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect.  The
 -- worker that deletes it has done the effect; one that comes second waits for the commit of the first, and finds nothing.
 -- With staged_us, only a record that was staged at that time: a restored Postgres gives ids out again.
@@ -663,6 +674,7 @@ TABLES = (
         "former_consumers",
         "actions",
         "pauses",
+        "queue_limits",
         "schedules",
         "checkpoints",
     ),

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         find_job,
         find_job_async,
     )
+    from penstock.staging.limiting import limit, limit_async
 
 __all__ = [
     "Cancel",
@@ -100,6 +101,8 @@ __all__ = [
     "find_group_async",
     "find_job",
     "find_job_async",
+    "limit",
+    "limit_async",
     "mark_dirty",
     "mark_dirty_async",
     "retry",
@@ -114,6 +117,7 @@ _MODULES = {
     **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
     **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
     "PenstockError": "errors",
+    **dict.fromkeys(("limit", "limit_async"), "staging.limiting"),
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("KeyLimits", "TenantLimits", "Unique"), "declaring.unique"),
     **dict.fromkeys(

@@ -10,9 +10,11 @@ from penstock import Pipeline, Queue
 from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
-from penstock.declaring.unique import TenantLimits
+from penstock.database.registry import register_channel
+from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.operating.jobs import Cancellation, JobFilter, cancel_jobs, jobs_command, list_jobs, move_due
 from penstock.operating.pausing import list_actions
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -175,3 +177,23 @@ def test_jobs_are_due_at_another_time(
         assert (lease.message.id, lease.message.key) == ("2", "")
         lease.done()
     assert len(FairQueue(redis_client, "jobs")) == 0
+
+
+def test_limits_are_listed_set_by_a_plan_and_taken_back(
+    connection: Connection, penstock: CommandLine, streamer: Streamer
+) -> None:
+    register_channel(connection, DEFAULT_SCOPE, Queue("jobs", key_limits={"": KeyLimits(in_flight=1)}))
+    words = "queues", "limit", "jobs", "--key", "api", "--rate", "5"
+    planned = penstock(*words)
+    assert planned.stdout.startswith("key 'api' of jobs: no limits of its own → {'rate': 5.0}"), planned.stderr
+    [declared] = json.loads(penstock("queues", "limits", "jobs", "--json").stdout)
+    assert (declared["limits"], declared["set_at"]) == ({"in_flight": 1}, None)
+    assert penstock(*words, "--apply").returncode == 0
+    assert "api" in penstock("queues", "limits", "jobs").stdout
+    [action] = list_actions(connection)
+    assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
+
+    assert penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply").returncode == 0
+    assert connection.execute("SELECT count(*) FROM penstock.queue_limits").fetchone() == (0,)
+    assert penstock("queues", "limit", "jobs", "--key", "api").returncode == 2
+    assert penstock("queues", "limit", "jobs", "--key", "api", "--rate", "0", "--apply").returncode == 2

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.flow import retain_now
-from penstock import Log, Pipeline, Queue, Unique, stage, stage_many
+from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
 from penstock.channels.log import Appended, Foreign, Reply
 from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.clients import FairQueue, Lease
@@ -23,7 +23,7 @@ from penstock.crashpoints import QUEUE_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
-from penstock.errors import Fenced, HistoryDiverged, QueueDamaged
+from penstock.errors import Fenced, HistoryDiverged, InvalidMessage, QueueDamaged
 from penstock.journal import missed_records
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
@@ -316,6 +316,44 @@ def test_what_an_operator_sets_comes_before_declared_limits(
         worker.queue.limit("a", None)
         worker.queue.limit_all(None)
         assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_redis(
+    jobs: Queue,
+    put: Put,
+    sessions: sessionmaker[Session],
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    worker: Worker,
+) -> None:
+    """Set through a session and through a driver's connection; taken back, the declared ones hold."""
+    declared = replace(jobs, limits=LIMITS)
+    flow = Pipeline([declared])
+    put(*range(5), key="k")
+    put(*range(5), tenant="b")
+    with sessions.begin() as session:
+        limit(session, TenantLimits(in_flight=4), of=jobs, tenant="a")
+        limit(session, KeyLimits(in_flight=3), of=jobs, key="k")
+    with sessions() as session:
+        limit(session, TenantLimits(is_paused=True), of=jobs, tenant="")  # rolled back
+    with Streamer(flow, database_url, redis_url) as streamer:
+        for harm in (settle_down, lambda _: flush(redis_client)):
+            harm(streamer)
+            settle_down(streamer)
+            assert hold(worker) == {"a": 3, "b": 1}
+        limit(connection, None, of=declared, tenant="a", pipeline=flow)
+        limit(connection, None, of=declared, key="k", pipeline=flow)
+    with Streamer(flow, database_url, redis_url) as streamer:
+        settle_down(streamer)
+        assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_limits_of_something_else_are_refused(jobs: Queue, connection: Connection, flow: Pipeline) -> None:
+    for limits, names in ((KeyLimits(), {"tenant": "a"}), (TenantLimits(), {"key": "k"}), (None, {})):
+        with pytest.raises(InvalidMessage):
+            limit(connection, limits, of=jobs, pipeline=flow, **names)
 
 
 def test_limits_that_are_declared_no_more_end(

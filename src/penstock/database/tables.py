@@ -22,6 +22,7 @@ TABLE_NAMES = (
     "job_results",
     "journal",
     "pauses",
+    "queue_limits",
     "reconciliations",
     "repairs",
     "replays",

@@ -465,7 +465,7 @@ class Queue(_Sharded):
     @property
     def limits_as_json(self) -> dict[str, Any]:
         """Its limits as they are registered: of tenants, of keys, and where keys are the same; nothing if it has none."""
-        if not self.limits and not self.key_limits:
+        if not self.limits and not self.key_limits and self.keys_within == "queue":
             return {}
         tenants, keys = (
             {name: limits_as_json(each) for name, each in some.items()} for some in (self.limits, self.key_limits)

@@ -115,6 +115,10 @@ WITH names AS (
     DELETE FROM {schema}.unique_names
     WHERE channel = %(channel)s
 ),
+limited AS (
+    DELETE FROM {schema}.queue_limits
+    WHERE channel = %(channel)s
+),
 cancelled AS (
     DELETE FROM {schema}.cancellations
     WHERE channel = %(channel)s

@@ -51,6 +51,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "job_groups": "SELECT, INSERT",
         "job_notes": "SELECT",
         "job_results": "SELECT",
+        "queue_limits": "SELECT, INSERT, UPDATE, DELETE",
         **_CHECK_CHANNEL,
         **_CANCEL_JOBS,
     },
@@ -64,6 +65,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
         "waiting_records": "SELECT, INSERT, UPDATE, DELETE",
         "unique_names": "SELECT, INSERT, UPDATE, DELETE",
+        "queue_limits": "SELECT",
         "cancellations": "SELECT, UPDATE, DELETE",
         **_CANCEL_JOBS,
         "epochs": "SELECT, INSERT",
@@ -115,6 +117,7 @@ _REPAIRING = {
 _OPERATING = {
     "pauses": "INSERT, UPDATE, DELETE",
     "actions": "SELECT, INSERT",
+    "queue_limits": "SELECT, INSERT, UPDATE, DELETE",
     "FUNCTION move_jobs": "EXECUTE",
     **_CANCEL_JOBS,
 }

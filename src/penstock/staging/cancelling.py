@@ -78,7 +78,7 @@ def cancel(
         NotAttached: As ``stage``.
     """
     refuse_async(target, "cancel")
-    return _read(_run(target, of, _CANCEL, _values(of, ids, unique, tenant), pipeline, "cancel"))
+    return _read(run_statement(target, of, _CANCEL, _values(of, ids, unique, tenant), pipeline, "cancel"))
 
 
 async def cancel_async(
@@ -99,7 +99,7 @@ async def cancel_async(
         NotAttached: As ``stage``.
     """
     values = _values(of, ids, unique, tenant)
-    return _read(await _run_async(target, of, _CANCEL, values, pipeline, "cancel"))
+    return _read(await run_statement_async(target, of, _CANCEL, values, pipeline, "cancel"))
 
 
 def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = None) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = 
     """
     refuse_async(target, "retry")
     values = {"channel": of.name, "ids": _list(ids)}
-    return tuple(job for (job,) in _run(target, of, _RETRY, values, pipeline, "retry"))
+    return tuple(job for (job,) in run_statement(target, of, _RETRY, values, pipeline, "retry"))
 
 
 async def retry_async(
@@ -127,7 +127,7 @@ async def retry_async(
 ) -> tuple[int, ...]:
     """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     values = {"channel": of.name, "ids": _list(ids)}
-    return tuple(job for (job,) in await _run_async(target, of, _RETRY, values, pipeline, "retry"))
+    return tuple(job for (job,) in await run_statement_async(target, of, _RETRY, values, pipeline, "retry"))
 
 
 def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
@@ -142,9 +142,10 @@ def _list(ids: Iterable[int]) -> str:
     return f"{{{','.join(str(int(each)) for each in ids)}}}"
 
 
-def _run(
+def run_statement(
     target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
+    """The rows of a statement about a queue, in the transaction of a session, which is flushed, or of a connection."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
@@ -155,14 +156,15 @@ def _run(
     return read_rows(target, schema, statement, values)
 
 
-async def _run_async(
+async def run_statement_async(
     target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
+    """As ``run_statement``, for targets that are awaited."""
     own = target() if hasattr(target, "session_factory") else target
     if is_async_driver(own):
         given = require_pipeline(of, pipeline, caller)
         return await read_by_async_psycopg(own, given.scope.schema, statement, values)
-    rows: Rows = await own.run_sync(_run, of, statement, values, pipeline, caller)
+    rows: Rows = await own.run_sync(run_statement, of, statement, values, pipeline, caller)
     return rows
 
 

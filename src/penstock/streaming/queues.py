@@ -187,9 +187,22 @@ class Queues:
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered channels: the streams of a queue may have changed."""
         found = {name: each for name, each in channels.items() if each.kind == "queue"}
+        found |= self._with_limits(found) if found else {}
         if found != self._channels:
             self._channels = found
             self._writers = {}
+
+    def _with_limits(self, queues: Mapping[str, RegisteredChannel]) -> dict[str, RegisteredChannel]:
+        """Those queues of which limits were set, with these before the declared ones."""
+        with postgres_errors("reading limits of queues"):
+            rows = self._connection.execute(self._sql["queue_limits"]).fetchall()
+        limited: dict[str, RegisteredChannel] = {}
+        for name, kinds in rows:
+            if queue := queues.get(name):
+                declared = {"within": "queue" if queue.shards == 1 else "tenant", **queue.limits}
+                limits = {**declared, **{kind: {**declared.get(kind, {}), **own} for kind, own in kinds.items()}}
+                limited[name] = replace(queue, limits=limits)
+        return limited
 
     def __contains__(self, channel: object) -> bool:
         return channel in self._channels

@@ -16,7 +16,7 @@ SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    example, declared, of_keys = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    example, declared, of_keys, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
     exec(example.replace("redis://localhost:6379", redis_url), {})
 

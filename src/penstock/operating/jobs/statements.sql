@@ -56,3 +56,8 @@ LEFT JOIN {schema}.cancellations c ON c.record_id = w.id
 WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = w.id AND r.channel = %(channel)s)
   AND w.id NOT IN (SELECT record_id FROM {schema}.dead_letters WHERE channel = %(channel)s)
 GROUP BY state;
+
+-- :name limits
+SELECT kind, name, limits, set_at
+FROM {schema}.queue_limits
+WHERE channel = %(channel)s;

@@ -1,0 +1,71 @@
+"""``penstock queues``: lists and sets the limits of a queue's tenants and keys."""
+
+import shlex
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
+from penstock.cli.connecting import open_connections
+from penstock.cli.render import say, show, show_found
+from penstock.declaring.unique import KeyLimits, TenantLimits
+from penstock.errors import InvalidSetting
+from penstock.operating.jobs.queue_limits import list_limits, set_limits
+from penstock.operating.pausing import note_action
+from penstock.settings import Settings
+
+queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenants and keys of a queue.")
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
+
+
+@queues.command("limits")
+@command()
+def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
+    """List the limits that hold: those that were set, and those that are declared beside them; no name is all others."""
+    with open_connections(settings, "queues") as servers:
+        found = list_limits(servers.connection, queue, scope=servers.scope)
+    show_found(found, "kind, name, limits, set at", json=json)
+
+
+@queues.command("limit")
+@command()
+def limit_(  # noqa: PLR0917  options
+    settings: Settings,
+    queue: QueueArgument,
+    tenant: Annotated[
+        str | None, typer.Option(help="Of this tenant; empty for all without limits of their own.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Of this key, likewise.")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="Maximum number in flight.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
+    burst: Annotated[int | None, typer.Option(help="With a rate: maximum number at once after a pause.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Share of a tenant beside others that wait.")] = None,
+    pause: Annotated[bool, typer.Option("--pause", help="Hand nothing of it over.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take back what was set; what is declared holds.")] = False,
+    apply: Apply = False,
+) -> None:
+    """Set all limits of a tenant or a key, in place of those it has; they are kept in Postgres."""
+    given: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, "weight": weight}
+    given = {name: value for name, value in given.items() if value is not None} | ({"is_paused": True} if pause else {})
+    if bool(given) is remove:
+        raise InvalidSetting("which limits? Give --in-flight, --rate, --weight or --pause; or --remove alone")
+    if (tenant is None) is (key is None) or (key is not None and weight is not None):
+        raise InvalidSetting("of what? Give --tenant or --key, one of them; a key has no --weight")
+    wanted = None if remove else (TenantLimits if key is None else KeyLimits)(**given)
+    kind, name = ("tenant", tenant) if key is None else ("key", key)
+    with open_connections(settings, "queues") as servers:
+        before = [each for each in list_limits(servers.connection, queue, scope=servers.scope) if each.kind == kind]
+        now = next((each.limits for each in before if each.name == name), None)
+        show(f"{kind} {name!r} of {queue}: {now or 'no limits of its own'} → {given or 'what is declared'}")
+        if not apply:
+            say(NOTHING_CHANGED)
+            return
+        options = [f"--{option.removeprefix('is_').replace('_', '-')} {value}" for option, value in given.items()]
+        words = f"--{kind} {shlex.quote(str(name))} {' '.join(options) or '--remove'}".replace(
+            "--paused True", "--pause"
+        )
+        done = f"Limit {kind} {name!r} of {queue}", f"penstock queues limit {shlex.quote(queue)} {words} --apply"
+        note_action(servers.connection, whoami(), *done, scope=servers.scope)
+        set_limits(servers.connection, queue, wanted, tenant=tenant, key=key, scope=servers.scope)
+    show("holds within a second or two, once the streamer has read it")

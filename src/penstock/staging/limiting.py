@@ -1,0 +1,88 @@
+"""Limits of a queue's tenants and keys, set in the application's transaction: the streamer brings them to Redis, again after a loss."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from penstock.declaring.declarations import Queue
+from penstock.declaring.unique import KeyLimits, TenantLimits, checked_text, limits_as_json
+from penstock.errors import InvalidMessage
+from penstock.staging.cancelling import run_statement, run_statement_async
+from penstock.staging.explicit import Target, refuse_async
+from penstock.staging.rules import Declarations
+
+if TYPE_CHECKING:
+    from penstock.staging.explicit import AsyncTarget
+
+SET_LIMITS = """
+    WITH given AS (
+        SELECT CAST({channel} AS text) AS channel, CAST({kind} AS text) AS kind, CAST({name} AS text) AS name,
+               CAST(CAST({limits} AS text) AS jsonb) AS limits
+    ),
+    removed AS (
+        DELETE FROM {schema}.queue_limits l
+        USING given g
+        WHERE (l.channel, l.kind, l.name) = (g.channel, g.kind, g.name) AND g.limits IS NULL
+    )
+    INSERT INTO {schema}.queue_limits (channel, kind, name, limits)
+    SELECT channel, kind, name, limits
+    FROM given
+    WHERE limits IS NOT NULL
+    ON CONFLICT (channel, kind, name) DO UPDATE
+    SET limits = excluded.limits, set_at = clock_timestamp()
+    RETURNING name
+"""
+"""All values are sent as text, which every driver can."""
+
+
+def limit(
+    target: Target,
+    limits: TenantLimits | KeyLimits | None,
+    *,
+    of: Queue,
+    tenant: str | None = None,
+    key: str | None = None,
+    pipeline: Declarations | None = None,
+) -> None:
+    """Limits a tenant or a key of a queue from a second after the commit on, what waits included; before what is declared.
+
+    Args:
+        target: As ``cancel``, and so is ``pipeline``.
+        limits: ``TenantLimits`` of a tenant, ``KeyLimits`` of a key; None takes them back, and the declared ones hold.
+        of: The queue.
+        tenant: The tenant; ``""`` is all that have no limits of their own.
+        key: The key, likewise.
+        pipeline: The pipeline.
+
+    Raises:
+        InvalidMessage: Neither a tenant nor a key is named, or both, or limits are of the other kind.
+        NotAttached: As ``stage``.
+    """
+    refuse_async(target, "limit")
+    run_statement(target, of, SET_LIMITS, limit_values(of.name, limits, tenant, key), pipeline, "limit")
+
+
+async def limit_async(
+    target: "AsyncTarget",
+    limits: TenantLimits | KeyLimits | None,
+    *,
+    of: Queue,
+    tenant: str | None = None,
+    key: str | None = None,
+    pipeline: Declarations | None = None,
+) -> None:
+    """``limit`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    values = limit_values(of.name, limits, tenant, key)
+    await run_statement_async(target, of, SET_LIMITS, values, pipeline, "limit")
+
+
+def limit_values(
+    queue: str, limits: TenantLimits | KeyLimits | None, tenant: str | None, key: str | None
+) -> dict[str, Any]:
+    """The values of ``SET_LIMITS``.  Raises ``InvalidMessage``."""
+    if (tenant is None) is (key is None):
+        raise InvalidMessage("limit", "takes a tenant or a key, one of them")
+    kind, name, expected = ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)
+    if limits is not None and not isinstance(limits, expected):
+        raise InvalidMessage("limits", f"is {type(limits).__name__}; a {kind} takes {expected.__name__}, or None")
+    encoded = None if limits is None else json.dumps(limits_as_json(limits))
+    return {"channel": queue, "kind": kind, "name": checked_text(kind, name, may_be_empty=True), "limits": encoded}
