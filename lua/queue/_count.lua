@@ -9,15 +9,11 @@ local function count_gate(record)
   local rank = record.held and tonumber(string.sub(record.held, -28, -15), 16)
   local gate = gating and gating.find(record)
   record.held = nil
-  if gate and not rank then
-    return gating.pass(record, true)
-  elseif not gate then
-    return
+  if gate and rank then
+    gating.hold_at(gate, record, rank)
+  elseif gate then
+    gating.pass(record, true)
   end
-  local last, waits = read_lane(gate, record)
-  save_lane(gate, record, math.max(last, rank), waits + 1)
-  gate.waits = gate.waits + 1
-  gating.hold_at(gate, record, rank)
 end
 
 -- Counts a message for its tenant, once in a generation.
@@ -111,5 +107,14 @@ local function check_record(id, record)
     forget(id, record)
     redis.call("HDEL", messages, id)
     lost = lost + 1
+  end
+end
+
+-- Removes a member of a line that does not wait there.
+local function check_member(member)
+  local id = string.sub(member, string.find(member, "\0", 1, true) + 29)
+  local record = read_record(id)
+  if not record or record.state ~= "w" or waiting_member(id, record) ~= member then
+    redis.call("ZREM", waiting, member)
   end
 end

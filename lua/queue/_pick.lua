@@ -54,3 +54,21 @@ local function next_message()
   place(account)
   return account
 end
+
+if gating then
+  -- The limit of its key was lowered after it was admitted, or leases are being counted: it must not be in the way of others.
+  function gating.hold_back(account, gate, id, record)
+    quit_line(account, waiting_member(id, record))
+    if record.generation == queue.generation then
+      gating.leave(gate, record)
+    else
+      join_lane(account, record)
+      count_moved(account, id, record)
+    end
+    gating.pass(record, true)
+    save_record(id, record)
+    join_line(gate, waiting_member(id, record))
+    account.line = nil
+    place(account)
+  end
+end

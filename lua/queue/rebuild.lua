@@ -1,5 +1,5 @@
 -- Rebuild, step by step, from the bodies of messages, after a key of the queue was lost.  Repeated, it goes on.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_openings, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_count
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: start:int
 -- returns: {"rebuilding", phase, lost} | {"rebuilt"} | {"foreign", key}
@@ -34,10 +34,6 @@ local function prune(key, first, second, id_of)
   end
 end
 
-local function id_in_line(member)
-  return string.sub(member, string.find(member, "\0", 1, true) + 29)
-end
-
 local PHASES = {
   {"entries", function(cursor)
     local stream, after = string.match(cursor, "^(%d+) ?(.*)$")
@@ -56,15 +52,7 @@ local PHASES = {
   {"messages", function(cursor)
     return scan("HSCAN", messages, cursor, function(id, packed) check_record(id, unpack_record(packed)) end)
   end},
-  {"waiting", function(cursor)
-    return scan("ZSCAN", waiting, cursor, function(member)
-      local id = id_in_line(member)
-      local record = read_record(id)
-      if not record or record.state ~= "w" or waiting_member(id, record) ~= member then
-        redis.call("ZREM", waiting, member)
-      end
-    end)
-  end},
+  {"waiting", function(cursor) return scan("ZSCAN", waiting, cursor, check_member) end},
   {"leases", prune(leases, "l", "l")},
   {"delayed", prune(delayed, "d", "d", parked_id)},
   {"dead", prune(dead, "x", "x", parked_id)},

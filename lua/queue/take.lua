@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_openings, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
@@ -23,24 +23,6 @@ local reply, ids, bytes = {"taken", 0, -1, 0}, {}, 0
 local function add_to_reply(id, record, payload, headers)
   reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
     string.format("%.0f", record.deadline), payload, headers}
-end
-
-if gating then
-  -- The limit of its key was lowered after it was admitted, or leases are being counted: it must not be in the way of others.
-  function gating.hold_back(account, gate, id, record)
-    quit_line(account, waiting_member(id, record))
-    if record.generation == queue.generation then
-      gating.leave(gate, record)
-    else
-      join_lane(account, record)
-      count_moved(account, id, record)
-    end
-    gating.pass(record, true)
-    save_record(id, record)
-    join_line(gate, waiting_member(id, record))
-    account.line = nil
-    place(account)
-  end
 end
 
 local function hand_over(account, id, record)
