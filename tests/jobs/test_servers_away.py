@@ -74,6 +74,23 @@ def test_a_server_that_is_away_for_a_moment_costs_no_job_an_attempt(
     check(bench, ids)
 
 
+def test_a_worker_without_jobs_rests_while_redis_is_away(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, redis_proxy: Proxy
+) -> None:
+    """Its loop once went round eighty thousand times a second."""
+    declare(working)
+    spec, url = working.get_consumer("receipts"), behind(redis_proxy, redis_url)
+    rounds = 0
+    with QueueWorker(WorkerSetup(working, spec, database_url, url, block_ms=50)) as worker:
+        redis_proxy.refuse()
+        asked = redis_proxy.accepted + 5
+        while redis_proxy.accepted < asked:
+            worker.round()
+            rounds += 1
+    assert rounds < 100
+    assert bench.unfinished == []
+
+
 @pytest.mark.parametrize("harm", list(Harm))
 @pytest.mark.parametrize("marker", [b"COMMIT", b"finish_records", b"same_transaction"])
 def test_a_connection_cut_in_a_jobs_transaction_leaves_one_effect(

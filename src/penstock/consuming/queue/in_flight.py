@@ -188,8 +188,8 @@ class InFlight:
             error, self._unavailable = self._unavailable, None
             return error
 
-    def wait(self, seconds: float, below: int) -> None:
-        """Waits until slots have fewer jobs than ``below``, or nothing more is to be settled, or something is wrong."""
+    def wait(self, seconds: float, below: int = 0) -> None:
+        """Waits until slots have fewer jobs than ``below``, or all jobs are settled meanwhile, or something is wrong."""
         with self._changed:
             self._wakes_below = below
             if self.error is None and self.size >= below:

@@ -229,9 +229,9 @@ class QueueWorker(Worker[Job[Any]]):
         block_s = min((self._setup.block_ms if block_ms is None else block_ms) / 1000, CHECK_S)
         resting = self._rest_s()
         if resting > 0 or self._stop():
-            self._jobs.wait(min(block_s, resting) if resting > 0 else block_s, 1)
+            self._jobs.wait(min(block_s, resting) if resting > 0 else block_s)
         elif (room := self._room()) <= 0:
-            self._jobs.wait(block_s, self._enough if self._taken < self._max else 1)
+            self._jobs.wait(block_s, self._enough if self._taken < self._max else 0)
         else:
             self._read(room, block_s)
         consumed = self._jobs.collect()
