@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import takewhile
+from operator import is_
 from typing import Any, Generic, NewType
 
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
@@ -189,6 +191,7 @@ Payload = TypeVar("Payload", default=Any)
 
 
 _UNREAD: Any = object()
+_is_unread = partial(is_, _UNREAD)
 
 MAX_TOGETHER = 500
 """Most payloads that are parsed because another one was asked for."""
@@ -246,15 +249,13 @@ class RecordColumns:
         return self.data[at]
 
     def _parse_from(self, at: int) -> None:
-        """Parses a payload and those after it; if one of them cannot be, from now on each is left to itself."""
-        there = slice(at, at + MAX_TOGETHER)
+        """Parses a payload and those after it up to a parsed one; if one of them cannot be, from now on each is left to itself."""
+        unread = [*takewhile(_is_unread, self.data[at : at + MAX_TOGETHER])]
+        there = slice(at, at + len(unread))
         try:
-            values = parse_several(self.data_json[there])
+            self.data[there] = parse_several(self.data_json[there])
         except ValueError:
             self.parses_together = False
-            return
-        known = zip(self.data[there], values, strict=True)
-        self.data[there] = [parsed if value is _UNREAD else value for value, parsed in known]
 
 
 class Record(Generic[Payload]):

@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records, as_records
 from penstock.batches.entry import MAX_RECORDS
+from penstock.parsing import parse_several
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 
 SHARD = ShardName("things", Shard(0))
@@ -130,6 +132,21 @@ def test_what_is_parsed_of_a_record_stays_parsed() -> None:
     assert records[1].data is records[-1].data is [*records][1].data is records[1:][0].data is second
     assert records[0].data is first
     assert count() <= before
+
+
+def test_each_payload_is_parsed_once_in_whatever_order_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the last to the first, as for the newest of each key, each had its five hundred neighbours parsed again."""
+    parsed: list[str] = []
+
+    def several(texts: Sequence[str]) -> list[Any]:
+        parsed.extend(texts)
+        return parse_several(texts)
+
+    monkeypatch.setattr("penstock.records.parse_several", several)
+    records = as_records(Entry(SHARD, Offset(1), Columns.pack([row(number) for number in range(1, 41)])))
+
+    assert [record.data for record in reversed(records)] == [{"n": number} for number in range(40, 0, -1)]
+    assert len(parsed) == len(set(parsed))
 
 
 def test_equal_values_of_a_column_are_stored_once() -> None:
