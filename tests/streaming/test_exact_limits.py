@@ -47,6 +47,20 @@ def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
         assert [batch.count for batch in batches] == [2, 1, 1, 1]
 
 
+def test_batches_grow_again_after_a_large_payload(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them once had a whole round's small records published one by one."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'things', 0, 'k', 'insert', 'thing', to_jsonb(repeat('x', CASE WHEN i > 2 THEN 1 ELSE 1000 END)) "
+        "FROM generate_series(1, 32) i"
+    )
+    tick(connection, DEFAULT_SCOPE)
+    monkeypatch.setattr("penstock.streaming.unpublished.BATCH_BYTES", 900)
+    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(32)}, {}, epoch=Epoch(1), until=math.inf)
+    with closing(reading) as batches:
+        assert [batch.count for batch in batches] == [1, 1, 1, 2, 4, 8, 15]
+
+
 def test_a_batch_has_every_key_and_every_microsecond(connection: Connection) -> None:
     """A key may look like the text of an array; a double does not have every microsecond of 2107."""
     keys = ['a",\n "b', "[", '"]', "\\n", "ключ", "👻"] * 20

@@ -32,6 +32,9 @@ PACKED_RECORDS = 1000
 BATCH_BYTES = 512 * 1024
 """A batch ends early once its payloads, as Postgres stores them, exceed this many bytes."""
 
+ROOMY = 8
+"""A batch of large payloads that has so many times less than ``BATCH_BYTES`` is followed by one of twice its records."""
+
 READ_AHEAD = 4
 """Most batches requested before the first has arrived.  Bounds what is held in memory."""
 
@@ -74,7 +77,8 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
 
     def request(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, int, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}
-        records = fitting.get(shard, PACKED_RECORDS if shard.channel in packed else most)
+        allowed = PACKED_RECORDS if shard.channel in packed else most
+        records = min(allowed, fitting.get(shard, allowed))
         limits = {"records": min(records, target[shard] - after), "bytes": BATCH_BYTES}
         cursor = connection.cursor()
         cursor.adapters.register_loader("text", _BytesLoader)  # they are passed on as they come
@@ -106,6 +110,8 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             if row is not None and row[2] < records:
                 fitting[shard] = max(1, row[2] * 9 // 10)  # of large payloads, for which the next batch is to have room
                 checked.discard(shard)
+            elif row is not None and shard in fitting and len(row[-3]) < BATCH_BYTES // ROOMY:
+                fitting[shard] = 2 * records
             found: list[Batch] = []
             with isolated(shard, on_unusable):
                 read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
