@@ -4,15 +4,15 @@
 local NEW_LEASE = 30000
 local lost = 0
 
--- A message waits in the line of its gate where it did before, or is held, or goes through, if it did not wait there.
+-- A message is held where it was before; another goes through its gate, or is held there.
 local function count_gate(record)
-  local rank = record.held and tonumber(string.sub(record.held, -28, -15), 16)
   local gate = gating and gating.find(record)
-  record.held = nil
-  if gate and rank then
-    gating.hold_at(gate, record, rank)
+  if gate and record.held then
+    gating.hold(gate, record)
   elseif gate then
     gating.pass(record, true)
+  else
+    record.held = nil
   end
 end
 
@@ -110,9 +110,10 @@ local function check_record(id, record)
   end
 end
 
--- Removes a member of a line that does not wait there.
+-- Removes a member of a line that does not wait there.  In the line of a gate, the gate comes before the tenant.
 local function check_member(member)
-  local id = string.sub(member, string.find(member, "\0", 1, true) + 29)
+  local own = string.match(member, "^\1%Z*%z(.*)$") or member
+  local id = string.sub(own, string.find(own, "\0", 1, true) + 29)
   local record = read_record(id)
   if not record or record.state ~= "w" or waiting_member(id, record) ~= member then
     redis.call("ZREM", waiting, member)

@@ -1,10 +1,11 @@
--- Shared by the scripts that move messages: limits of keys.  Include it after queue/_lanes.
--- keys: meta, messages, waiting, limits, lanes, gates
+-- Shared by the scripts that move messages: limits of keys.  Include it after queue/_accounts.
+-- keys: meta, messages, waiting, limits, gates
 --
 -- A gate holds what is known of a key while a queue limits keys: how many of its messages are in flight, how many it has admitted to their
 -- tenants' lines, and when the next may go.  It admits no more than may go; all others it holds, in a line of its own in `waiting`, so
--- that those whose turn it is can go, and a tenant's line is not full of what cannot.  In a gate's line tenants take turns, as keys do
--- in a tenant's.
+-- that those whose turn it is can go, and a tenant's line is not full of what cannot.  In a gate's line tenants take turns, and each
+-- tenant's messages are in the order of its own line.  A tenant that is paused, or at a limit of its own, is passed over: `lent` are a few
+-- messages of those at a limit, which are in their tenants' lines and take no room.
 --
 -- `gating` is nil in a queue that limits no keys: each call of a script makes closures of all its functions, and of these only where they
 -- are used.
@@ -37,11 +38,12 @@ if of_keys and of_keys[1] then
     local gate = gating.used[name]
     if not gate then
       local packed = redis.call("HGET", gates, name)
-      local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0}
+      local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, "", 0}
       local own = redis.call("HGET", limits, LIMITED .. string.match(name, "[^\1]+$"))
       gate = {
-        tenant = name, is_gate = true, in_flight = values[1], admitted = values[2], waits = values[3], next_at = values[4],
-        rank = values[5], opens = values[6] ~= 0 and values[6] or nil, limits = parse_limits(own or all_keys),
+        tenant = name, in_flight = values[1], admitted = values[2], waits = values[3], next_at = values[4],
+        lent = values[5], opens = values[6] ~= 0 and values[6] or nil, turn = values[7], ends = values[8],
+        limits = parse_limits(own or all_keys),
       }
       gating.used[name] = gate
     end
@@ -69,42 +71,46 @@ if of_keys and of_keys[1] then
     return math.floor(room) - gate.admitted
   end
 
-  local function place_in_line(gate, record, rank)
-    return gate.tenant .. "\0" .. string.format(PADDING, rank) .. string.sub(record.rank, 15)
+  -- Whether others go before a tenant.  Where keys are limited within each tenant, there are none.
+  function gating.bars(account)
+    return within ~= "tenant" and limited_until(account) ~= nil
   end
 
-  -- Holds a message that has this rank already.
-  function gating.hold_at(gate, record, rank)
-    local last, waits = read_lane(gate, record)
-    save_lane(gate, record, math.max(last, rank), waits + 1)
-    gate.waits = gate.waits + 1
-    record.held = place_in_line(gate, record, rank)
+  -- Whether a message of a tenant that is barred may be lent; eight of a gate at most.
+  function gating.lends(gate, account)
+    return not account.limits.paused and gate.lent < 8
   end
 
-  -- Admits a message to its tenant's line, which it is about to join, or holds it; one that `was_admitted` before those that it holds.
-  function gating.pass(record, was_admitted)
-    local gate = gating.find(record)
-    record.held = nil
-    if not gate then
-      return
-    elseif gating.room(gate) >= 1 and (was_admitted or gate.waits == 0) then
-      gate.admitted = gate.admitted + 1
-    elseif was_admitted then
-      gating.hold_at(gate, record, 0)
+  function gating.hold(gate, record)
+    record.held, gate.waits = gate.tenant, gate.waits + 1
+  end
+
+  -- Admits a message, or lends one of a tenant that is barred.
+  function gating.admit(gate, record, is_barred)
+    if is_barred then
+      record.held, gate.lent = false, gate.lent + 1
     else
-      record.held = place_in_line(gate, record, next_rank(gate, record))
+      record.held, gate.admitted = nil, gate.admitted + 1
+    end
+  end
+
+  -- Lets a message into its tenant's line, which it is about to join, or holds it; one that `was_admitted` before those that it holds.
+  function gating.pass(record, was_admitted)
+    local gate, account = gating.find(record), tenant_account(record.tenant)
+    local is_barred = gate and gating.bars(account)
+    record.held = nil
+    if gate and gating.room(gate) >= 1 and (was_admitted or gate.waits == 0) and (not is_barred or gating.lends(gate, account)) then
+      gating.admit(gate, record, is_barred)
+    elseif gate then
+      gating.hold(gate, record)
     end
   end
 
   -- A message leaves the tenant's line, or that of its gate.
   function gating.leave(gate, record)
-    if gate and record.held then
-      local last, waits = read_lane(gate, record)
-      save_lane(gate, record, last, waits - 1)
-      gate.waits = gate.waits - 1
-      gate.rank = math.max(gate.rank, tonumber(string.sub(record.held, -28, -15), 16))
-    elseif gate then
-      gate.admitted = math.max(gate.admitted - 1, 0)
+    if gate then
+      local count = record.held and "waits" or record.held == false and "lent" or "admitted"
+      gate[count] = math.max(gate[count] - 1, 0)
     end
   end
 

@@ -3,11 +3,7 @@
 --
 -- A lane is the messages of a tenant with one key that wait: the rank of the last of them, and how many there are.  Those without a key
 -- have theirs in the account.  A key begins with the priority of its messages, unless that is the normal one.
--- Those of a key's own line are of each tenant and priority.
-local function lane_of(account, record)
-  if account.is_gate then
-    return account.tenant .. "\0" .. record.tenant .. (string.match(record.key, "^\1.") or "")
-  end
+local function lane_of(record)
   return record.tenant .. "\0" .. record.key
 end
 
@@ -15,7 +11,7 @@ local function read_lane(account, record)
   if record.key == "" then
     return account.last_rank, account.keyless
   end
-  local last, waits = string.match(redis.call("HGET", lanes, lane_of(account, record)) or "0 0", "^(%d+) (%d+)$")
+  local last, waits = string.match(redis.call("HGET", lanes, lane_of(record)) or "0 0", "^(%d+) (%d+)$")
   return number(last), number(waits)
 end
 
@@ -23,9 +19,9 @@ local function save_lane(account, record, last, waits)
   if record.key == "" then
     account.last_rank, account.keyless = waits > 0 and last or 0, math.max(waits, 0)
   elseif waits > 0 then
-    redis.call("HSET", lanes, lane_of(account, record), string.format("%.0f %d", last, waits))
+    redis.call("HSET", lanes, lane_of(record), string.format("%.0f %d", last, waits))
   else
-    redis.call("HDEL", lanes, lane_of(account, record))
+    redis.call("HDEL", lanes, lane_of(record))
   end
 end
 

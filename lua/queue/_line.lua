@@ -8,7 +8,7 @@ local function watch_deadline(id, record)
 end
 
 local function waiting_member(id, record)
-  return (record.held or record.tenant .. "\0" .. record.rank) .. id
+  return (record.held and record.held .. "\0" or "") .. record.tenant .. "\0" .. record.rank .. id
 end
 
 -- A message that waits again where it was, or that a rebuild has met.

@@ -4,42 +4,61 @@
 -- A gate opens when one of its messages has ended or left; `openings` says when it is to be looked at again otherwise.
 
 if gating then
-  -- A message of a tenant that is paused keeps a key from others for so many milliseconds at most; and so many of those that a gate holds
-  -- are looked at for the first of a tenant that is not.
-  local LOOK_AGAIN, MOST_LOOKS = 10000, 20
+  -- A message that was admitted before its tenant came to a limit keeps a key from others for so many milliseconds at most.  So many
+  -- places are looked at for one gate, and so many messages are admitted by one call of a script, since a command takes 4,000 pairs.  All
+  -- tenants have been looked at after the second end of the line; then comes a round in which messages are lent.
+  local LOOK_AGAIN, MOST_LOOKS, moves, LENDING = 10000, 20, 500, 2
+
+  -- Admits the first message of the tenant whose turn it is, or passes the tenant over.  Returns how much room that takes.
+  local function admit(gate, member)
+    local own = string.sub(member, #gate.tenant + 2)
+    local tenant = string.match(own, "^%Z*")
+    local id = string.sub(own, #tenant + 30)
+    local record, account = read_record(id), tenant_account(tenant)
+    local is_barred = gating.bars(account)
+    gate.turn = tenant .. "\1"
+    if record and is_barred and (gate.ends < LENDING or not gating.lends(gate, account)) then
+      return 0
+    end
+    gate.waits, moves = gate.waits - 1, moves - 1
+    quit_line(gate, member)
+    if not record then
+      return 0
+    end
+    gating.admit(gate, record, is_barred)
+    gate.has_opened, gate.ends = true, is_barred and gate.ends or 0
+    save_record(id, record)
+    join_line(account, own)
+    mark_moved(account)
+    return is_barred and 0 or 1
+  end
 
   -- Admits as many as there is room for.  If its time has come without any, one that it has admitted counts no longer: its tenant may have
-  -- been paused.  What may go is decided when it is handed over.
+  -- come to a limit.  What may go is decided when it is handed over.  A rebuild has not counted all that is held.
   local function open_gate(gate)
     local room = gating.room(gate)
     if gate.is_due and room < 1 and not limited_until(gate) then
       gate.admitted = math.max(gate.admitted - 1, 0)
       room = gating.room(gate)
     end
-    if gate.waits <= 0 or room < 1 then
-      return
-    end
-    save_lines()
-    local members = redis.call("ZRANGEBYLEX", waiting, "[" .. gate.tenant .. "\0", "(" .. gate.tenant .. "\1", "LIMIT", 0, MOST_LOOKS)
-    gate.waits = #members > 0 and gate.waits or 0
-    for _, member in ipairs(members) do
-      if room < 1 then
-        break
+    local looks, line = MOST_LOOKS, gate.tenant .. "\0"
+    while gate.waits > 0 and room >= 1 and gate.ends <= LENDING and not is_rebuilding do
+      if looks == 0 or moves <= 0 then
+        return
       end
-      local id = string.sub(member, #gate.tenant + 30)
-      local record = read_record(id)
-      local account = record and tenant_account(record.tenant)
-      if not record then
-        quit_line(gate, member)
-      elseif gating.within == "tenant" or not account.limits.paused then
-        gating.leave(gate, record)
-        record.held, room, gate.admitted, gate.has_opened = nil, room - 1, gate.admitted + 1, true
-        save_record(id, record)
-        quit_line(gate, member)
-        join_line(account, record.tenant .. "\0" .. record.rank .. id)
-        mark_moved(account)
+      save_lines()
+      local found = redis.call("ZRANGEBYLEX", waiting, "[" .. line .. gate.turn, "(" .. gate.tenant .. "\1", "LIMIT", 0, 1)
+      if found[1] then
+        room = room - admit(gate, found[1])
+      elseif gate.turn == "" then
+        gate.waits = 0
+      else
+        gate.turn, gate.ends = "", gate.ends + 1
       end
+      looks = looks - 1
     end
+    gate.is_looked_through = room >= 1
+    gate.ends = 0
   end
 
   -- When a gate is to be looked at again, though nothing of it has ended; nil if it is not.
@@ -47,13 +66,13 @@ if gating then
     if gate.waits <= 0 then
       return gate.next_at > now and math.ceil(gate.next_at) or nil
     end
-    local ends = limited_until(gate)
+    local ends = is_rebuilding and "+inf" or limited_until(gate)
     if ends then
       return tonumber(ends) or math.huge
-    elseif gate.has_opened and gating.room(gate) >= 1 then
+    elseif not gate.is_looked_through and gating.room(gate) >= 1 then
       return now
     end
-    local again = gating.within == "tenant" and math.huge or now + LOOK_AGAIN
+    local again = gating.within ~= "tenant" and gate.admitted + gate.lent > 0 and now + LOOK_AGAIN or math.huge
     return gate.opens and gate.opens > now and math.min(gate.opens, again) or again
   end
 
@@ -75,8 +94,10 @@ if gating then
       elseif gate.opens and not opens then
         redis.call("ZREM", openings, name)
       end
-      if opens or gate.waits > 0 or gate.in_flight > 0 or gate.admitted > 0 then
-        redis.call("HSET", gates, name, cmsgpack.pack({gate.in_flight, gate.admitted, gate.waits, gate.next_at, gate.rank, opens or 0}))
+      if opens or gate.waits > 0 or gate.in_flight > 0 or gate.admitted > 0 or gate.lent > 0 then
+        redis.call("HSET", gates, name, cmsgpack.pack({
+          gate.in_flight, gate.admitted, gate.waits, gate.next_at, gate.lent, opens or 0, gate.turn, gate.ends,
+        }))
       else
         redis.call("HDEL", gates, name)
       end

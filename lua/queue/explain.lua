@@ -1,5 +1,5 @@
 -- Explain where messages are, and what they wait for; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_gates
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: ids...
 -- returns: {"explained", {name, value, …} | {}, …} | {"lost"} | {"foreign", key}
@@ -32,7 +32,8 @@ local function explain(id)
   if gate then
     local ends = limited_until(gate)
     tell("key_is", gate.limits.paused and "paused" or ends and "limited" or "reserved")
-    tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. gate.tenant .. "\0", "(" .. record.held))
+    local own = record.held .. "\0" .. record.tenant .. "\0"
+    tell("ahead", redis.call("ZLEXCOUNT", waiting, "[" .. own, "(" .. own .. record.rank))
     if tonumber(ends or "inf") < math.huge then
       tell("blocked_for", tonumber(ends) - now)
     end

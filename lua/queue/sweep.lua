@@ -106,7 +106,9 @@ if wanted >= 1 and wanted < queue.streams and surplus == 0 then
   queue.streams = wanted
 end
 
-save_accounts()
+if save_accounts() then
+  wake()
+end
 save_queue()
 local is_whole = not is_suspect and redis.call("HEXISTS", meta, "rebuilding") == 0 and #parts_apart(entries) == 0
 return {"swept", queue.streams, expired, is_whole and 1 or 0}

@@ -1,6 +1,7 @@
 """Limits of keys: never more at once, nothing is held up by what may not go, and nothing of it is lost."""
 
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -109,18 +110,87 @@ def test_a_key_is_forgotten_when_nothing_of_it_is_left(probe: Probe) -> None:
     assert probe.client.exists(probe.key("gates"), probe.key("openings"), probe.key("lanes")) == 0
 
 
-def test_a_paused_tenant_keeps_no_key_from_others(probe: Probe) -> None:
+def test_a_tenant_paused_meanwhile_keeps_a_key_from_others_for_some_seconds_at_most(probe: Probe) -> None:
     probe.limit_keys(k=ONE)
-    fill(probe, "paused", "k", "l", count=1)
+    fill(probe, "paused", "k", count=1)
     probe.limit("paused", is_paused=True)
-    fill(probe, "paused", "k")
     fill(probe, "u", "k", count=3)
     assert probe.take(5) == []
     probe.pass_time(11)
 
     assert probe.drain() == ["k0", "k1", "k2"]
     probe.limit("paused")
-    assert sorted(probe.drain()) == ["k0", "k0", "k1", "k2", "k3", "k4", "l0"]
+    assert probe.drain() == ["k0"]
+
+
+def test_a_reader_that_waits_is_woken_when_a_deadline_gives_room(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    probe.write("late", "x", key="k", deadline=datetime.now(UTC) + timedelta(seconds=60))
+    probe.limit("late", is_paused=True)
+    fill(probe, "u", "k", count=1)
+    assert probe.take(5) == []
+    probe.client.delete(probe.key("wakes"))
+    probe.pass_time(61)
+    probe.sweep()
+
+    assert probe.client.llen(probe.key("wakes")) == 1
+    assert names(probe.take(5)) == ["u k"]
+
+
+def test_what_waits_of_paused_tenants_is_in_nobodys_way_and_goes_when_they_may(probe: Probe) -> None:
+    """More of one tenant, and more tenants, than one call looks at; more come all the time."""
+    probe.limit_keys(k=ONE)
+    paused = ["p", *(f"p{number:02}" for number in range(30))]
+    for tenant in paused:
+        probe.limit(tenant, is_paused=True)
+        fill(probe, tenant, "k", count=30 if tenant == "p" else 1)
+    for _ in range(25):
+        fill(probe, "u", "k", "other", count=1)
+        fill(probe, "p", "k", count=1)
+        assert sorted(take_soon(probe)) == ["u k", "u other"]
+
+    for tenant in paused:
+        probe.limit(tenant)
+    assert len(probe.drain()) == 30 + 30 + 25
+    assert probe.is_whole()
+
+
+def take_soon(probe: Probe) -> list[str]:
+    """What goes now, in as many calls as a reader makes because there is more to do; it is done at once."""
+    taken: list[str] = []
+    while True:
+        request = probe.new_request()
+        found = probe.round(10, request=request)
+        given = [Given(message, request) for message in found.messages]
+        probe.done(given)
+        taken += names(given)
+        if not given and found.due_s != 0:
+            return taken
+
+
+def test_what_waits_of_a_tenant_at_its_own_limit_is_in_nobodys_way_and_goes_when_it_may(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    probe.limit("t", in_flight=1)
+    fill(probe, "t", "long", count=1)
+    [long] = probe.take(5)
+    fill(probe, "t", "k", count=30)
+    fill(probe, "u", "k", count=30)
+    assert take_soon(probe) == ["u k"] * 30
+
+    probe.settle(long)
+    assert take_soon(probe) == ["t k"] * 30
+    assert probe.is_whole()
+
+
+def test_a_limit_of_many_keys_is_raised_in_steps(probe: Probe) -> None:
+    """More may go than one command of Redis' Lua takes arguments."""
+    probe.limit_keys(every=ONE)
+    for number in range(110):
+        fill(probe, "t", f"k{number}", count=50)
+    probe.limit_keys(every=KeyLimits(in_flight=100))
+
+    assert len(take_soon(probe)) == 110 * 50
+    assert probe.is_whole()
 
 
 def test_a_changed_limit_holds_for_what_waits(probe: Probe) -> None:
@@ -171,6 +241,23 @@ def test_no_key_exceeds_its_limit_after_a_key_of_the_queue_was_lost(name: str, p
     assert probe.is_whole()
 
 
+def test_what_a_key_with_a_rate_holds_is_counted_right_by_a_rebuild_that_goes_on_beside_it(probe: Probe) -> None:
+    probe.limit_keys(k=KeyLimits(rate=10.0))
+    fill(probe, "t", "k", count=250)
+    taken = len(probe.take(1, lease_s=3600))
+    probe.client.delete(probe.key("gates"))
+    step = probe.rebuild_step(1)
+    while step == "rebuilding":
+        taken += len(probe.take(1, lease_s=3600))
+        probe.pass_time(1)
+        step = probe.rebuild_step()
+    for _ in range(500):
+        taken += len(probe.take(1, lease_s=3600))
+        probe.pass_time(0.1)
+
+    assert taken == 250
+
+
 def test_a_message_says_that_its_key_is_at_a_limit(probe: Probe) -> None:
     probe.limit_keys(k=ONE, r=KeyLimits(rate=0.1), p=KeyLimits(is_paused=True))
     queue = probe.queue()
@@ -181,7 +268,7 @@ def test_a_message_says_that_its_key_is_at_a_limit(probe: Probe) -> None:
     texts = {key: found.text for key, id_ in ids.items() if (found := queue.explain("t", id_))}
     assert (
         texts["k"]
-        == "waits: its key is at its limit until one of its messages is settled; 1 messages of its key are ahead"
+        == "waits: its key is at its limit until one of its messages is settled; 1 messages of its tenant and key are ahead"
     )
     assert texts["r"].startswith("waits: its key is at its limit for ")
-    assert texts["p"] == "waits: its key is paused; 0 messages of its key are ahead"
+    assert texts["p"] == "waits: its key is paused; 0 messages of its tenant and key are ahead"

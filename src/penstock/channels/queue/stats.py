@@ -128,7 +128,7 @@ def _reason(facts: Mapping[str, str]) -> str:
 
 
 def _reason_of_key(facts: Mapping[str, str]) -> str:
-    ahead = f"{facts['ahead']} messages of its key are ahead"
+    ahead = f"{facts['ahead']} messages of its tenant and key are ahead"
     match facts["key_is"]:
         case "paused":
             return f"its key is paused; {ahead}"
