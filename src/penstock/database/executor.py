@@ -14,11 +14,8 @@ from penstock.database.transactions import Timeouts, guarded, handler_settings, 
 
 _PIPELINES = psycopg.Pipeline.is_supported()
 
-_QUALIFIED = b"-- Qualified:"
-"""Beginning of a statement that names the schema of each function and operator: it is sent without settings."""
-
 _OPENING = b"-- Opening:"
-"""The same of a transaction's first statement: its first columns set the timeouts of the handler."""
+"""Beginning of a transaction's first statement, which needs no other settings: its first columns set the timeouts of the handler."""
 
 Row = tuple[Any, ...]
 
@@ -52,6 +49,7 @@ class CommittingExecutor(Executor, Protocol):
     def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
         """Executes a statement and COMMIT, which are sent as one message; returns how many rows the statement changed.
 
+        The statement names the schema of each function and operator: it is sent without settings.
         If it fails, nothing is committed.
         """
 
@@ -125,8 +123,6 @@ class _Guarded:
 
 class _Direct(_Guarded):
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
-        if query.startswith(_QUALIFIED):
-            return self._cursor().execute(query, params)
         with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
             before, own, after = self._with_settings(query)
@@ -157,9 +153,6 @@ class _Awaited(_Guarded):
 
     async def _execute(self, query: bytes, params: Mapping[str, Any] | None) -> StatementResult:
         cursor = self._cursor()
-        if query.startswith(_QUALIFIED):
-            await cursor.execute(query, params)
-            return _Fetched(cursor.rowcount, [])
         async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
             before, own, after = self._with_settings(query)
