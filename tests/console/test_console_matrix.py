@@ -36,6 +36,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/channels/{name}": ("/channels/things", "/channels/index", "/channels/jobs"),
     "/channels/{name}/contents": tuple(f"/channels/{name}/contents" for name in ("things", "index", "jobs")),
     "/channels/{name}/tenants": ("/channels/jobs/tenants",),
+    "/channels/{name}/limits": ("/channels/jobs/limits",),
     "/consumers": ("/consumers",),
     "/consumers/{name}": ("/consumers/halts", "/consumers/work", "/consumers/search"),
     "/dead-letters": ("/dead-letters", "/dead-letters?consumer=refuses&error=ValueError"),
@@ -106,8 +107,8 @@ STATES = {
             LETTER: ("penstock dead-letters list",),
         },
         statuses={
-            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants", "/consumers/{name}"), 404),
-            **dict.fromkeys((f"{LETTER}*", "/find?q=things/0+offset+1", "/act/*"), 404),
+            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants", "/channels/{name}/limits"), 404),
+            **dict.fromkeys(("/consumers/{name}", f"{LETTER}*", "/find?q=things/0+offset+1", "/act/*"), 404),
         },
     ),
     "halted": State(
@@ -167,6 +168,8 @@ STATES = {
             INSERT INTO penstock.reconciliations (name, consumer, intent, engine, outcome) VALUES ({name}, {name}, {name}, {name}, {name});
             INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('consumer', {name}, {hostile}, {name});
             INSERT INTO penstock.actions (done_by, title, command) VALUES ({name}, {name}, {name});
+            INSERT INTO penstock.queue_limits (channel, kind, name, limits)
+            SELECT 'jobs', 'key', {hostile} || n, '{{"rate": 5}}' FROM generate_series(1, 60) AS n;
             INSERT INTO penstock.stopped_shards (channel, shard, reason) VALUES ({name}, 0, {name});
             INSERT INTO penstock.isolated_records (record_id, xid, channel, shard, reason)
             SELECT id, xid, channel, shard, {hostile} FROM penstock.staged_records;
@@ -182,6 +185,7 @@ STATES = {
             f"/act/go-on?name={quote(NAME)}",
             f"/act/retry-all?consumer={quote(NAME)}",
         ),
+        says={"/channels/jobs/limits": ("10 more: <code>penstock queues limits jobs",)},
         statuses=NOT_PAUSED,
     ),
 }

@@ -13,6 +13,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.operating.jobs import Cancellation, JobFilter, cancel_jobs, jobs_command, list_jobs, move_due
+from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
@@ -189,11 +190,19 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     [declared] = json.loads(penstock("queues", "limits", "jobs", "--json").stdout)
     assert (declared["limits"], declared["set_at"]) == ({"in_flight": 1}, None)
     assert penstock(*words, "--apply").returncode == 0
+    found, count = list_limits(connection, "jobs", limit=1)
+    assert ([(each.name, each.set_at) for each in found], count) == ([("", None)], 2)
     assert "api" in penstock("queues", "limits", "jobs").stdout
     [action] = list_actions(connection)
+    assert action.title == "Limit a key of jobs"  # which one needs a right in the console
     assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
 
     assert penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply").returncode == 0
     assert connection.execute("SELECT count(*) FROM penstock.queue_limits").fetchone() == (0,)
+    of_tenant = "queues", "limit", "jobs", "--tenant", "", "--elastic", "2", "--bytes", "900", "--apply"
+    assert penstock(*of_tenant).returncode == 0
+    [_, of_others] = list_limits(connection, "jobs", name="")[0]
+    assert (of_others.kind, of_others.limits) == ("tenant", {"elastic": 2, "bytes": 900})
+    assert penstock("queues", "limit", "jobs", "--key", "api", "--bytes", "9").returncode == 2
     assert penstock("queues", "limit", "jobs", "--key", "api").returncode == 2
     assert penstock("queues", "limit", "jobs", "--key", "api", "--rate", "0", "--apply").returncode == 2

@@ -28,6 +28,7 @@ from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel
 from penstock.operating.doctor import CheckResult, diagnose, judge_status
+from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
 from penstock.operating.tracing import explain, trace
@@ -53,7 +54,7 @@ MAX_READ = 16
 """Shards of which the newest records are read."""
 
 CONTENTS = 50
-"""Records, messages, members or tenants on a page."""
+"""Records, messages, members, tenants or limits on a page."""
 
 MAX_ROWS = 200
 """Channels or consumers on a page."""
@@ -291,6 +292,16 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown
     return Shown({"channel": channel, "tenants": found, "are_all": are_all}, found)
 
 
+def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+    name = request.path_params["name"]
+    with reading.connections() as (connection, _):
+        found, count = list_limits(connection, name, limit=CONTENTS, scope=reading.scope)
+    if not visitor.may("keys"):
+        found = [replace(each, name=each.name and HIDDEN) for each in found]
+    shown = {"limits": found, "more": count - len(found)}
+    return Shown({"name": name, **shown}, shown)
+
+
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     sample, found = reading.status(visitor)
     lanes = [make_lane(sample, found, each) for each in found.consumers[:MAX_ROWS]]
@@ -464,8 +475,9 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.connections() as (connection, _client):
         found = list_actions(connection, scope=reading.scope)
-    if not visitor.may("keys"):  # a tenant, a unique name
-        found = [replace(each, command=HIDDEN) if " jobs cancel " in each.command else each for each in found]
+    if not visitor.may("keys"):  # a tenant, a key, a unique name
+        hidden = re.compile("penstock (jobs|queues) ")
+        found = [replace(each, command=HIDDEN) if hidden.match(each.command) else each for each in found]
     return Shown({"actions": found}, found)
 
 
@@ -479,6 +491,7 @@ PAGES: Mapping[str, Page] = {
         Page("channel.html", _read_channel, "/channels/{name}"),
         Page("contents.html", _read_contents, "/channels/{name}/contents", is_live=False),
         Page("tenants.html", _read_tenants, "/channels/{name}/tenants", is_live=False),
+        Page("limits.html", _read_limits, "/channels/{name}/limits", is_live=False),
         Page("consumers.html", _read_consumers, "/consumers", "Consumers"),
         Page("consumer.html", _read_consumer, "/consumers/{name}"),
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),

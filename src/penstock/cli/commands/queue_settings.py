@@ -24,7 +24,7 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
     """List the limits that hold: those that were set, and those that are declared beside them; no name is all others."""
     with open_connections(settings, "queues") as servers:
-        found = list_limits(servers.connection, queue, scope=servers.scope)
+        found, _ = list_limits(servers.connection, queue, scope=servers.scope)
     show_found(found, "kind, name, limits, set at", json=json)
 
 
@@ -41,22 +41,33 @@ def limit_(  # noqa: PLR0917  options
     rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
     burst: Annotated[int | None, typer.Option(help="With a rate: maximum number at once after a pause.")] = None,
     weight: Annotated[float | None, typer.Option(help="Share of a tenant beside others that wait.")] = None,
+    elastic: Annotated[
+        int | None, typer.Option(help="Number in flight above which a tenant goes only when no other is ready.")
+    ] = None,
+    bytes_: Annotated[
+        int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
+    ] = None,
     pause: Annotated[bool, typer.Option("--pause", help="Hand nothing of it over.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take back what was set; what is declared holds.")] = False,
     apply: Apply = False,
 ) -> None:
     """Set all limits of a tenant or a key, in place of those it has; they are kept in Postgres."""
-    given: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, "weight": weight}
+    of_tenant = {"weight": weight, "elastic": elastic, "bytes": bytes_}
+    given: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, **of_tenant}
     given = {name: value for name, value in given.items() if value is not None} | ({"is_paused": True} if pause else {})
     if bool(given) is remove:
-        raise InvalidSetting("which limits? Give --in-flight, --rate, --weight or --pause; or --remove alone")
-    if (tenant is None) is (key is None) or (key is not None and weight is not None):
-        raise InvalidSetting("of what? Give --tenant or --key, one of them; a key has no --weight")
+        raise InvalidSetting(
+            "which limits? Give --in-flight, --rate, --weight, --elastic, --bytes or --pause; or --remove alone"
+        )
+    if (tenant is None) is (key is None) or (key is not None and given.keys() & of_tenant.keys()):
+        raise InvalidSetting(
+            "of what? Give --tenant or --key, one of them; a key has no --weight, --elastic or --bytes"
+        )
     wanted = None if remove else (TenantLimits if key is None else KeyLimits)(**given)
     kind, name = ("tenant", tenant) if key is None else ("key", key)
     with open_connections(settings, "queues") as servers:
-        before = [each for each in list_limits(servers.connection, queue, scope=servers.scope) if each.kind == kind]
-        now = next((each.limits for each in before if each.name == name), None)
+        before, _ = list_limits(servers.connection, queue, name=name, scope=servers.scope)
+        now = next((each.limits for each in before if each.kind == kind), None)
         show(f"{kind} {name!r} of {queue}: {now or 'no limits of its own'} → {given or 'what is declared'}")
         if not apply:
             say(NOTHING_CHANGED)
@@ -65,7 +76,7 @@ def limit_(  # noqa: PLR0917  options
         words = f"--{kind} {shlex.quote(str(name))} {' '.join(options) or '--remove'}".replace(
             "--paused True", "--pause"
         )
-        done = f"Limit {kind} {name!r} of {queue}", f"penstock queues limit {shlex.quote(queue)} {words} --apply"
+        done = f"Limit a {kind} of {queue}", f"penstock queues limit {shlex.quote(queue)} {words} --apply"
         note_action(servers.connection, whoami(), *done, scope=servers.scope)
         set_limits(servers.connection, queue, wanted, tenant=tenant, key=key, scope=servers.scope)
     show("holds within a second or two, once the streamer has read it")

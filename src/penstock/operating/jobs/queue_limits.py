@@ -10,7 +10,6 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
-from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import check_queue
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.staging.driver_connections import read_rows
@@ -29,21 +28,23 @@ class QueueLimit:
     set_at: datetime | None
 
 
-def list_limits(connection: Connection, queue: str, *, scope: Scope = DEFAULT_SCOPE) -> list[QueueLimit]:
-    """The limits that hold: what was set comes before what is declared.  Raises ``Unknown`` or ``Refused``."""
+def list_limits(
+    connection: Connection,
+    queue: str,
+    *,
+    name: str | None = None,
+    limit: int | None = None,
+    scope: Scope = DEFAULT_SCOPE,
+) -> tuple[list[QueueLimit], int]:
+    """The limits that hold, of one name or of all: what was set comes before what is declared; and how many there are.
+
+    Raises ``Unknown`` or ``Refused``.
+    """
     check_queue(connection, queue, scope=scope)
-    channel = find_channel(connection, queue, scope=scope)
-    found = {
-        (kind, name): QueueLimit(kind, name, dict(limits), None)
-        for kind in ("tenant", "key")
-        for name, limits in channel.limits.get(f"{kind}s", {}).items()
-    }
+    values = {"channel": queue, "name": name, "limit": limit}
     with postgres_errors(f"reading limits of {queue}"):
-        rows = connection.execute(
-            statements("penstock.operating.jobs", scope.schema)["limits"], {"channel": queue}
-        ).fetchall()
-    found |= {(kind, name): QueueLimit(kind, name, limits, set_at) for kind, name, limits, set_at in rows}
-    return [found[each] for each in sorted(found)]
+        rows = connection.execute(statements("penstock.operating.jobs", scope.schema)["limits"], values).fetchall()
+    return [QueueLimit(*row[:-1]) for row in rows], rows[0][-1] if rows else 0
 
 
 def set_limits(

@@ -58,6 +58,22 @@ WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = w.id AND r.
 GROUP BY state;
 
 -- :name limits
-SELECT kind, name, limits, set_at
-FROM {schema}.queue_limits
-WHERE channel = %(channel)s;
+-- What was set, and what is declared of others; and how many these are.
+SELECT kind, name, limits, set_at, count(*) OVER ()
+FROM (
+    SELECT kind, name, limits, set_at
+    FROM {schema}.queue_limits
+    WHERE channel = %(channel)s
+    UNION ALL
+    SELECT k.kind, d.key, d.value, NULL
+    FROM {schema}.channels c
+    CROSS JOIN (VALUES ('tenant'), ('key')) AS k (kind)
+    CROSS JOIN jsonb_each(c.limits -> (k.kind || 's')) AS d
+    WHERE c.channel = %(channel)s
+      AND NOT EXISTS (
+          SELECT FROM {schema}.queue_limits l WHERE (l.channel, l.kind, l.name) = (c.channel, k.kind, d.key)
+      )
+) AS l
+WHERE %(name)s::text IS NULL OR name = %(name)s
+ORDER BY kind, name COLLATE "C"
+LIMIT %(limit)s;
