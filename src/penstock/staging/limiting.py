@@ -54,11 +54,14 @@ def limit(
         pipeline: The pipeline.
 
     Raises:
-        InvalidMessage: Neither a tenant nor a key is named, or both, or limits are of the other kind.
+        InvalidMessage: Neither a tenant nor a key is named, or both; limits are of the other kind; or they are of a key over
+            all tenants, in a queue of several shards.
         NotAttached: As ``stage``.
     """
     refuse_async(target, "limit")
-    run_statement(target, of, SET_LIMITS, limit_values(of.name, limits, tenant, key), pipeline, "limit")
+    run_statement(
+        target, of, SET_LIMITS, limit_values(of.name, limits, tenant, key, parts=_parts(of)), pipeline, "limit"
+    )
 
 
 async def limit_async(
@@ -71,18 +74,25 @@ async def limit_async(
     pipeline: Declarations | None = None,
 ) -> None:
     """``limit`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    values = limit_values(of.name, limits, tenant, key)
+    values = limit_values(of.name, limits, tenant, key, parts=_parts(of))
     await run_statement_async(target, of, SET_LIMITS, values, pipeline, "limit")
 
 
+def _parts(queue: Queue) -> int:
+    return queue.shards if queue.keys_within == "queue" else 1
+
+
 def limit_values(
-    queue: str, limits: TenantLimits | KeyLimits | None, tenant: str | None, key: str | None
+    queue: str, limits: TenantLimits | KeyLimits | None, tenant: str | None, key: str | None, *, parts: int
 ) -> dict[str, Any]:
-    """The values of ``SET_LIMITS``.  Raises ``InvalidMessage``."""
+    """The values of ``SET_LIMITS``, of a queue with a key in so many shards.  Raises ``InvalidMessage``."""
     if (tenant is None) is (key is None):
         raise InvalidMessage("limit", "takes a tenant or a key, one of them")
     kind, name, expected = ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)
     if limits is not None and not isinstance(limits, expected):
         raise InvalidMessage("limits", f"is {type(limits).__name__}; a {kind} takes {expected.__name__}, or None")
+    if parts > 1 and isinstance(limits, KeyLimits) and not limits.is_paused:
+        problem = f"are over all tenants of {queue}, and of its {parts} shards each knows only its own"
+        raise InvalidMessage("limits", f"{problem}: declare keys_within='tenant', or pause the key")
     encoded = None if limits is None else json.dumps(limits_as_json(limits))
     return {"channel": queue, "kind": kind, "name": checked_text(kind, name, may_be_empty=True), "limits": encoded}

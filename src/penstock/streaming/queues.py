@@ -199,7 +199,7 @@ class Queues:
         limited: dict[str, RegisteredChannel] = {}
         for name, kinds in rows:
             if queue := queues.get(name):
-                declared = {"within": "queue" if queue.shards == 1 else "tenant", **queue.limits}
+                declared = {"within": "queue", **queue.limits}
                 limits = {**declared, **{kind: {**declared.get(kind, {}), **own} for kind, own in kinds.items()}}
                 limited[name] = replace(queue, limits=limits)
         return limited

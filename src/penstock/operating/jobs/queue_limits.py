@@ -10,6 +10,7 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
+from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import check_queue
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.staging.driver_connections import read_rows
@@ -56,8 +57,10 @@ def set_limits(
     key: str | None = None,
     scope: Scope = DEFAULT_SCOPE,
 ) -> None:
-    """Sets limits, or takes them back with None.  Raises ``InvalidMessage``."""
-    values = limit_values(queue, limits, tenant, key)
+    """Sets limits, or takes them back with None.  Raises ``InvalidMessage``, ``Unknown`` or ``Refused``."""
+    channel = find_channel(connection, queue, scope=scope)
+    parts = channel.shards if channel.limits.get("within", "queue") == "queue" else 1
+    values = limit_values(queue, limits, tenant, key, parts=parts)
     with postgres_errors(f"limiting {queue}"):
         read_rows(connection, scope.schema, SET_LIMITS, values)
-    log.warning("limits set", channel=queue, kind=values["kind"], name=values["name"], limits=values["limits"])
+    log.warning("limits set", channel=queue, kind=values["kind"], limits=values["limits"])
