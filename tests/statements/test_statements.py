@@ -123,6 +123,20 @@ def test_every_fragment_begins_a_script() -> None:
         assert not re.search(r"\S.*--", body), name  # comments are on lines of their own
 
 
+def test_a_script_has_just_those_functions_of_its_fragments_that_it_names() -> None:
+    """Lua makes all of them anew at each call.  A local function that is missing would be an error of that call."""
+    for name in SCRIPTS:
+        body = (LUA / f"{name}.lua").read_text()
+        included = re.findall(r"^-- includes: (.+)$", body, re.MULTILINE)
+        fragments = [(LUA / f"{each}.lua").read_text() for line in included for each in line.split(", ")]
+        offered = {each for text in fragments for each in re.findall(r"^local function (\w+)", text, re.MULTILINE)}
+        words = re.findall(r"\w+", re.sub(r"^ *--.*", "", script(name).text, flags=re.MULTILINE))
+        defined = re.findall(r"local function (\w+)", script(name).text)
+
+        assert offered.intersection(words) == offered.intersection(defined), name
+        assert [each for each in offered.intersection(words) if words.count(each) < 2] == [], name
+
+
 JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()]
 
 

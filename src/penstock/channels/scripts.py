@@ -2,12 +2,13 @@
 
 A script's header names its keys and arguments.  The loader replaces the first line with local variables for them, so that
 line numbers stay those of the file.  ``includes:`` names fragments (files whose names begin with ``_``) that several
-scripts share; they go into that line too.
+scripts share; they go into that line too, without the functions that the script has no use for: Lua makes all functions
+anew at each call.
 """
 
 import hashlib
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,9 @@ _MULTI, _EXEC = pack_command(("MULTI",)), pack_command(("EXEC",))
 _KEYS = re.compile(r"^-- keys: (?P<names>.+)$", re.MULTILINE)
 _ARGS = re.compile(r"^-- args: (?P<names>.+)$", re.MULTILINE)
 _INCLUDES = re.compile(r"^-- includes: (?P<names>.+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (?P<name>\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +242,10 @@ def script(name: str) -> Script:
     """The script ``lua/<name>.lua``.  Raises ``FileNotFoundError`` or ``ValueError``."""
     text = _read(name)
     includes = _INCLUDES.search(text)
-    fragments = includes["names"].split(", ") if includes else []
-    first_line = " ".join([_declarations(name, text), *map(_in_one_line, fragments)])
+    fragments = "".join(map(_read, includes["names"].split(", "))) if includes else ""
     _, _, rest = text.partition("\n")
+    used = _without_unused(_COMMENT.sub("", fragments), _COMMENT.sub("", rest))
+    first_line = " ".join([_declarations(name, text), *filter(None, map(str.strip, used.splitlines()))])
     whole = f"{first_line}\n{rest}"
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
 
@@ -249,10 +254,19 @@ def _read(name: str) -> str:
     return (directory("lua") / f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _in_one_line(name: str) -> str:
-    """A fragment on one line, without its comments, which have lines of their own."""
-    lines = (line.strip() for line in _read(name).splitlines())
-    return " ".join(line for line in lines if line and not line.startswith("--"))
+def _without_unused(fragments: str, rest: str) -> str:
+    """Fragments without those functions that nothing else names, be it the fragments or the rest of the script."""
+
+    def if_used(function: re.Match[str]) -> str:
+        name = function["name"]
+        return function[0] if words[name] > _WORD.findall(function[0]).count(name) else ""
+
+    while True:
+        words = Counter(_WORD.findall(fragments + rest))
+        used = _FUNCTION.sub(if_used, fragments)
+        if used == fragments:
+            return used
+        fragments = used
 
 
 def _declarations(name: str, text: str) -> str:
