@@ -366,6 +366,27 @@ def test_a_limit_of_a_key_over_shards_that_know_only_their_own_is_refused_but_a_
     limit(connection, KeyLimits(rate=1), of=apart, key="k", pipeline=Pipeline([apart]))
 
 
+def test_what_somebody_wrote_and_is_no_limit_is_passed_over_and_a_later_release_may_know_more_fields(
+    jobs: Queue, put: Put, connection: Connection, database_url: str, redis_url: str, worker: Worker
+) -> None:
+    rows = {
+        "a": '{"in_flight": 2, "colour": 3}',
+        "b": '{"in_flight": 0}',
+        "c": '["x"]',
+        "d": '"x"',
+        "e": '{"is_paused": "no"}',
+        "\1\1": "{}",
+    }
+    for name, limits in rows.items():
+        connection.execute("INSERT INTO penstock.queue_limits VALUES ('jobs', 'tenant', %s, %s)", (name, limits))
+    for tenant in "abcde":
+        put(*range(3), tenant=tenant)
+    with Streamer(Pipeline([jobs]), database_url, redis_url) as streamer:
+        settle_down(streamer)
+
+    assert hold(worker) == {"a": 2, "b": 3, "c": 3, "d": 3, "e": 3}
+
+
 def test_limits_that_are_declared_no_more_end(
     jobs: Queue, put: Put, database_url: str, redis_url: str, worker: Worker
 ) -> None:

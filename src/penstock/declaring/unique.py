@@ -1,8 +1,10 @@
 """Options of a queue's message and limits of its tenant, with a pipeline and without one."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from penstock.errors import InvalidMessage
 from penstock.parsing import Duration, parse_duration
@@ -107,10 +109,25 @@ def limits_as_json(limits: TenantLimits | KeyLimits) -> dict[str, float]:
     return {name: value for name, value in values if value != getattr(defaults, name)}
 
 
+L = TypeVar("L", TenantLimits, KeyLimits)
+
+
+def parse_limits(kind: type[L], rows: Mapping[str, Any]) -> dict[str, L]:
+    """Limits by name from ``limits_as_json``; without fields of a later release, and without what somebody wrote and is no limits."""
+    known, found = {each.name for each in fields(kind)}, {}
+    for name, values in rows.items():
+        with suppress(InvalidMessage, AttributeError):
+            checked_text("name", name, may_be_empty=True)
+            found[name] = kind(**{field: value for field, value in values.items() if field in known})
+    return found
+
+
 def _check_limits(limits: TenantLimits | KeyLimits) -> None:
     for each in fields(limits):
         value, name = getattr(limits, each.name), each.name
         least, most = WEIGHTS if name == "weight" else (0, 2**53)
+        if name == "is_paused" and not isinstance(value, bool):
+            raise InvalidMessage(name, f"is {value!r}; it takes True or False")
         if name == "is_paused" or (value is None and name not in ("weight", "burst")):
             continue
         if not isinstance(value, int | float) or not least <= value < most or value == 0:

@@ -17,7 +17,7 @@ from penstock.channels.log import Appended, Reply, parse_reply
 from penstock.channels.queue.shard import ITEMS, QueueShard, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
-from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key
+from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key, parse_limits
 from penstock.errors import QueueDamaged
 from penstock.records import Epoch, Offset, RecordId, ShardName
 
@@ -148,10 +148,11 @@ class QueueWriter:
 
     def declare(self, limits: Mapping[str, Any]) -> None:
         """Sets the limits that the channel is registered with, unless they are there.  Raises as ``find_missing``."""
-        tenants = {name: TenantLimits(**fields) for name, fields in limits.get("tenants", {}).items()}
-        keys = {name: KeyLimits(**fields) for name, fields in limits.get("keys", {}).items()}
+        tenants = parse_limits(TenantLimits, limits.get("tenants", {}))
+        keys = parse_limits(KeyLimits, limits.get("keys", {}))
         if self._run(self._own.declare(tenants, keys, limits.get("within", ""))):
-            log.info("limits declared", shard=str(self._shard), tenants=len(tenants), keys=len(keys))
+            ignored = sum(len(limits.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
+            log.info("limits declared", shard=str(self._shard), tenants=len(tenants), keys=len(keys), ignored=ignored)
 
     def has_released(self, record: RecordId) -> bool:
         """True if the queue has a record's message, and that message no longer has its unique name.
