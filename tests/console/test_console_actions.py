@@ -2,15 +2,18 @@
 
 import re
 import shlex
+from html import unescape
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from starlette.testclient import TestClient
 
-from console.conftest import As, Visitors
+from console.conftest import HOSTILE, As, Visitors
 from penstock import Pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS, Right
 from penstock.console.actions import ACTIONS
+from penstock.console.pages import HIDDEN
 from penstock.database.connections import Connection
 from penstock.operating.pausing import list_actions, pause
 
@@ -23,6 +26,7 @@ GIVEN: dict[str, dict[str, str]] = {
     "retry-all": {"consumer": "refuses", "error": "ValueError"},
     "drop": {**LETTER, "confirm": "refuses"},
     "cancel": {"channel": "jobs", "tenant": "k", "confirm": "jobs"},
+    "limit": {"channel": "jobs", "key": "k", "in_flight": "2", "rate": "0.5", "is_paused": "on", "weight": ""},
 }
 
 pytestmark = pytest.mark.usefixtures("scene")
@@ -32,7 +36,9 @@ def plan(client: TestClient, action: str, given: dict[str, str]) -> dict[str, st
     """The fields of the plan's form."""
     answer = client.get(f"/act/{action}", params=given)
     assert answer.status_code == 200, answer.text
-    return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', answer.text))
+    [address] = re.findall(r'<form class="wide" method="post" action="\?([^"]*)">', answer.text)
+    [digest] = re.findall(r'<input type="hidden" name="digest" value="([^"]*)">', answer.text)
+    return dict(parse_qsl(unescape(address), keep_blank_values=True)) | {"digest": digest}
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -63,7 +69,8 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
                (SELECT count(halted) FROM penstock.checkpoints),
                (SELECT count(*) FROM penstock.dead_letters),
                (SELECT count(retry_requested_at) FROM penstock.dead_letters),
-               (SELECT count(*) FROM penstock.cancellations)
+               (SELECT count(*) FROM penstock.cancellations),
+               (SELECT array_agg(name || limits ORDER BY 1) FROM penstock.queue_limits)
         """
     ).fetchall()
 
@@ -79,7 +86,8 @@ def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, con
             assert client.get(f"/act/{action}", params=given).status_code in {401, 403}
             assert client.post(f"/act/{action}", data=given | fields).status_code in {401, 403}
 
-    assert see_as("see", "drop").get("/act/cancel", params=GIVEN["cancel"]).status_code == 403  # a tenant is named
+    for action in ("cancel", "limit"):  # they name a tenant, a key
+        assert see_as("see", ACTIONS[action].right).get(f"/act/{action}", params=GIVEN[action]).status_code == 403
     assert {*GIVEN} == {*ACTIONS}
     assert done(connection) == before
     assert list_actions(connection) == []
@@ -126,6 +134,23 @@ def test_a_job_is_cancelled_from_the_page_of_its_queue(see_as: As, connection: C
     assert "penstock jobs cancel jobs" not in see_as("see").get("/actions").text
 
 
+def test_limits_that_were_set_are_taken_back_from_the_page_that_lists_them(see_as: As, connection: Connection) -> None:
+    client, given = see_as(*RIGHTS), {"channel": "jobs", "key": HOSTILE, "rate": "0.5", "is_paused": "on", "bytes": "9"}
+    assert client.post("/act/limit", data=given | plan(client, "limit", given)).status_code == 303
+    assert connection.execute("SELECT kind, name, limits FROM penstock.queue_limits").fetchall() == [
+        ("key", HOSTILE, {"rate": 0.5, "is_paused": True})
+    ]
+    [noted] = list_actions(connection)
+    assert shlex.split(noted.command)[4:] == ["--key", HOSTILE, "--rate", "0.5", "--pause", "--apply"]
+    [link] = re.findall(r'href="(/act/limit[^"]+)"', client.get("/channels/jobs/limits").text)
+
+    answer = client.post("/act/limit", data=plan(client, "limit", dict(parse_qsl(urlsplit(unescape(link)).query))))
+
+    assert answer.headers["location"] == "/channels/jobs/limits"
+    assert connection.execute("SELECT FROM penstock.queue_limits").fetchall() == []
+    assert see_as("see").get("/actions").text.count(HIDDEN) == 2
+
+
 def test_what_destroys_asks_for_its_name(see_as: As, connection: Connection) -> None:
     client = see_as(*RIGHTS)
     fields = plan(client, "drop", LETTER)
@@ -160,6 +185,11 @@ def test_a_reason_that_is_refused_is_told_and_nothing_is_noted(see_as: As, conne
         ("drop", {**LETTER, "offset": "2"}, 404),
         ("drop", {**LETTER, "offset": "-1"}, 400),
         ("drop", {**LETTER, "shard": "x"}, 400),
+        ("limit", {"channel": "jobs", "rate": "1"}, 400),
+        ("limit", {"channel": "jobs", "key": "", "rate": "nan"}, 400),
+        ("limit", {"channel": "jobs", "key": "", "burst": "1.5"}, 400),
+        ("limit", {"channel": "jobs", "key": "k", "bytes": "9"}, 404),
+        ("limit", {"channel": "things", "key": "k", "rate": "1"}, 404),
     ],
 )
 def test_an_action_on_nothing_is_told(see_as: As, action: str, given: dict[str, str], status: int) -> None:

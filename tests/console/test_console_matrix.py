@@ -52,6 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/act/retry-all": ("/act/retry-all?consumer=refuses",),
     "/act/drop": (f"/act/drop?{LETTER_FIELDS}",),
     "/act/cancel": ("/act/cancel?channel=jobs&tenant=k",),
+    "/act/limit": ("/act/limit?channel=jobs&tenant=k&in_flight=2",),
 }
 """Addresses of each route; those of a page are those of its twin in JSON, too."""
 
@@ -169,7 +170,8 @@ STATES = {
             INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('consumer', {name}, {hostile}, {name});
             INSERT INTO penstock.actions (done_by, title, command) VALUES ({name}, {name}, {name});
             INSERT INTO penstock.queue_limits (channel, kind, name, limits)
-            SELECT 'jobs', 'key', {hostile} || n, '{{"rate": 5}}' FROM generate_series(1, 60) AS n;
+            SELECT 'jobs', 'key', {hostile} || n, CASE n WHEN 1 THEN to_jsonb({name}::text) ELSE '{{"rate": 5}}' END
+            FROM generate_series(1, 60) AS n;
             INSERT INTO penstock.stopped_shards (channel, shard, reason) VALUES ({name}, 0, {name});
             INSERT INTO penstock.isolated_records (record_id, xid, channel, shard, reason)
             SELECT id, xid, channel, shard, {hostile} FROM penstock.staged_records;
@@ -184,6 +186,7 @@ STATES = {
             f"/dead-letters/{quote(NAME)}/{quote(NAME)}/0/1",
             f"/act/go-on?name={quote(NAME)}",
             f"/act/retry-all?consumer={quote(NAME)}",
+            f"/act/limit?channel=jobs&key={quote(HOSTILE)}1",
         ),
         says={"/channels/jobs/limits": ("10 more: <code>penstock queues limits jobs",)},
         statuses=NOT_PAUSED,

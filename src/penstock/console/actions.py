@@ -8,7 +8,7 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from urllib.parse import quote
 
 import structlog
@@ -24,6 +24,7 @@ from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
 from penstock.operating.jobs import JobFilter, cancel_jobs, jobs_command, list_jobs
+from penstock.operating.jobs.queue_limits import KINDS, LimitChange
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset import reset_checkpoint
 from penstock.parsing import find_number
@@ -97,7 +98,7 @@ class Acting:
                 action.act(connection, self._scope, given, visitor)
                 note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
         log.warning(
-            "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n != "tenant"}
+            "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n not in KINDS}
         )
         return plan.back
 
@@ -309,6 +310,41 @@ def _choose_jobs(given: Given) -> JobFilter:
     return JobFilter((number,))
 
 
+def _plan_limit(connection: Connection, scope: Scope, given: Given) -> Plan:
+    change = _read_change(given)
+    before = change.find(connection, scope)
+    if not change.limits and (before is None or before.set_at is None):
+        raise Unknown(f"no limits were set of that {change.kind} of {change.queue}: give some")
+    return Plan(
+        change.title,
+        (change.describe(before), "The streamer brings them to Redis within a second or two, also for what waits."),
+        change.command,
+        {name: given[name] for name in ("channel", change.kind, *change.limits)},
+        f"{_page('channel', change.queue)}/limits",
+    )
+
+
+def _limit(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
+    _read_change(given).apply(connection, scope)
+
+
+def _read_change(given: Given) -> LimitChange:
+    """Limits for the tenant, or else the key, whose name may be empty; without any limit, those that were set are taken back."""
+    kind = next((kind for kind in KINDS if kind in given), None)
+    if kind is None:
+        raise InvalidName("tenant or key is missing")
+    names = [each.name for each in fields(KINDS[kind]) if given.get(each.name)]
+    limits = {name: name == "is_paused" or _parse_limit(name, given[name]) for name in names}
+    return LimitChange(_field(given, "channel"), kind, given[kind], limits)
+
+
+def _parse_limit(name: str, text: str) -> float:
+    try:
+        return float(text) if name in {"rate", "weight"} else int(text)
+    except ValueError:
+        raise InvalidName(f"{name} {text!r}: a number is wanted") from None
+
+
 def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLetterRow:
     consumer, channel, shard, offset = (_field(given, name) for name in LETTER_FIELDS)
     if not (shard.isdecimal() and offset.isdecimal()):
@@ -327,6 +363,7 @@ ACTIONS: Mapping[str, Action] = {
         Action("retry-all", "retry", _plan_retry_all, _retry_all),
         Action("drop", "drop", _plan_drop, _drop),
         Action("cancel", "drop", _plan_cancel, _cancel),
+        Action("limit", "pause", _plan_limit, _limit),
     )
 }
 """The actions, by the last part of their address."""

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -28,7 +28,7 @@ from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel
 from penstock.operating.doctor import CheckResult, diagnose, judge_status
-from penstock.operating.jobs.queue_limits import list_limits
+from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
 from penstock.operating.tracing import explain, trace
@@ -299,7 +299,8 @@ def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     if not visitor.may("keys"):
         found = [replace(each, name=each.name and HIDDEN) for each in found]
     shown = {"limits": found, "more": count - len(found)}
-    return Shown({"name": name, **shown}, shown)
+    names = {kind: [each.name for each in fields(limits)] for kind, limits in KINDS.items()}
+    return Shown({"name": name, "fields": names, **shown}, shown)
 
 
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:

@@ -173,7 +173,7 @@ class _Desk:
         async def answer(request: Request) -> Response:
             given = dict(request.query_params)
             if request.method == "POST":
-                given = await _read_form(request)
+                given |= await _read_form(request)
             return await run_in_threadpool(self._act, name, request, given)
 
         return answer
@@ -184,7 +184,7 @@ class _Desk:
         if visitor is None:
             raise HTTPException(401, "log in first")
         _check_right(visitor, action.right)
-        if "tenant" in given:
+        if given.keys() & {"tenant", "key"}:
             _check_right(visitor, "keys")
         error = None
         if request.method == "POST":

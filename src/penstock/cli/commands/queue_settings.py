@@ -1,6 +1,5 @@
 """``penstock queues``: lists and sets the limits of a queue's tenants and keys."""
 
-import shlex
 from typing import Annotated, Any
 
 import typer
@@ -8,9 +7,8 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found
-from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import InvalidSetting
-from penstock.operating.jobs.queue_limits import list_limits, set_limits
+from penstock.operating.jobs.queue_limits import LimitChange, list_limits
 from penstock.operating.pausing import note_action
 from penstock.settings import Settings
 
@@ -63,20 +61,12 @@ def limit_(  # noqa: PLR0917  options
         raise InvalidSetting(
             "of what? Give --tenant or --key, one of them; a key has no --weight, --elastic or --bytes"
         )
-    wanted = None if remove else (TenantLimits if key is None else KeyLimits)(**given)
-    kind, name = ("tenant", tenant) if key is None else ("key", key)
+    change = LimitChange(queue, *(("tenant", tenant) if tenant is not None else ("key", str(key))), given)
     with open_connections(settings, "queues") as servers:
-        before, _ = list_limits(servers.connection, queue, name=name, scope=servers.scope)
-        now = next((each.limits for each in before if each.kind == kind), None)
-        show(f"{kind} {name!r} of {queue}: {now or 'no limits of its own'} → {given or 'what is declared'}")
+        show(change.describe(change.find(servers.connection, servers.scope)))
         if not apply:
             say(NOTHING_CHANGED)
             return
-        options = [f"--{option.removeprefix('is_').replace('_', '-')} {value}" for option, value in given.items()]
-        words = f"--{kind} {shlex.quote(str(name))} {' '.join(options) or '--remove'}".replace(
-            "--paused True", "--pause"
-        )
-        done = f"Limit a {kind} of {queue}", f"penstock queues limit {shlex.quote(queue)} {words} --apply"
-        note_action(servers.connection, whoami(), *done, scope=servers.scope)
-        set_limits(servers.connection, queue, wanted, tenant=tenant, key=key, scope=servers.scope)
+        note_action(servers.connection, whoami(), change.title, change.command, scope=servers.scope)
+        change.apply(servers.connection, servers.scope)
     show("holds within a second or two, once the streamer has read it")

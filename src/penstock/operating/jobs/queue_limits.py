@@ -1,5 +1,7 @@
 """Limits of a queue's tenants and keys, as they are declared and as they were set while it runs; operators set them, too."""
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +17,8 @@ from penstock.operating.jobs.browsing import check_queue
 from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.staging.driver_connections import read_rows
 from penstock.staging.limiting import SET_LIMITS, limit_values
+
+KINDS: Mapping[str, type[TenantLimits | KeyLimits]] = {"tenant": TenantLimits, "key": KeyLimits}
 
 log = structlog.get_logger("penstock.operator")
 
@@ -48,19 +52,48 @@ def list_limits(
     return [QueueLimit(*row[:-1]) for row in rows], rows[0][-1] if rows else 0
 
 
-def set_limits(
-    connection: Connection,
-    queue: str,
-    limits: TenantLimits | KeyLimits | None,
-    *,
-    tenant: str | None = None,
-    key: str | None = None,
-    scope: Scope = DEFAULT_SCOPE,
-) -> None:
-    """Sets limits, or takes them back with None.  Raises ``InvalidMessage``, ``Unknown`` or ``Refused``."""
-    channel = find_channel(connection, queue, scope=scope)
-    parts = channel.shards if channel.limits.get("within", "queue") == "queue" else 1
-    values = limit_values(queue, limits, tenant, key, parts=parts)
-    with postgres_errors(f"limiting {queue}"):
-        read_rows(connection, scope.schema, SET_LIMITS, values)
-    log.warning("limits set", channel=queue, kind=values["kind"], limits=values["limits"])
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """Limits for a tenant or a key, in place of those that hold; none take back what was set."""
+
+    queue: str
+    kind: str
+    name: str
+    limits: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What is done, without the name, which not everyone may see."""
+        return f"{'Limit' if self.limits else 'Take back limits of'} a {self.kind} of {self.queue}"
+
+    @property
+    def command(self) -> str:
+        """The command that does it."""
+        words = [word for name, value in self.limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        options = " ".join(words or ["--remove"]).replace("--is-paused True", "--pause")
+        return f"penstock queues limit {shlex.join([self.queue, f'--{self.kind}', self.name])} {options} --apply"
+
+    def find(self, connection: Connection, scope: Scope) -> QueueLimit | None:
+        """The limits that hold now, if it has any of its own.  Raises as ``list_limits``, or ``InvalidMessage`` for the new ones."""
+        found, _ = list_limits(connection, self.queue, name=self.name, scope=scope)
+        self._make_values(connection, scope)
+        return next((each for each in found if each.kind == self.kind), None)
+
+    def describe(self, before: QueueLimit | None) -> str:
+        """Both, for people."""
+        whose = f"{self.kind} {self.name!r}" if self.name else f"all other {self.kind}s"
+        now = before.limits if before else "no limits of its own"
+        return f"{whose} of {self.queue}: {now} → {self.limits or 'what is declared'}"
+
+    def apply(self, connection: Connection, scope: Scope) -> None:
+        """Has it hold, within a second or two.  Raises as ``find``."""
+        with postgres_errors(f"limiting {self.queue}"):
+            read_rows(connection, scope.schema, SET_LIMITS, self._make_values(connection, scope))
+        log.warning("limits set", channel=self.queue, kind=self.kind, limits=dict(self.limits))
+
+    def _make_values(self, connection: Connection, scope: Scope) -> dict[str, Any]:
+        channel = find_channel(connection, self.queue, scope=scope)
+        parts = channel.shards if channel.limits.get("within", "queue") == "queue" else 1
+        limits = KINDS[self.kind](**self.limits) if self.limits else None
+        tenant, key = (self.name, None) if self.kind == "tenant" else (None, self.name)
+        return limit_values(self.queue, limits, tenant, key, parts=parts)
