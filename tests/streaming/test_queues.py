@@ -301,6 +301,24 @@ def test_declared_limits_of_keys_hold_likewise(
             assert sum(hold(worker).values()) == (0 if harm is not flush else 2)
 
 
+def test_names_that_sql_made_up_with_a_separator_stop_no_queue_that_limits_keys(
+    jobs: Queue, put: Put, connection: Connection, database_url: str, redis_url: str, worker: Worker
+) -> None:
+    put(*range(3), key="k")
+    for tenant, key in (("a", "k\1"), ("a", "\1"), ("\1k", "x")):
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+            "VALUES ('jobs', 0, %s, 'queued', 'message', '1', %s)",
+            (tenant, json.dumps({"penstock": {"key": key}})),
+        )
+    flow = Pipeline([replace(jobs, key_limits={"": KeyLimits(in_flight=1)})])
+    with Streamer(flow, database_url, redis_url) as streamer:
+        settle_down(streamer)
+        [first] = worker.reader.read(1)
+        first.done()
+        assert sum(hold(worker).values()) == 4
+
+
 def test_what_an_operator_sets_comes_before_declared_limits(
     jobs: Queue, put: Put, database_url: str, redis_url: str, worker: Worker
 ) -> None:

@@ -76,7 +76,8 @@ def apart(shard: ShardName, epoch: Epoch, rows: Iterable[Sequence[Any]]) -> Queu
 def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     """A record as a message.
 
-    What names the record's action, object and time goes into the reserved header, whose last mention counts.
+    What names the record's action, object and time goes into the reserved header, whose last mention counts.  A producer that writes
+    SQL may have named a tenant or a key with the character that separates names in Redis.
     """
     id_, tenant, action, object_, data, headers, staged_us = values
     own = _read_own(headers, id_)
@@ -88,8 +89,8 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     return QueuedRecord(
         id_,
         offset,
-        tenant,
-        key if isinstance(key, str) else "",
+        tenant.replace("\1", "\N{REPLACEMENT CHARACTER}"),
+        key.replace("\1", "\N{REPLACEMENT CHARACTER}") if isinstance(key, str) else "",
         due,
         _time(own.get("deadline")),
         _unique(unique, tenant),
