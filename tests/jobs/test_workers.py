@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crashpoints import install_crashpoint
 from penstock.declaring.outcomes import HandlerOutcome
+from penstock.declaring.unique import TenantLimits
 from penstock.testing import eventually
 
 
@@ -52,6 +54,22 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
     assert bench.effects == ids
     assert bench.unfinished == []
     assert len(bench.queue) == 0
+
+
+def test_the_end_of_a_job_waits_for_no_others_if_others_wait_for_it(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tenants at their limits: until these jobs are settled, slots get no others."""
+    monkeypatch.setattr("penstock.consuming.queue.queue_worker.TOGETHER_S", 60.0)
+    declare_plain(working, concurrency=1)
+    for tenant in ("a", "b"):
+        bench.queue.limit(tenant, TenantLimits(in_flight=1))
+        bench.stage(5, tenant=tenant)
+    began = monotonic()
+
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
+        assert worker.drain() == 10
+    assert monotonic() - began < 50
 
 
 def test_a_handler_that_touches_no_session_has_done_its_job(start_worker: Any, bench: Bench) -> None:

@@ -288,8 +288,11 @@ class QueueWorker(Worker[Job[Any]]):
         return min(MAX_ROOM, self._spec.concurrency + self._ahead - size, int(min(MAX_ROOM, self._max - self._taken)))
 
     def _more_s(self) -> float:
-        """Seconds within which further jobs end, so that they are settled together: of short ones, if the slots have some."""
-        return TOGETHER_S if self._jobs.size and self._ahead * TOGETHER_S >= PREFETCH_S else 0.0
+        """Seconds within which further jobs end, so that they are settled together: of short ones, if slots have enough for so long.
+
+        If they have not, others may wait in the queue for these to be settled: of tenants and keys that are at a limit.
+        """
+        return TOGETHER_S if self._jobs.size >= self._enough > self._spec.concurrency else 0.0
 
     def _read(self, room: int, block_s: float) -> None:
         try:
