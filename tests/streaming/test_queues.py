@@ -405,15 +405,20 @@ def test_what_somebody_wrote_and_is_no_limit_is_passed_over_and_a_later_release_
     assert hold(worker) == {"a": 2, "b": 3, "c": 3, "d": 3, "e": 3}
 
 
-def test_limits_that_are_declared_no_more_end(
-    jobs: Queue, put: Put, database_url: str, redis_url: str, worker: Worker
+def test_limits_that_are_declared_no_more_end_and_do_not_come_back_with_an_older_redis(
+    jobs: Queue, put: Put, database_url: str, redis_url: str, redis_client: redis.Redis, worker: Worker
 ) -> None:
     put(*range(5))
     for limits, expected in ((LIMITS, 2), ({"": TenantLimits(in_flight=1)}, 1), ({}, 5)):
         flow = Pipeline([replace(jobs, limits=limits)])
+        before = redis_client.dump("penstock:{jobs/0}:q-limits")
         with Streamer(flow, database_url, redis_url) as streamer:
             streamer.drain()
-        assert hold(worker) == {"a": expected}
+            assert hold(worker) == {"a": expected}
+            if before:
+                redis_client.restore("penstock:{jobs/0}:q-limits", 0, before, replace=True)
+                settle_down(streamer)
+                assert hold(worker) == {"a": expected}
 
 
 @pytest.mark.parametrize("is_far", [False, True])

@@ -217,9 +217,8 @@ class Queues:
         return self._writers[shard]
 
     def _restore_limits(self, shard: ShardName) -> None:
-        """Sets the declared limits of tenants again if Redis has lost them."""
-        if limits := self._channels[shard.channel].limits:
-            self._writer(shard).declare(limits)
+        """Sets the limits again if Redis has lost them, or has those of before again."""
+        self._writer(shard).declare(self._channels[shard.channel].limits)
 
     def send(self, batch: Batch) -> Reply:
         """Writes a batch of the journal; what Redis does not get now waits in Postgres."""
