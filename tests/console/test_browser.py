@@ -38,6 +38,7 @@ PATHS = (
     "/channels/things",
     "/channels/jobs/contents",
     "/channels/jobs/tenants",
+    "/channels/jobs/limits",
     "/consumers/halts",
     "/dead-letters",
     "/doctor",
