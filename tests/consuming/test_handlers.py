@@ -395,6 +395,7 @@ def test_breaking_the_transaction_fails_the_batch_with_a_reason(reader: Reader, 
     [(poison, why)] = reader.dead()
     assert poison == 2
     assert reason in why
+    assert ("at COMMIT" in why) == ("at COMMIT" in reason)
     assert reader.effects() == [number for number in ALL if number != 2]
 
 

@@ -208,7 +208,7 @@ class HandlerTransaction:
             self._checkpoints.advance_and_commit(statements, advances)
         except Exception as error:
             ended = self._explained(error)
-            at_commit = ended is error
+            at_commit = not isinstance(ended, BrokenTransaction | HandlerCommitted)
             raise NotApplied(find_outcome(ended), ended, at_commit=at_commit, reached=self._reached) from error
 
     def _explained(self, error: Exception) -> Exception:
