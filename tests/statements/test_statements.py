@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import redis
 
-from penstock.channels.scripts import script
+from penstock.channels.scripts import _without_unused, script
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.records import DEFAULT_SCOPE
@@ -135,6 +135,12 @@ def test_a_script_has_just_those_functions_of_its_fragments_that_it_names() -> N
 
         assert offered.intersection(words) == offered.intersection(defined), name
         assert [each for each in offered.intersection(words) if words.count(each) < 2] == [], name
+
+
+def test_a_function_on_one_line_takes_nothing_of_what_follows_with_it() -> None:
+    fragment = "local function one() return 1 end\nlocal two = 2\nlocal function three()\n  return two\nend\n"
+
+    assert "local two = 2" in _without_unused(fragment, "")
 
 
 JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()]

@@ -32,7 +32,7 @@ _KEYS = re.compile(r"^-- keys: (?P<names>.+)$", re.MULTILINE)
 _ARGS = re.compile(r"^-- args: (?P<names>.+)$", re.MULTILINE)
 _INCLUDES = re.compile(r"^-- includes: (?P<names>.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (?P<name>\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^local function (?P<name>\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"\w+")
 
 
