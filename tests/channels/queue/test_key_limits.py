@@ -1,12 +1,14 @@
 """Limits of keys: never more at once, nothing is held up by what may not go, and nothing of it is lost."""
 
+import random
 from collections import Counter
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.declaring.unique import KeyLimits
+from penstock.declaring.unique import KeyLimits, TenantLimits
 
 ONE = KeyLimits(in_flight=1)
 
@@ -185,11 +187,11 @@ def test_what_waits_of_a_tenant_at_its_own_limit_is_in_nobodys_way_and_goes_when
 def test_a_limit_of_many_keys_is_raised_in_steps(probe: Probe) -> None:
     """More may go than one command of Redis' Lua takes arguments."""
     probe.limit_keys(every=ONE)
-    for number in range(110):
-        fill(probe, "t", f"k{number}", count=50)
+    for number in range(104):
+        fill(probe, "t", f"k{number}", count=44)
     probe.limit_keys(every=KeyLimits(in_flight=100))
 
-    assert len(take_soon(probe)) == 110 * 50
+    assert len(take_soon(probe)) == 104 * 44
     assert probe.is_whole()
 
 
@@ -209,6 +211,78 @@ def test_a_changed_limit_holds_for_what_waits(probe: Probe) -> None:
 
     assert len(probe.take(10)) == 4
     assert probe.is_whole()
+
+
+def test_a_pause_that_a_declaration_ends_lets_what_a_key_holds_go(probe: Probe) -> None:
+    for paused, after in (("p", {}), ("", {"": TenantLimits(weight=2)})):
+        probe.run(probe.shard.declare({paused: TenantLimits(is_paused=True)}, {"": ONE}))
+        probe.sweep()
+        fill(probe, "p", "k", count=2)
+        assert probe.take(5) == []
+        probe.run(probe.shard.declare(after, {"": ONE}))
+        assert probe.drain() == ["k0", "k1"]
+
+
+@dataclass
+class History:
+    """Anything that may happen to messages with keys over all tenants, while these come to limits of their own."""
+
+    probe: Probe
+    dice: random.Random
+    held: list[Given] = field(default_factory=list)
+
+    def step(self) -> None:
+        self.dice.choice([self.write, self.take, self.settle, self.settle, self.limit, self.wait, self.delete])()
+
+    def write(self) -> None:
+        fill(self.probe, self.dice.choice("tuvw"), self.dice.choice("abcd"), count=self.dice.choice([1, 2, 30]))
+
+    def take(self) -> None:
+        self.held += self.probe.take(self.dice.choice([1, 5, 50]), lease_s=1e6)
+        at_work = Counter(each.message.key for each in self.held)
+        assert at_work["a"] <= 1
+        assert at_work["b"] <= 2
+
+    def settle(self) -> None:
+        outcome = self.dice.choice(["done", "done", "retry", "snooze", "release", "dead"])
+        assert all(self.probe.settle(each, outcome) for each in self.drop())
+
+    def limit(self) -> None:
+        limits = (None, TenantLimits(is_paused=True), TenantLimits(in_flight=1), TenantLimits(rate=2))
+        self.probe.limit(self.dice.choice("tuvw"), self.dice.choice(limits))
+
+    def wait(self) -> None:
+        self.probe.pass_time(self.dice.choice([0.1, 1, 12]))
+
+    def delete(self) -> None:
+        self.probe.run(self.probe.shard.delete([each.id for each in self.drop()]))
+
+    def drop(self) -> list[Given]:
+        return [self.held.pop(self.dice.randrange(len(self.held)))] if self.held else []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_exceeds_its_limits_or_stays_for_good_whatever_happened(seed: int, probe: Probe) -> None:
+    """Keys of Redis are lost meanwhile."""
+    probe.limit_keys(a=ONE, b=KeyLimits(in_flight=2), c=KeyLimits(rate=5, burst=2))
+    history = History(probe, random.Random(seed))
+    for name in ("gates", "waiting", "accounts", "openings"):
+        for _ in range(70):
+            history.step()
+        probe.client.delete(probe.key(name))
+        probe.rebuild_step(1)
+        while probe.rebuild_step() == "rebuilding":
+            history.step()
+    for tenant in "tuvw":
+        probe.limit(tenant)
+    assert all(probe.done(history.held))
+    for _ in range(2000):
+        if not probe.done(probe.take(100)):
+            probe.pass_time(1)
+
+    assert probe.stats()["waiting"] == 0
+    assert probe.is_whole()
+    assert probe.client.exists(probe.key("gates"), probe.key("openings"), probe.key("lanes")) == 0
 
 
 def test_what_was_there_before_the_first_limit_is_counted(probe: Probe) -> None:
