@@ -111,7 +111,7 @@ def test_a_signal_to_all_its_processes_ends_it_cleanly(
         'penstock_delivered_records_total{channel="things",consumer="reader",outcome="applied",schema="penstock"} 10.0'
     )
     eventually(lambda: applied in ask(port, path="/metrics")[1], "the driver has counted what its tasks applied")
-    assert ask(port, path="/readyz") == (200, "ok\n")
+    eventually(lambda: ask(port, path="/readyz") == (200, "ok\n"), "each of its tasks has begun")
 
     send(running)
     _, said = running.communicate(timeout=180)
