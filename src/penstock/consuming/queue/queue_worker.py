@@ -54,16 +54,12 @@ CANCELLING_S = 1.0
 
 
 class HungSlots:
-    """Abandoned slots of one worker, whose handlers hang."""
+    """Abandoned slots of one worker, whose handlers hang: they take longer than ``limit_s``."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._slots: list[WorkerSlot] = []
-
-    @property
-    def limit_s(self) -> float:
-        """Seconds after which a handler counts as hanging."""
-        return self._spec.limit + (CANCELLING_S if self._spec.is_async else 0.0)
+        self.limit_s = spec.limit + (CANCELLING_S if spec.is_async else 0.0)
 
     def abandon(self, running: RunningJob) -> None:
         """Stops waiting for a slot; its handler has no effect."""
