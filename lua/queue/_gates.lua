@@ -4,7 +4,7 @@
 -- A gate holds what is known of a key while a queue limits keys: how many of its messages are in flight, how many it has admitted to their
 -- tenants' lines, and when the next may go.  It admits no more than may go; all others it holds, in a line of its own in `waiting`, so
 -- that those whose turn it is can go, and a tenant's line is not full of what cannot.  In a gate's line tenants take turns, and each
--- tenant's messages are in the order of its own line.  A tenant that is paused, or at a limit of its own, is passed over: `lent` are a few
+-- tenant's messages are in the order of its own line.  A tenant that is paused, or at a limit of its own, is passed over: `lent` are some
 -- messages of those at a limit, which are in their tenants' lines and take no room.
 --
 -- `gating` is nil in a queue that limits no keys: each call of a script makes closures of all its functions, and of these only where they
@@ -76,9 +76,9 @@ if of_keys and of_keys[1] then
     return within ~= "tenant" and limited_until(account) ~= nil
   end
 
-  -- Whether a message of a tenant that is barred may be lent; eight of a gate at most.
+  -- Whether a message of a tenant that is barred may be lent; a hundred of a gate at most.
   function gating.lends(gate, account)
-    return not account.limits.paused and gate.lent < 8
+    return not account.limits.paused and gate.lent < 100
   end
 
   function gating.hold(gate, record)

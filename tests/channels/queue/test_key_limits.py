@@ -184,6 +184,22 @@ def test_what_waits_of_a_tenant_at_its_own_limit_is_in_nobodys_way_and_goes_when
     assert probe.is_whole()
 
 
+def test_of_many_tenants_at_their_own_limits_one_that_may_go_has_a_free_key_at_once(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    tenants = [f"t{number:02}" for number in range(30)]
+    for tenant in tenants:
+        probe.limit(tenant, in_flight=1)
+        fill(probe, tenant, "long", count=1)
+    at_work = probe.take(50)
+    for tenant in tenants:
+        fill(probe, tenant, "k", count=2)
+    assert take_soon(probe) == []
+
+    for given in (at_work[-1], at_work[0], at_work[15]):
+        probe.settle(given)
+        assert take_soon(probe) == [f"{given.tenant} k"] * 2
+
+
 def test_a_limit_of_many_keys_is_raised_in_steps(probe: Probe) -> None:
     """More may go than one command of Redis' Lua takes arguments."""
     probe.limit_keys(every=ONE)
