@@ -90,7 +90,7 @@ if of_keys and of_keys[1] then
     if is_barred then
       record.held, gate.lent = false, gate.lent + 1
     else
-      record.held, gate.admitted = nil, gate.admitted + 1
+      record.held, gate.admitted, gate.turn = nil, gate.admitted + 1, record.tenant .. "\1"
     end
   end
 

@@ -33,12 +33,17 @@ if gating then
     return is_barred and 0 or 1
   end
 
-  -- Admits as many as there is room for.  If its time has come without any, one that it has admitted counts no longer: its tenant may have
-  -- come to a limit.  What may go is decided when it is handed over.  A rebuild has not counted all that is held.
+  -- Whether the last one that a gate has admitted cannot go: its tenant has come to a limit.
+  local function is_stuck(gate)
+    return gate.turn ~= "" and gating.bars(tenant_account(string.sub(gate.turn, 1, -2)))
+  end
+
+  -- Admits as many as there is room for.  One that it has admitted counts no longer if it cannot go, or if its time has come without any.
+  -- What may go is decided when it is handed over.  A rebuild has not counted all that is held.
   local function open_gate(gate)
     local room = gating.room(gate)
-    if gate.is_due and room < 1 and not limited_until(gate) then
-      gate.admitted = math.max(gate.admitted - 1, 0)
+    if gate.waits > 0 and gate.admitted > 0 and room < 1 and not limited_until(gate) and (gate.is_due or is_stuck(gate)) then
+      gate.admitted = gate.admitted - 1
       room = gating.room(gate)
     end
     local looks, line = MOST_LOOKS, gate.tenant .. "\0"

@@ -115,8 +115,8 @@ def test_a_key_is_forgotten_when_nothing_of_it_is_left(probe: Probe) -> None:
 def test_a_tenant_paused_meanwhile_keeps_a_key_from_others_for_some_seconds_at_most(probe: Probe) -> None:
     probe.limit_keys(k=ONE)
     fill(probe, "paused", "k", count=1)
-    probe.limit("paused", is_paused=True)
     fill(probe, "u", "k", count=3)
+    probe.limit("paused", is_paused=True)
     assert probe.take(5) == []
     probe.pass_time(11)
 
@@ -128,8 +128,8 @@ def test_a_tenant_paused_meanwhile_keeps_a_key_from_others_for_some_seconds_at_m
 def test_a_reader_that_waits_is_woken_when_a_deadline_gives_room(probe: Probe) -> None:
     probe.limit_keys(k=ONE)
     probe.write("late", "x", key="k", deadline=datetime.now(UTC) + timedelta(seconds=60))
-    probe.limit("late", is_paused=True)
     fill(probe, "u", "k", count=1)
+    probe.limit("late", is_paused=True)
     assert probe.take(5) == []
     probe.client.delete(probe.key("wakes"))
     probe.pass_time(61)
@@ -182,6 +182,18 @@ def test_what_waits_of_a_tenant_at_its_own_limit_is_in_nobodys_way_and_goes_when
     probe.settle(long)
     assert take_soon(probe) == ["t k"] * 30
     assert probe.is_whole()
+
+
+def test_a_tenant_that_came_to_its_limit_meanwhile_gives_a_key_to_the_next_that_comes(probe: Probe) -> None:
+    probe.limit_keys(k=ONE)
+    probe.limit("t", in_flight=1)
+    fill(probe, "t", "long", "k", count=1)
+    [long] = probe.take(5)
+    fill(probe, "u", "k", count=2)
+    assert take_soon(probe) == ["u k"] * 2
+
+    probe.settle(long)
+    assert take_soon(probe) == ["t k"]
 
 
 def test_of_many_tenants_at_their_own_limits_one_that_may_go_has_a_free_key_at_once(probe: Probe) -> None:
