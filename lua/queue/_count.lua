@@ -1,8 +1,7 @@
 -- Counts messages by their bodies, for rebuild.lua.  Include it after queue/_moves.
 -- keys: messages, waiting, leases, delayed, dead, parked, ages, uniques, finished, lanes, streams...
 
-local NEW_LEASE = 30000
-local lost = 0
+local NEW_LEASE, lost = 30000, 0
 
 -- A message is held where it was before; another goes through its gate, or is held there.
 local function count_gate(record)

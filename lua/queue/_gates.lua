@@ -113,12 +113,4 @@ if of_keys and of_keys[1] then
       gate[count] = math.max(gate[count] - 1, 0)
     end
   end
-
-  -- A message of the gate is handed over.
-  function gating.begin(gate)
-    gate.in_flight = gate.in_flight + 1
-    if gate.limits.rate then
-      gate.next_at = math.max(gate.next_at, now) + 1000 / gate.limits.rate
-    end
-  end
 end

@@ -81,6 +81,14 @@ if gating then
     return gate.opens and gate.opens > now and math.min(gate.opens, again) or again
   end
 
+  -- A message of the gate is handed over.
+  function gating.begin(gate)
+    gate.in_flight = gate.in_flight + 1
+    if gate.limits.rate then
+      gate.next_at = math.max(gate.next_at, now) + 1000 / gate.limits.rate
+    end
+  end
+
   -- Opens the gates of which messages have moved.  Returns whether any message was admitted.
   function gating.open()
     local has_opened = false
