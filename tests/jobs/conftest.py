@@ -1,14 +1,31 @@
-"""Workers of queues in this process, closed with the test."""
+"""Sessions of the pipeline; streamers and workers of queues in this process, closed with the test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.jobs import JOBS
 from penstock import Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.streaming import Streamer
+
+
+@pytest.fixture
+def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
+    made = sessionmaker(engine)
+    working.attach(made)
+    return made
+
+
+@pytest.fixture
+def streamer(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Streamer]:
+    made = Streamer(working, database_url, redis_url)
+    yield made
+    made.close()
 
 
 @pytest.fixture

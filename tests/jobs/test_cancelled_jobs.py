@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -36,20 +36,6 @@ WHERE datname = current_database() AND wait_event = 'transactionid' AND query LI
 FINISHING = WAITING.replace("cancel_jobs", "INSERT INTO %cancellations")
 
 Start = Callable[..., QueueWorker]
-
-
-@pytest.fixture
-def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
-    made = sessionmaker(engine)
-    working.attach(made)
-    return made
-
-
-@pytest.fixture
-def streamer(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Streamer]:
-    made = Streamer(working, database_url, redis_url)
-    yield made
-    made.close()
 
 
 def stage_job(session: Session, name: str | None = None, delay: str = "0s") -> None:

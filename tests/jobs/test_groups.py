@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -57,13 +56,6 @@ def report(working: Pipeline) -> Any:
         job.set_result([job.data, found.left, found.dead, sorted(each["sent"] for each in found.results.values())])
 
     return report
-
-
-@pytest.fixture
-def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
-    made = sessionmaker(engine)
-    working.attach(made)
-    return made
 
 
 def test_what_follows_a_group_is_done_once_when_all_members_are_done_cancelled_or_dead(

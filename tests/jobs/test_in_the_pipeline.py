@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.clients import connect_redis
@@ -21,13 +21,6 @@ from penstock.operating import letters as dead_letters
 from penstock.operating.reset import reset_checkpoint
 from penstock.operating.status import status
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job
-
-
-@pytest.fixture
-def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
-    made = sessionmaker(engine)
-    working.attach(made)
-    return made
 
 
 def declare(pipeline: Pipeline, **options: Any) -> Callable[..., Any]:

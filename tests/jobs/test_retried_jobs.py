@@ -1,34 +1,19 @@
 """Jobs are tried again by an operator: dead letters as new jobs, those that wait for their time now; others are left alone."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.command_line import CommandLine
 from fixtures.jobs import JOBS, Bench
-from penstock import DeadLetter, Job, Pipeline, Unique, cancel, retry, stage
+from penstock import DeadLetter, Job, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.operating.jobs import JobFilter, RetriedJobs, list_jobs, retry_jobs
 from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
-
-
-@pytest.fixture
-def sessions(working: Pipeline, engine: Engine) -> sessionmaker[Session]:
-    made = sessionmaker(engine)
-    working.attach(made)
-    return made
-
-
-@pytest.fixture
-def streamer(working: Pipeline, database_url: str, redis_url: str) -> Iterator[Streamer]:
-    made = Streamer(working, database_url, redis_url)
-    yield made
-    made.close()
 
 
 def stage_job(session: Session, **options: Any) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session, scoped_session
 
+from penstock.database.statements import int_array
 from penstock.declaring.declarations import Queue
 from penstock.errors import InvalidRecord
 from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_rows
@@ -118,7 +119,7 @@ def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = 
         NotAttached: As ``stage``.
     """
     refuse_async(target, "retry")
-    values = {"channel": of.name, "ids": _list(ids)}
+    values = {"channel": of.name, "ids": int_array(map(int, ids))}
     return tuple(job for (job,) in run_statement(target, of, _RETRY, values, pipeline, "retry"))
 
 
@@ -126,20 +127,16 @@ async def retry_async(
     target: "AsyncTarget", *ids: int, of: Queue, pipeline: Declarations | None = None
 ) -> tuple[int, ...]:
     """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    values = {"channel": of.name, "ids": _list(ids)}
+    values = {"channel": of.name, "ids": int_array(map(int, ids))}
     return tuple(job for (job,) in await run_statement_async(target, of, _RETRY, values, pipeline, "retry"))
 
 
 def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
-    wanted = _list(ids)
-    if wanted == _list(()) and unique is None:
+    wanted = int_array(map(int, ids))
+    if wanted == int_array(()) and unique is None:
         raise InvalidRecord("unique", "is missing, and there are no ids: name the jobs to cancel")
     whose = None if tenant is None else key_text(tenant, "tenant")
     return {"channel": of.name, "ids": wanted, "unique": unique, "tenant": whose}
-
-
-def _list(ids: Iterable[int]) -> str:
-    return f"{{{','.join(str(int(each)) for each in ids)}}}"
 
 
 def run_statement(

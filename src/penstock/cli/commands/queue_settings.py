@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
+from penstock.cli.commands.jobs import QueueArgument
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found
 from penstock.errors import InvalidSetting
@@ -13,8 +14,6 @@ from penstock.operating.pausing import note_action
 from penstock.settings import Settings
 
 queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenants and keys of a queue.")
-
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 
 
 @queues.command("limits")
