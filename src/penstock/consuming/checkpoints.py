@@ -144,7 +144,8 @@ class Checkpoints:
     def advance_and_commit(self, connection: CommittingExecutor, advances: Sequence[Advance]) -> None:
         """Moves checkpoints that were locked together, and commits.
 
-        Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more is committed.
+        Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more is committed, unless the row of a
+        checkpoint was deleted meanwhile.
         """
         try:
             moved = connection.commit_after(self._sql["advance_checkpoints"], self._moves(advances))
