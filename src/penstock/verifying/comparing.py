@@ -180,7 +180,7 @@ def compare(
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
-    ``expected`` were read after ``entries``, ``log_begins`` (as ``read_log_beginning``) after them: what comes before has
+    ``expected`` were read after ``entries``, ``log_begins``, the first offset of the log, after them: what comes before has
     been evicted; and ``begins``, the first offset of the journal, last: retention has removed everything before it.
     """
     shard = verified.shard

@@ -17,8 +17,15 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import name_shards, statements
 from penstock.errors import ForeignLog
 from penstock.records import Scope, ShardName
-from penstock.verifying import comparing
-from penstock.verifying.comparing import Entry, ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
+from penstock.verifying.comparing import (
+    Entry,
+    ExpectedRecord,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    compare,
+)
 from penstock.verifying.verification import FINDINGS_KEPT, Examination
 
 OFFSETS_A_READ = 2_000
@@ -47,7 +54,7 @@ def _flatten(reply: Any, **_options: Any) -> Any:
     return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
 
 
-def read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
+def _read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
     """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record."""
     key = log_keys(scope.namespace, wanted.shard).stream
     until = min(wanted.until, wanted.published)
@@ -78,12 +85,7 @@ def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
             yield b"%d-0" % offset, [*chain.from_iterable(zip(NAMES, texts, strict=True))]
 
 
-def read_beginning(connection: Connection, scope: Scope, wanted: VerificationRange) -> int:
-    """The first offset that the journal has now."""
-    return _read_number(connection, scope, "begins", wanted, wanted.until + 1)
-
-
-def read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
+def _read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
     """The first offset that the log has now, if older ones may have been evicted; otherwise 0."""
     if not wanted.evicts:
         return 0
@@ -98,13 +100,39 @@ def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange
 
 
 def _read_number(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int) -> int:
+    [(number,)] = _read(connection, scope, statement, wanted)
+    return default if number is None else int(number)
+
+
+def _read(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
     where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
     with postgres_errors(f"reading {wanted.shard}"):
-        row = connection.execute(
+        return connection.execute(
             statements("penstock.verifying", scope.schema)[statement],
             {**where, "after": wanted.after, "until": wanted.until},
-        ).fetchone()
-    return default if row is None or row[0] is None else int(row[0])
+        ).fetchall()
+
+
+def examine_range(
+    connection: Connection, client: RedisClient, scope: Scope, wanted: VerificationRange
+) -> tuple[list[ExpectedRecord], Iterable[Finding | UnexpectedEntry]]:
+    """The records that Postgres names in a range, and what is wrong with them there or in the log."""
+    # The log first: a published record that Postgres names afterwards was in the log before.
+    entries = _read_entries(client, scope, wanted)
+    expected = _read_expected(connection, scope, wanted)
+    if _is_equal(wanted, expected, entries):
+        return expected, ()
+    begins = _read_number(connection, scope, "begins", wanted, wanted.until + 1)
+    return expected, compare(wanted, expected, entries, begins, _read_log_beginning(client, scope, wanted))
+
+
+def _read_expected(connection: Connection, scope: Scope, wanted: VerificationRange) -> list[ExpectedRecord]:
+    """The records that Postgres names."""
+    rows = _read(connection, scope, "expected_records", wanted)
+    return [
+        ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
+        for offset, record, entry, present, at_home, *values in rows
+    ]
 
 
 class InlineExaminer:
@@ -125,41 +153,14 @@ class InlineExaminer:
             for each in ranges:
                 most = offsets_a_read(self._connection, self._scope, each)
                 for wanted in divide(each, most):
-                    found.add(self._compare(client, wanted, found))
+                    expected, wrong = examine_range(self._connection, client, self._scope, wanted)
+                    found.records += len(expected)
+                    found.add(wrong)
         again, twice = self._read_repeats(ranges)
         found.counts[FindingKind.DOUBLED] += again
         return Examination(
             found.records, self._count_overtaken(ranges), +found.counts, found.findings, found.unexpected, twice
         )
-
-    def _compare(
-        self, client: RedisClient, wanted: VerificationRange, found: "_Found"
-    ) -> Iterator[Finding | UnexpectedEntry]:
-        # The log first: a published record that Postgres names afterwards was in the log before.
-        entries = read_entries(client, self._scope, wanted)
-        expected = self._read_expected(wanted)
-        found.records += len(expected)
-        if not _is_equal(wanted, expected, entries):
-            begins = read_beginning(self._connection, self._scope, wanted)
-            log_begins = read_log_beginning(client, self._scope, wanted)
-            yield from comparing.compare(wanted, expected, entries, begins, log_begins)
-
-    def _read_expected(self, wanted: VerificationRange) -> list[ExpectedRecord]:
-        """The records that Postgres names."""
-        where = {
-            "channel": wanted.shard.channel,
-            "shard": wanted.shard.shard,
-            "after": wanted.after,
-            "until": wanted.until,
-        }
-        with postgres_errors(f"reading {wanted.shard}"):
-            rows = self._connection.execute(self._sql["expected_records"], where).fetchall()
-        return [
-            ExpectedRecord(
-                offset, record, entry, tuple(value.encode() for value in values) if present else None, at_home
-            )
-            for offset, record, entry, present, at_home, *values in rows
-        ]
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
         """The number of repeated journal positions, and the first records that have several."""
