@@ -4,7 +4,7 @@
     def stream(settings: Settings, drain: Drain = False) -> None: ...
 
 ``command`` adds an option for each named setting and for those that every command takes, and calls the function with the
-``Settings``.
+``Settings``.  The help of the function's own options is in their annotations, or in ``Args`` of its docstring.
 """
 
 import gc
@@ -16,7 +16,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from copy import copy
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -30,6 +31,9 @@ from penstock.settings import Settings, make_parameters
 
 COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
 """Settings that every command takes."""
+
+_ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+"""An entry of ``Args`` in a docstring."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Python's stand-in for a byte that is not UTF-8."""
@@ -65,14 +69,26 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             settings = Settings(**{name: arguments.pop(name) for name in taken})
             _run(function, settings, arguments)
 
+        sentence, _, arguments = str(inspect.getdoc(function)).partition("\n\nArgs:\n")
+        helps = dict(_ARGUMENT.findall(arguments))
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *make_parameters(taken))]
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        described = [_describe(p, helps[p.name]) if p.name in helps else p for p in own]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*described, *make_parameters(taken))]
+        run.__name__, run.__doc__ = function.__name__, sentence
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
+    """The parameter with its help; as ever, one without a default is an argument unless its annotation says otherwise."""
+    kind, plain = parameter.annotation, typer.Argument if parameter.default is parameter.empty else typer.Option
+    kind, shared = get_args(kind) if get_origin(kind) is Annotated else (kind, plain())
+    option = copy(shared)
+    option.help = " ".join(text.split())
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 def _run(function: Callable[..., None], settings: Settings, arguments: dict[str, Any]) -> None:

@@ -28,18 +28,15 @@ MAX_JSON = 1000
 @command("engine", "master", "conf")
 def verify(
     settings: Settings,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="OFFSET|PLACE|TIME",
-            help="Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the journal. "
-            "A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.",
-        ),
-    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="OFFSET|PLACE|TIME")] = None,
     json: Json = False,
 ) -> None:
-    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is."""
+    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.
+
+    Args:
+        start: Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the
+            journal. A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.
+    """
     with open_connections(settings, "verify") as servers, open_examiner(settings, servers) as examiner:
         # What is neither an offset nor a place is a time, which Postgres parses.
         begin = parse_position(start) if start is not None and means_position(start) else start
@@ -86,38 +83,26 @@ def _show_verified(done: Verified) -> None:
 @command("engine", "master", "conf")
 def reconcile(  # noqa: PLR0917  options
     settings: Settings,
-    names: Annotated[list[str] | None, typer.Argument(help="Names of reconciliations; all by default.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Repair what differs; without it, nothing changes.")] = False,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="With --apply: replace the consumer's whole state, and its position.")
-    ] = False,
-    report: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Write every differing key: CSV if it ends with .csv, else Parquet, on Spark."
-        ),
-    ] = None,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values",
-            help="Show the rows of both sides as well, and write them into the report: all of their values, whatever they are.",
-        ),
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="With --apply: go on with the repairs of the last run, if it was interrupted; otherwise compare everything.",
-        ),
-    ] = False,
-    wait: Annotated[
-        float,
-        typer.Option(metavar="DURATION", parser=duration(zero=True), help="Longest wait for a consumer at the cut."),
-    ] = 60.0,
+    names: Annotated[list[str] | None, typer.Argument()] = None,
+    apply: Annotated[bool, typer.Option("--apply")] = False,
+    whole: Annotated[bool, typer.Option("--whole")] = False,
+    report: Annotated[str | None, typer.Option(metavar="DIR")] = None,
+    values: Annotated[bool, typer.Option("--values")] = False,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    wait: Annotated[float, typer.Option(metavar="DURATION", parser=duration(zero=True))] = 60.0,
     json: Json = False,
 ) -> None:
-    """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs."""
+    """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
+
+    Args:
+        names: Names of reconciliations; all by default.
+        apply: Repair what differs; without it, nothing changes.
+        whole: With --apply: replace the consumer's whole state, and its position.
+        report: Write every differing key: CSV if it ends with .csv, else Parquet, on Spark.
+        values: Show the rows of both sides as well, and write them into the report: all of their values, whatever they are.
+        resume: With --apply: go on with the repairs of the last run, if it was interrupted; otherwise compare everything.
+        wait: Longest wait for a consumer at the cut.
+    """
     if whole and not apply:
         raise InvalidSetting("--whole replaces a state: it needs --apply")
     if resume and (whole or not apply):

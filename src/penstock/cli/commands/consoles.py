@@ -23,36 +23,25 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 @command()
 def console(  # noqa: PLR0917  options
     settings: Settings,
-    address: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where it is answered.")
-    ] = "127.0.0.1:8787",
-    host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A further name under which it is reached.")
-    ] = None,
-    users: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file of users: a table a name, with rights and password.")
-    ] = None,
-    proxy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEADER@ADDRESS",
-            help="Believe the name of a user of --users in this header, if a proxy at this address sends it.",
-        ),
-    ] = None,
+    address: Annotated[str, typer.Option("--listen", metavar="HOST:PORT")] = "127.0.0.1:8787",
+    host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    users: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    proxy: Annotated[str | None, typer.Option(metavar="HEADER@ADDRESS")] = None,
     acting_database_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="PENSTOCK_ACTING_DATABASE_URL",
-            show_envvar=False,
-            help="Postgres for acting: pausing, resuming, dropping. Without it the console only reads.",
-        ),
+        str | None, typer.Option(metavar="URL", envvar="PENSTOCK_ACTING_DATABASE_URL", show_envvar=False)
     ] = None,
-    hash_password: Annotated[
-        bool, typer.Option("--hash-password", help="Ask for a password, print it as --users has it, and end.")
-    ] = False,
+    hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
-    """Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may."""
+    """Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.
+
+    Args:
+        address: Where it is answered.
+        host: A further name under which it is reached.
+        users: TOML file of users: a table a name, with rights and password.
+        proxy: Believe the name of a user of --users in this header, if a proxy at this address sends it.
+        acting_database_url: Postgres for acting: pausing, resuming, dropping. Without it the console only reads.
+        hash_password: Ask for a password, print it as --users has it, and end.
+    """
     with require_extra("console", "penstock console"):
         from penstock.console import access  # noqa: PLC0415  an extra
         from penstock.console.serving import serve  # noqa: PLC0415  the same

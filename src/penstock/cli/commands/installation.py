@@ -14,7 +14,7 @@ from penstock.cli.render import say, show_text
 from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.records import Scope
 from penstock.schema.capture import install_triggers, make_triggers
 from penstock.schema.initialise import initialise, migration_sql, reporting_waits
 from penstock.schema.revisions import newest_shipped
@@ -25,32 +25,24 @@ from penstock.settings import Settings
 @command()
 def init(  # noqa: PLR0917  its options
     settings: Settings,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL; change nothing.")] = False,
-    schema: Annotated[
-        str | None,
-        typer.Option(help=f"The schema of the tables; by default the pipeline's, or {DEFAULT_SCOPE.schema}."),
-    ] = None,
-    roles: Annotated[
-        bool,
-        typer.Option(
-            "--roles",
-            help="Instead of tables, the roles owner, producer, streamer, consumer, viewer and monitor in Postgres: "
-            "shows what is missing; with --apply makes it.",
-        ),
-    ] = False,
-    acl: Annotated[
-        Literal["setuser", "file", "save"] | None,
-        typer.Option(
-            help="With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file; or save those of "
-            "the Redis at --redis-url, so that they outlive its restart."
-        ),
-    ] = None,
-    role_prefix: Annotated[
-        str | None, typer.Option(help="First part of the roles' names; by default the name of the schema.")
-    ] = None,
+    sql: Annotated[bool, typer.Option("--sql")] = False,
+    schema: str | None = None,
+    roles: Annotated[bool, typer.Option("--roles")] = False,
+    acl: Literal["setuser", "file", "save"] | None = None,
+    role_prefix: str | None = None,
     apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables and declared triggers, or its roles."""
+    """Create or upgrade Penstock's tables and declared triggers, or its roles.
+
+    Args:
+        sql: Print the SQL; change nothing.
+        schema: The schema of the tables; by default the pipeline's, or penstock.
+        roles: Instead of tables, the roles owner, producer, streamer, consumer, viewer and monitor in Postgres: shows what is
+            missing; with --apply makes it.
+        acl: With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file; or save those of the
+            Redis at --redis-url, so that they outlive its restart.
+        role_prefix: First part of the roles' names; by default the name of the schema.
+    """
     if not roles and (acl is not None or role_prefix is not None or apply):
         raise InvalidSetting("--acl, --role-prefix and --apply belong to --roles: penstock init --roles")
     if acl is not None and (sql or apply):

@@ -43,35 +43,25 @@ NEWEST = 10
 @command()
 def tail(  # noqa: PLR0917  options
     settings: Settings,
-    channel: Annotated[str, typer.Argument(help="Name of the channel.")],
+    channel: str,
     shard: OnlyShard = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="OFFSET|PLACE",
-            help="Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.",
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago.",
-        ),
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for new records until interrupted.")] = False,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.",
-        ),
-    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="OFFSET|PLACE")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    key: str | None = None,
+    follow: Annotated[bool, typer.Option("--follow")] = False,
+    count: Annotated[int | None, typer.Option(min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done."""
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.
+
+    Args:
+        channel: Name of the channel.
+        start: Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.
+        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago.
+        key: Only records of this key.
+        follow: Wait for new records until interrupted.
+        count: Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.
+    """
     stop = Stop()
     position = None if start is None else parse_position(start)
     if isinstance(position, Place):

@@ -115,21 +115,18 @@ def retry(  # noqa: PLR0917  options
     error: OfError = None,
     since: Since = None,
     until: Until = None,
-    parked: Annotated[
-        bool,
-        typer.Option("--parked", help="With a place: also the records parked behind it. Alone: all parked records."),
-    ] = False,
-    superseded: Annotated[
-        bool,
-        typer.Option(
-            "--superseded",
-            help="Also those of whose key a later record was applied: their effects come after that one's. Alone: all of these.",
-        ),
-    ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only show which would be retried.")] = False,
+    parked: Annotated[bool, typer.Option("--parked")] = False,
+    superseded: Annotated[bool, typer.Option("--superseded")] = False,
+    plan: Annotated[bool, typer.Option("--plan")] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one is left. Those of a queue are staged again."""
+    """Retry dead letters, in the order of the log; exits with 1 if one is left. Those of a queue are staged again.
+
+    Args:
+        parked: With a place: also the records parked behind it. Alone: all parked records.
+        superseded: Also those of whose key a later record was applied: their effects come after that one's. Alone: all of these.
+        plan: Only show which would be retried.
+    """
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:

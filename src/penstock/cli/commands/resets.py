@@ -34,21 +34,21 @@ reset = typer.Typer(no_args_is_help=True, help="Move a checkpoint, open a new ep
 @command()
 def checkpoint(  # noqa: PLR0917  options
     settings: Settings,
-    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OFFSET|PLACE|TIME|earliest|latest",
-            help="The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal; or a time: "
-            "2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago: what was staged since is applied again.",
-        ),
-    ] = None,
+    consumer: str,
+    to: Annotated[str | None, typer.Option(metavar="OFFSET|PLACE|TIME|earliest|latest")] = None,
     shard: OnlyShard = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume halted shards.")] = False,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Move a consumer's checkpoint, or resume its halted shards."""
+    """Move a consumer's checkpoint, or resume its halted shards.
+
+    Args:
+        consumer: Name of the consumer.
+        to: The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal; or a time:
+            2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago: what was staged since is applied again.
+        resume: Resume halted shards.
+    """
     if to is None and not resume:
         raise InvalidSetting("reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume")
     with open_connections(settings, "reset") as servers:
@@ -112,20 +112,20 @@ def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
 @command("sources")
 def source(
     settings: Settings,
-    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    name: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source.")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell; or one "
-            "behind the checkpoint, to pass over what is before it.",
-        ),
-    ] = None,
+    consumer: str,
+    name: Annotated[str, typer.Argument(metavar="SOURCE")],
+    to: Annotated[str | None, typer.Option(metavar="PLACE")] = None,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """After a source was restored, have a consumer accept its history: go back to the last record that both have."""
+    """After a source was restored, have a consumer accept its history: go back to the last record that both have.
+
+    Args:
+        consumer: Name of the consumer.
+        name: Name of the source.
+        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell; or one behind
+            the checkpoint, to pass over what is before it.
+    """
     urls = settings.source_urls
     if name not in urls:
         raise InvalidSetting(
@@ -276,38 +276,27 @@ DONE_BEFORE = "Nothing was changed. To stage all the copies once more: --again -
 @command()
 def replay(  # noqa: PLR0917  options
     settings: Settings,
-    channel: Annotated[str, typer.Argument(help="The log whose records are copied.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="CHANNEL",
-            help="The log, queue or Ick that the copies go to. A queue takes the key as tenant, an Ick as member.",
-        ),
-    ],
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar=METAVAR,
-            help="The first offset of each shard, or a place; or a time: only records staged then or later, "
-            "2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago. By default the oldest that is kept.",
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar=METAVAR,
-            help="The last offset; or a time: only records staged before it. By default the newest when the replay begins.",
-        ),
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="Only records of this key.")] = None,
+    channel: str,
+    target: Annotated[str, typer.Option("--to", metavar="CHANNEL")],
+    start: Annotated[str | None, typer.Option("--from", metavar=METAVAR)] = None,
+    until: Annotated[str | None, typer.Option(metavar=METAVAR)] = None,
+    key: str | None = None,
     shard: OnlyShard = None,
-    again: Annotated[bool, typer.Option("--again", help="Even if the same replay was carried out already.")] = False,
+    again: Annotated[bool, typer.Option("--again")] = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on."""
+    """Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
+
+    Args:
+        channel: The log whose records are copied.
+        target: The log, queue or Ick that the copies go to. A queue takes the key as tenant, an Ick as member.
+        start: The first offset of each shard, or a place; or a time: only records staged then or later, 2026-11-23T14:05+01:00, in
+            UTC without a zone, or 2h for two hours ago. By default the oldest that is kept.
+        until: The last offset; or a time: only records staged before it. By default the newest when the replay begins.
+        key: Only records of this key.
+        again: Even if the same replay was carried out already.
+    """
     first, last = (None if each is None else parse_point(each) for each in (start, until))
     request = ReplayRequest(channel, target, first, last, key, shard)
     with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:

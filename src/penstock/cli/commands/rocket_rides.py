@@ -32,28 +32,18 @@ SAY_EVERY_S = 2.0
 @command("engine")
 def demo(
     settings: Settings,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--duration", metavar="DURATION", parser=duration(), help="Shortest time that clients make traffic."
-        ),
-    ] = 30,
-    reconcile: Annotated[
-        bool,
-        typer.Option(
-            "--reconcile/--no-reconcile",
-            help="Seed drift and repair it, and add a consumer that begins with the tables.",
-        ),
-    ] = True,
-    console: Annotated[
-        bool,
-        typer.Option(
-            "--console", help="Show it in a browser, too: prints a link. At a terminal it stays open at the end."
-        ),
-    ] = False,
+    seconds: Annotated[float, typer.Option("--duration", metavar="DURATION", parser=duration())] = 30,
+    reconcile: Annotated[bool, typer.Option("--reconcile/--no-reconcile")] = True,
+    console: Annotated[bool, typer.Option("--console")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled."""
+    """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
+
+    Args:
+        seconds: Shortest time that clients make traffic.
+        reconcile: Seed drift and repair it, and add a consumer that begins with the tables.
+        console: Show it in a browser, too: prints a link. At a terminal it stays open at the end.
+    """
     with require_extra("demo", "the demo"):
         from penstock.demo.demonstration import Demo  # noqa: PLC0415  the same
         from penstock.demo.rides import pipeline  # noqa: PLC0415  an optional extra

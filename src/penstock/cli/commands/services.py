@@ -92,19 +92,19 @@ def stream(
 @command("engine", "master", "conf", "sources", "listen")
 def consume(
     settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    drain: Annotated[bool, typer.Option("--drain", help="Exit when the log has no more records.")] = False,
-    shards: Annotated[str | None, typer.Option(metavar="0,1", help="Only these shards.")] = None,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="tables",
-            help="Begin a new consumer with the current canonical rows instead of old records.",
-        ),
-    ] = None,
+    name: str,
+    drain: Annotated[bool, typer.Option("--drain")] = False,
+    shards: Annotated[str | None, typer.Option(metavar="0,1")] = None,
+    begin: Annotated[str | None, typer.Option("--from", metavar="tables")] = None,
 ) -> None:
-    """Apply records with one consumer; several processes share its shards."""
+    """Apply records with one consumer; several processes share its shards.
+
+    Args:
+        name: Name of the consumer.
+        drain: Exit when the log has no more records.
+        shards: Only these shards.
+        begin: Begin a new consumer with the current canonical rows instead of old records.
+    """
     stop = Stop()
     pipeline = require_pipeline(settings)
     consumer = pipeline.get_consumer(name)
