@@ -46,6 +46,7 @@ class Plan:
     command: str  # the command that does the same
     fields: Mapping[str, str]  # identify what it is about: they are sent again
     back: str  # the page to return to
+    act: Callable[[str], object]  # carries it out, in a transaction, for a visitor of that name
     asks_reason: bool = False  # true if a reason is asked for
     confirm: str = ""  # what has to be typed, if something is destroyed; empty otherwise
 
@@ -57,12 +58,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action: its plan, and how it is carried out."""
+    """An action, and how it is planned."""
 
     name: str
     right: Right
     plan: Callable[[Connection, Scope, Given], Plan]
-    act: Callable[[Connection, Scope, Given, Visitor], None]
 
 
 class ChangedPlan(Exception):
@@ -95,7 +95,7 @@ class Acting:
             if given.get("confirm", "") != plan.confirm:
                 raise ChangedPlan(f"Nothing was done: type {plan.confirm} to confirm.")
             with postgres_errors(plan.title), connection.transaction():
-                action.act(connection, self._scope, given, visitor)
+                plan.act(visitor.name)
                 note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
         log.warning(
             "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n not in KINDS}
@@ -144,12 +144,9 @@ def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock {kind}s pause {name} --reason …",
         {"kind": kind, "name": name},
         _page(kind, name),
+        lambda by: pause(connection, kind, name, reason=given.get("reason", ""), by=by, scope=scope),
         asks_reason=True,
     )
-
-
-def _pause(connection: Connection, scope: Scope, given: Given, visitor: Visitor) -> None:
-    pause(connection, _kind(given), _field(given, "name"), reason=given.get("reason", ""), by=visitor.name, scope=scope)
 
 
 def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -158,11 +155,14 @@ def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
     if found is None:
         raise Unknown(f"{kind} {name} is not paused")
     changes = (str(found), "It goes on within a second, where it was.")
-    return Plan(f"Resume {kind} {name}", changes, found.how_to_resume, {"kind": kind, "name": name}, _page(kind, name))
-
-
-def _resume(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    resume(connection, _kind(given), _field(given, "name"), scope=scope)
+    return Plan(
+        f"Resume {kind} {name}",
+        changes,
+        found.how_to_resume,
+        {"kind": kind, "name": name},
+        _page(kind, name),
+        lambda _: resume(connection, kind, name, scope=scope),
+    )
 
 
 def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -170,7 +170,6 @@ def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
     moves = [each for each in reset_checkpoint(connection, name, resume=True, scope=scope) if each.resumes]
     if not moves:
         raise Unknown(f"no shard of {name} is halted")
-    plain = f"penstock reset checkpoint {name} --resume --apply"
     for shard, reason in find_halts(connection, name, scope=scope):
         # Some effects are in the database already, or records are missing: the reason says how to go on.
         if "penstock " in reason:
@@ -184,14 +183,11 @@ def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
     return Plan(
         f"Let the halted shards of {name} go on",
         ("The cause should be gone: otherwise they halt again.", *changes),
-        plain,
+        f"penstock reset checkpoint {name} --resume --apply",
         {"name": name},
         _page("consumer", name),
+        lambda _: reset_checkpoint(connection, name, resume=True, apply=True, scope=scope),
     )
-
-
-def _go_on(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    reset_checkpoint(connection, _field(given, "name"), resume=True, apply=True, scope=scope)
 
 
 LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
@@ -220,17 +216,16 @@ def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
         command + (" --parked" if letter.parked else ""),
         {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
+        lambda _: letters.request_retries(connection, [letter], scope=scope),
     )
-
-
-def _retry(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    letters.request_retries(connection, [_find_letter(connection, scope, given)], scope=scope)
 
 
 def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
     fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
     consumer = _field(given, "consumer")
-    chosen = _choose_letters(connection, scope, given)
+    of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"))
+    newest = letters.newest(connection, of, limit=MAX_RETRIED, scope=scope)
+    chosen = [letter for letter in newest if not letter.superseded_by]
     if not chosen:
         raise Unknown(f"{consumer} has no dead letter of these that could be retried")
     counts = Counter((letter.channel, letter.reason.partition(":")[0]) for letter in chosen)
@@ -245,17 +240,8 @@ def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock dead-letters retry {consumer} --all{options}",
         fields,
         f"/dead-letters?consumer={quote(consumer)}",
+        lambda _: letters.request_retries(connection, chosen, scope=scope),
     )
-
-
-def _retry_all(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    letters.request_retries(connection, _choose_letters(connection, scope, given), scope=scope)
-
-
-def _choose_letters(connection: Connection, scope: Scope, given: Given) -> list[DeadLetterRow]:
-    chosen = letters.LetterFilter(given["consumer"], given.get("channel") or None, error=given.get("error") or None)
-    found = letters.newest(connection, chosen, limit=MAX_RETRIED, scope=scope)
-    return [letter for letter in found if not letter.superseded_by]
 
 
 def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -267,12 +253,9 @@ def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
         {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
+        lambda _: letters.drop(connection, [letter], scope=scope),
         confirm=letter.consumer,
     )
-
-
-def _drop(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    letters.drop(connection, [_find_letter(connection, scope, given)], scope=scope)
 
 
 def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -290,14 +273,9 @@ def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
         jobs_command(of, "cancel", queue),
         {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},
         f"{_page('channel', queue)}/{'tenants' if of.tenant else 'contents'}",
+        lambda _: cancel_jobs(connection, None, queue, JobFilter(tuple(job.id for job in found)), scope=scope),
         confirm=queue,
     )
-
-
-def _cancel(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    queue = _field(given, "channel")
-    found = list_jobs(connection, None, queue, _choose_jobs(given), limit=MAX_RETRIED, scope=scope)
-    cancel_jobs(connection, None, queue, JobFilter(tuple(job.id for job in found)), scope=scope)
 
 
 def _choose_jobs(given: Given) -> JobFilter:
@@ -321,11 +299,8 @@ def _plan_limit(connection: Connection, scope: Scope, given: Given) -> Plan:
         change.command,
         {name: given[name] for name in ("channel", change.kind, *change.limits)},
         f"{_page('channel', change.queue)}/limits",
+        lambda _: change.apply(connection, scope),
     )
-
-
-def _limit(connection: Connection, scope: Scope, given: Given, _: Visitor) -> None:
-    _read_change(given).apply(connection, scope)
 
 
 def _read_change(given: Given) -> LimitChange:
@@ -356,14 +331,14 @@ def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLett
 ACTIONS: Mapping[str, Action] = {
     each.name: each
     for each in (
-        Action("pause", "pause", _plan_pause, _pause),
-        Action("resume", "pause", _plan_resume, _resume),
-        Action("go-on", "move", _plan_go_on, _go_on),
-        Action("retry", "retry", _plan_retry, _retry),
-        Action("retry-all", "retry", _plan_retry_all, _retry_all),
-        Action("drop", "drop", _plan_drop, _drop),
-        Action("cancel", "drop", _plan_cancel, _cancel),
-        Action("limit", "pause", _plan_limit, _limit),
+        Action("pause", "pause", _plan_pause),
+        Action("resume", "pause", _plan_resume),
+        Action("go-on", "move", _plan_go_on),
+        Action("retry", "retry", _plan_retry),
+        Action("retry-all", "retry", _plan_retry_all),
+        Action("drop", "drop", _plan_drop),
+        Action("cancel", "drop", _plan_cancel),
+        Action("limit", "pause", _plan_limit),
     )
 }
 """The actions, by the last part of their address."""
