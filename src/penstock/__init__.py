@@ -18,7 +18,7 @@ What an application declares, and what the parts pass to each other:
     declaring    the declarations: channels, rules, consumers, workers
     records      the values that the parts pass to each other
     errors       every error that is raised on purpose
-    observer     events of rounds and batches, for metrics, probes and alarms: ``pipeline.observe``
+    observer     events of rounds and batches, for metrics, probes and alarms: ``pipeline.observe``; crash points, for tests
     parsing      texts that somebody else may have written: JSON, and numbers
 
 Around them:
@@ -35,7 +35,6 @@ Around them:
     testing      what an application's own tests need
     django       an app of Django's: rules for models, handlers with the ORM, migrations, the admin
     demo         an application that shows it all, with faults
-    crashpoints  the places where the order of two writes matters, by name, for tests
     parallel     loops side by side in one process
 
 An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.django``,

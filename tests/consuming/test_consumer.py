@@ -14,8 +14,8 @@ from fixtures.reader import Handler, Reader, apply
 from penstock import Snooze
 from penstock.channels.log import extents
 from penstock.consuming import Consumed
-from penstock.crashpoints import install_crashpoint
 from penstock.errors import HistoryDiverged
+from penstock.observer import install_crashpoint
 from penstock.operating.reset import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.testing import eventually

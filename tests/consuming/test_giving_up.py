@@ -13,8 +13,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
+from penstock.observer import install_crashpoint
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 

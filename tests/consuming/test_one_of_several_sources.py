@@ -25,7 +25,6 @@ from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.offset_source import Limit
 from penstock.consuming.several.source_link import SourceLink
-from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.engines.stealing import Chores
@@ -42,6 +41,7 @@ from penstock.errors import (
     Unknown,
 )
 from penstock.journal.journal_reader import JournaledRecord
+from penstock.observer import install_crashpoint
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.doctor import diagnose

@@ -19,8 +19,8 @@ from penstock import Log, Record
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.crashpoints import install_crashpoint
 from penstock.django import DjangoPipeline
+from penstock.observer import install_crashpoint
 from penstock.testing import make_job
 from staging.test_connections import make_django
 

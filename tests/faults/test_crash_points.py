@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
-from fixtures.dirty import check_copy
-from fixtures.truth import check_exact
-from penstock.batches import Columns
-from penstock.channels.log import Batch, append_together, extents
-from penstock.crashpoints import (
+from fixtures.crash_points import (
     CHANNEL_CRASH_POINTS,
     CRASH_POINTS,
     JOB_CRASH_POINTS,
@@ -19,9 +14,14 @@ from penstock.crashpoints import (
     RECONCILING_CRASH_POINTS,
     REPEAT_POINTS,
     SPARK_CRASH_POINTS,
-    install_crashpoint,
 )
+from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
+from fixtures.dirty import check_copy
+from fixtures.truth import check_exact
+from penstock.batches import Columns
+from penstock.channels.log import Batch, append_together, extents
 from penstock.database.connections import Connection
+from penstock.observer import install_crashpoint
 from penstock.records import Epoch, Offset
 
 ONCE = {

@@ -12,9 +12,9 @@ from time import monotonic
 
 import pytest
 
+from fixtures.crash_points import JOB_CRASH_POINTS
 from fixtures.jobs import Bench
 from penstock.channels.queue.shard import run
-from penstock.crashpoints import JOB_CRASH_POINTS
 from penstock.declaring.unique import KeyLimits
 from penstock.testing import eventually
 
@@ -25,7 +25,7 @@ import os, signal, time
 from sqlalchemy import text
 from fixtures.jobs import ADD_EFFECT, JOBS
 from penstock import Pipeline
-from penstock.crashpoints import install_crashpoint
+from penstock.observer import install_crashpoint
 
 pipeline = Pipeline([JOBS])
 crash_at = os.environ.get("CRASH_AT")

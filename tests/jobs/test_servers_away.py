@@ -15,7 +15,7 @@ from fixtures.proxy import Harm, Proxy, behind
 from penstock import Job, Pipeline
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.crashpoints import install_crashpoint
+from penstock.observer import install_crashpoint
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.usefixtures("short_intervals")

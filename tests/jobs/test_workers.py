@@ -16,9 +16,9 @@ from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.crashpoints import install_crashpoint
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.declaring.unique import TenantLimits
+from penstock.observer import install_crashpoint
 from penstock.testing import eventually
 
 

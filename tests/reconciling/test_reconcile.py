@@ -13,14 +13,15 @@ from pyspark.sql import DataFrame
 from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session
 
+from fixtures.crash_points import RECONCILING_CRASH_POINTS
 from fixtures.flow import at_work
 from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.crashpoints import RECONCILING_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
+from penstock.observer import install_crashpoint
 from penstock.reconciling import Comparer, DifferenceKind, Reconciled, reconcile
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.records import DEFAULT_SCOPE, Record

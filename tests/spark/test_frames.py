@@ -12,16 +12,17 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.crash_points import SPARK_CRASH_POINTS
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.crashpoints import SPARK_CRASH_POINTS, install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
+from penstock.observer import install_crashpoint
 from penstock.operating.reset import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE

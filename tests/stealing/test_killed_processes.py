@@ -12,10 +12,10 @@ import httpx
 import pytest
 import redis
 
+from fixtures.crash_points import CRASH_POINTS, JOB_CRASH_POINTS, QUEUE_CRASH_POINTS
 from fixtures.dirty import check_copy, mark_changed
 from fixtures.truth import change, check_exact
 from fixtures.web_process import CRASHED, INDEX, THINGS
-from penstock.crashpoints import CRASH_POINTS, JOB_CRASH_POINTS, QUEUE_CRASH_POINTS
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 

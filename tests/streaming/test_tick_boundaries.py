@@ -4,8 +4,8 @@ import pytest
 
 from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
-from penstock.crashpoints import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
+from penstock.observer import install_crashpoint
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick

@@ -24,14 +24,13 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
-from penstock.crashpoints import crashpoint
 from penstock.database import driver_errors
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal import check_same_server
-from penstock.observer import Delivery, HandlerBegan, HandlerEnded
+from penstock.observer import Delivery, HandlerBegan, HandlerEnded, crashpoint
 from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")

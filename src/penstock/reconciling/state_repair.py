@@ -14,13 +14,13 @@ from typing import Any, LiteralString
 
 from psycopg import Cursor, sql
 
-from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown
+from penstock.observer import crashpoint
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
 from penstock.records import Offset, Scope, Shard, ShardName

@@ -41,7 +41,6 @@ from penstock.channels.log import (
     append_ahead,
     append_together,
 )
-from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify
 from penstock.database.registry import registered_channels
@@ -55,7 +54,7 @@ from penstock.errors import (
 )
 from penstock.journal import check_tails
 from penstock.journal.journal_reader import log_epochs, records_at
-from penstock.observer import Observers
+from penstock.observer import Observers, crashpoint
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets

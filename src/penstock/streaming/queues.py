@@ -23,7 +23,6 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
-from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
@@ -31,6 +30,7 @@ from penstock.database.statements import statements
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_within
 from penstock.errors import Fenced
+from penstock.observer import crashpoint
 from penstock.parsing import find_number, parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES

@@ -20,11 +20,11 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.ick import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log import evict
-from penstock.crashpoints import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel, Ick, Log, Queue
+from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 from penstock.streaming.faults import FaultLog, check_missed

@@ -14,14 +14,13 @@ import psycopg
 import structlog
 
 from penstock.channels.server import check_eviction, connect_redis, find_server, redis_errors
-from penstock.crashpoints import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.transactions import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal import check_lineage, check_same_server, server_start_us
-from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed
+from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed, crashpoint, is_repeated
 from penstock.parallel import Backoff, Runner, pause
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch

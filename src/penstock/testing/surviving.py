@@ -17,10 +17,10 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from penstock.consuming import SeveralRunners, Worker, make_worker
-from penstock.crashpoints import install_crashpoint, install_repeats
 from penstock.database.connections import connect_postgres
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.embedded.postgres import database_url as name_database
+from penstock.observer import install_crashpoint, install_repeats
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
 from penstock.testing.databases import delete_keys, temporary_database
