@@ -22,7 +22,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.errors import PenstockError, ServerUnavailable, UnsafeSetting
-from penstock.operating.doctor import diagnose
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

@@ -24,8 +24,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog
-from penstock.operating.doctor import diagnose
-from penstock.operating.tracing import trace
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.tracing.causes import trace
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.spark.sources import task_process
 from penstock.spark.sources.log_store import LogStore

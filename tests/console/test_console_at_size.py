@@ -13,7 +13,7 @@ from penstock.console.status_sampler import TIMEOUTS
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
-from penstock.operating.status import StatusReader
+from penstock.operating.status.gathering import StatusReader
 from penstock.streaming import Streamer
 
 SHARDS, LETTERS, TENANTS = 1_024, 100_000, 10_000

@@ -19,8 +19,9 @@ from penstock.console.access import RIGHTS, Visitor
 from penstock.console.pages import LETTERS, PAGES, is_about
 from penstock.console.status_sampler import StatusSampler
 from penstock.database.connections import Connection
-from penstock.operating.doctor import CheckResult, diagnose
-from penstock.operating.status import status
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.testing import eventually
 
 

@@ -16,7 +16,7 @@ from penstock.channels.log import extents
 from penstock.consuming import Consumed
 from penstock.errors import HistoryDiverged
 from penstock.observer import install_crashpoint
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.testing import eventually
 

@@ -19,7 +19,7 @@ from penstock.consuming.log.journal_follower import EvictedRecords
 from penstock.consuming.several.source_worker import ConfirmedFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
-from penstock.operating.reset import reset_epoch
+from penstock.operating.reset.epoch import reset_epoch
 from penstock.records import Epoch, Offset, Record, Shard, ShardName
 
 BATCH = 50

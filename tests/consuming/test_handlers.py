@@ -23,7 +23,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
 from penstock.operating.letters import of_consumer, retry
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from fixtures.reader import ALL, Handler, Reader, apply, apply_all
 from penstock import Snooze
 from penstock.consuming import delivery
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record
 
 # --- the handler asks to wait ---

@@ -44,10 +44,12 @@ from penstock.journal.journal_reader import JournaledRecord
 from penstock.observer import install_crashpoint
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
-from penstock.operating.doctor import diagnose
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.letters import of_consumer, retry
-from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_source
-from penstock.operating.status import status
+from penstock.operating.reset.checkpoint import reset_checkpoint
+from penstock.operating.reset.epoch import reset_epoch
+from penstock.operating.reset.source_history import reset_source
+from penstock.operating.status.gathering import status
 from penstock.records import Offset, Record, RecordId, ShardName
 from penstock.schema.role_plan import make_roles
 from penstock.streaming import Streamer

@@ -20,7 +20,7 @@ from penstock import Cancel, CancelledJobs, DeadLetter, Job, Pipeline, Unique, c
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
-from penstock.operating.tracing import explain
+from penstock.operating.tracing.causes import explain
 from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually

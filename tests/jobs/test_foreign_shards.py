@@ -18,8 +18,8 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
 from penstock.errors import ForeignQueue
 from penstock.observer import install_crashpoint
-from penstock.operating.doctor import diagnose
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -18,8 +18,8 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
 from penstock.errors import DeclarationError, InvalidMessage, InvalidRecord, Refused
 from penstock.operating import letters as dead_letters
-from penstock.operating.reset import reset_checkpoint
-from penstock.operating.status import status
+from penstock.operating.reset.checkpoint import reset_checkpoint
+from penstock.operating.status.gathering import status
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job
 
 

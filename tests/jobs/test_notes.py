@@ -18,7 +18,8 @@ from penstock.consuming.queue.in_flight import JobNotes
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.statements import statements
 from penstock.errors import InvalidMessage
-from penstock.operating.tracing import Story, trace
+from penstock.operating.tracing.causes import trace
+from penstock.operating.tracing.story import Story
 from penstock.records import DEFAULT_SCOPE, RecordId
 from penstock.streaming.retention import NOTES_KEPT, remove_old_notes
 from penstock.testing import drained, eventually, make_job

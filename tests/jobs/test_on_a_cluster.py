@@ -17,8 +17,8 @@ from penstock import Job, Pipeline, Queue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
-from penstock.operating.doctor import diagnose
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 

@@ -11,7 +11,8 @@ from fixtures.command_line import CommandLine
 from fixtures.jobs import JOBS, Bench
 from penstock import DeadLetter, Job, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.operating.jobs import JobFilter, RetriedJobs, list_jobs, retry_jobs
+from penstock.operating.jobs.browsing import JobFilter, list_jobs
+from penstock.operating.jobs.retrying import RetriedJobs, retry_jobs
 from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
 

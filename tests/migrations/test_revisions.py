@@ -18,7 +18,8 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.executor import StatementResult
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
-from penstock.operating.doctor import CheckResult, diagnose
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import OLDEST, FoundRevision, check_revision, find_revision, newest_shipped, why_unusable

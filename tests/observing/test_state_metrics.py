@@ -22,7 +22,8 @@ from penstock.database.registry import register_consumer
 from penstock.observing import state_metrics
 from penstock.observing.state_metrics import MAX_SHARDS, METRICS, Series, StateCollector, measure
 from penstock.operating.pausing import pause
-from penstock.operating.status import ConsumerShard, ConsumerStatus, Status, status
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

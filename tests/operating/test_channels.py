@@ -21,7 +21,7 @@ from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavai
 from penstock.operating import channels
 from penstock.operating.channels import Retirement, adopt_channel, list_channels, retire_channel
 from penstock.operating.replay import Replay, ReplayRequest, replay
-from penstock.operating.status import status
+from penstock.operating.status.gathering import status
 from penstock.records import BEGINNING, Record, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually

@@ -19,10 +19,11 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres, EmbeddedServers
 from penstock.errors import UnsafeSetting
-from penstock.operating.doctor import CheckResult, diagnose, worst
 from penstock.operating.doctor import database_checks as server_checks
 from penstock.operating.doctor import pipeline_checks as flow_checks
-from penstock.operating.status import status
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose, worst
+from penstock.operating.status.gathering import status
 from penstock.records import Record
 from penstock.schema.initialise import initialise
 from penstock.streaming import Streamer, tick

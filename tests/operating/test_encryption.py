@@ -4,8 +4,8 @@ import pytest
 import redis
 
 from penstock.database.connections import Connection
-from penstock.operating.doctor import diagnose
 from penstock.operating.doctor.database_checks import examine_encryption
+from penstock.operating.doctor.diagnosis import diagnose
 
 
 @pytest.mark.parametrize(

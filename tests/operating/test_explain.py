@@ -22,8 +22,9 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
 from penstock.operating import letters as dead_letters
-from penstock.operating.tracing import Diagnosis, explain, trace
 from penstock.operating.tracing import story as tracing_story
+from penstock.operating.tracing.causes import explain, trace
+from penstock.operating.tracing.story import Diagnosis
 from penstock.records import Offset, Place, RecordId, Shard, ShardName
 from penstock.streaming import Streamer
 

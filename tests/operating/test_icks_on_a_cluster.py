@@ -12,9 +12,9 @@ from penstock import Ick, Pipeline
 from penstock.channels.ick import oldest
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection
-from penstock.operating.doctor import diagnose
-from penstock.operating.reset import reset_ick
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.reset.checkpoint import reset_ick
+from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 
 INDEX = Ick("index", shards=2)

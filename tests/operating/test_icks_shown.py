@@ -14,10 +14,12 @@ from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
 from penstock.errors import Unknown
-from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import redis_checks as ick_checks
-from penstock.operating.reset import reset_ick
-from penstock.operating.status import IckStatus, status
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.reset.checkpoint import reset_ick
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import IckStatus
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 

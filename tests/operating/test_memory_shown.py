@@ -15,8 +15,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.operating.consumers import retire
-from penstock.operating.doctor import diagnose
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 from penstock.verifying import FindingKind

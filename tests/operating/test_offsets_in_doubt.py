@@ -16,7 +16,7 @@ from penstock.clients import LogGroup
 from penstock.database.connections import connect_postgres
 from penstock.errors import HistoryDiverged, LogDiverged
 from penstock.operating.channels import reshard
-from penstock.operating.reset import ConsumerInDoubt
+from penstock.operating.reset.doubt import ConsumerInDoubt
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Offset, Shard, ShardName
 from penstock.streaming import tick
 

@@ -22,10 +22,10 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.errors import Paused, Refused, Unknown
 from penstock.operating.consumers import rename, retire
-from penstock.operating.doctor import diagnose
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import MAX_REASON, pause, resume
-from penstock.operating.status import status
-from penstock.operating.tracing import explain
+from penstock.operating.status.gathering import status
+from penstock.operating.tracing.causes import explain
 from penstock.reconciling.cut import Barrier, read_checkpoints
 from penstock.records import RecordId
 from penstock.streaming import Streamer

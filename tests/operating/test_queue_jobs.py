@@ -12,7 +12,8 @@ from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.declaring.unique import KeyLimits, TenantLimits
-from penstock.operating.jobs import Cancellation, JobFilter, cancel_jobs, jobs_command, list_jobs, move_due
+from penstock.operating.jobs.browsing import JobFilter, list_jobs
+from penstock.operating.jobs.cancellation import Cancellation, cancel_jobs, jobs_command, move_due
 from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
 from penstock.records import DEFAULT_SCOPE

@@ -15,11 +15,12 @@ from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ForeignQueue
-from penstock.operating.doctor import CheckResult, diagnose
 from penstock.operating.doctor import redis_checks as queue_checks
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.doctor.redis_checks import check_clocks
-from penstock.operating.reset import reset_epoch
-from penstock.operating.status import status
+from penstock.operating.reset.epoch import reset_epoch
+from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ShardStatus
 from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import Streamer

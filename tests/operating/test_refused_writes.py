@@ -20,7 +20,8 @@ from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, UnpublishableRecord
-from penstock.operating.tracing import Diagnosis, explain
+from penstock.operating.tracing.causes import explain
+from penstock.operating.tracing.story import Diagnosis
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

@@ -13,7 +13,8 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import Refused, Unknown
 from penstock.journal import offsets_since
-from penstock.operating.reset import checkpoint, reset_checkpoint
+from penstock.operating.reset import checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 

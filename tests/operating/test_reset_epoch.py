@@ -23,7 +23,7 @@ from penstock.embedded import EmbeddedPostgres
 from penstock.embedded.postgres import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, LogDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
-from penstock.operating.reset import reset_epoch
+from penstock.operating.reset.epoch import reset_epoch
 from penstock.records import BEGINNING, Record, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -14,8 +14,9 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.errors import Unknown
 from penstock.journal import known_shards
-from penstock.operating.doctor import diagnose
-from penstock.operating.status import Status, status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import Status
 from penstock.records import DEFAULT_SCOPE, Shard, ShardName, parse_place
 from penstock.streaming import Streamer
 from penstock.verifying import Finding, FindingKind

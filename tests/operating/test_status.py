@@ -16,7 +16,9 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.errors import SchemaMissing, ServerUnavailable
-from penstock.operating.status import Status, count_dead_letters, gathering, status
+from penstock.operating.status import gathering
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import Status, count_dead_letters
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 

@@ -16,7 +16,7 @@ from penstock.database.connections import Connection
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.letters import newest, of_consumer, retry
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 

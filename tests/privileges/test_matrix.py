@@ -31,9 +31,10 @@ from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
 from penstock.operating import consumers
 from penstock.operating import letters as dead_letters
 from penstock.operating.replay import ReplayRequest, replay
-from penstock.operating.reset import reset_checkpoint, reset_epoch, reset_ick
-from penstock.operating.status import status
-from penstock.operating.tracing import trace
+from penstock.operating.reset.checkpoint import reset_checkpoint, reset_ick
+from penstock.operating.reset.epoch import reset_epoch
+from penstock.operating.status.gathering import status
+from penstock.operating.tracing.causes import trace
 from penstock.reconciling import Barrier, cut
 from penstock.reconciling.reconciliation import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record

@@ -24,9 +24,10 @@ from penstock.database.connections import connect_postgres
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import letters as dead_letters
-from penstock.operating.jobs import JobFilter, list_jobs, move_due
+from penstock.operating.jobs.browsing import JobFilter, list_jobs
+from penstock.operating.jobs.cancellation import move_due
 from penstock.operating.pausing import note_action
-from penstock.operating.status import status
+from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 
 JOBS = Queue("jobs", keep=timedelta(0))

@@ -19,7 +19,8 @@ from penstock.clients import LogReader, LogWriter
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, InvalidName
-from penstock.operating.doctor import CheckResult, diagnose
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.streaming import Streamer
 
 LUA = Path(__file__).parents[2] / "lua"

@@ -20,7 +20,8 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.tables import TABLE_NAMES
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
-from penstock.operating.doctor import CheckResult, diagnose
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import newest_shipped
 from penstock.schema.role_plan import make_roles, plan_roles, roles_sql

@@ -16,8 +16,8 @@ from penstock.database.registry import registered_channels
 from penstock.declaring.kinds import shard_for_key
 from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
 from penstock.operating.channels import reshard
-from penstock.operating.status import status
-from penstock.operating.tracing import explain
+from penstock.operating.status.gathering import status
+from penstock.operating.tracing.causes import explain
 from penstock.records import DEFAULT_SCOPE, Offset, Place, Shard, ShardName
 from penstock.streaming import Streamer
 

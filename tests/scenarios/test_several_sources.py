@@ -18,7 +18,7 @@ from fixtures.sources import Backup, Regions, Source, keys
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import HistoryDiverged
-from penstock.operating.reset import reset_epoch
+from penstock.operating.reset.epoch import reset_epoch
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 

@@ -23,7 +23,7 @@ from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
 from penstock.observer import install_crashpoint
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.reconciling import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer

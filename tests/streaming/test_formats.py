@@ -22,8 +22,8 @@ from penstock.embedded import EmbeddedPostgres
 from penstock.errors import UnsafeSetting
 from penstock.operating import letters as dead_letters
 from penstock.operating.consumers import list_consumers
-from penstock.operating.doctor import diagnose
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.reconciling.reconciliation import last_runs
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.schema.initialise import initialise

@@ -13,9 +13,9 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
 from penstock.errors import HistoryDiverged
 from penstock.journal import missed_records
-from penstock.operating.doctor import diagnose
-from penstock.operating.reset import reset_epoch
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.reset.epoch import reset_epoch
+from penstock.operating.status.gathering import status
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 

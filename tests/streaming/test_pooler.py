@@ -14,8 +14,8 @@ from fixtures.flow import running, stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.operating.doctor import diagnose
 from penstock.operating.doctor.check import CheckContext
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer

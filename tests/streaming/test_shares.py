@@ -19,7 +19,7 @@ from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.engines import inline
 from penstock.errors import InvalidSetting
-from penstock.operating.status import status
+from penstock.operating.status.gathering import status
 from penstock.records import DEFAULT_SCOPE, Record, Shard, ShardName
 from penstock.streaming import Share, Streamer, tick
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS

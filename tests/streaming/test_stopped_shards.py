@@ -15,9 +15,9 @@ from penstock import Ick, Log, Pipeline
 from penstock.channels.log import read
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
-from penstock.operating.doctor import diagnose, worst
-from penstock.operating.reset import reset_epoch
-from penstock.operating.status import status
+from penstock.operating.doctor.diagnosis import diagnose, worst
+from penstock.operating.reset.epoch import reset_epoch
+from penstock.operating.status.gathering import status
 from penstock.records import DEFAULT_SCOPE, Offset, ShardName
 from penstock.streaming import Streamer, tick
 

@@ -15,7 +15,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.observer import TroubleReport
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.streaming import Streamer
 from penstock.streaming.troubles import TroubleWatch
 from penstock.testing import eventually

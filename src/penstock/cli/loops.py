@@ -22,7 +22,7 @@ from penstock.errors import Halted, Paused
 from penstock.observer import Observer
 from penstock.observing.listener import Answer, Listener
 from penstock.observing.probes import Probes, notified_systemd
-from penstock.operating.status import status
+from penstock.operating.status.gathering import status
 from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings

@@ -23,10 +23,11 @@ from penstock.display import to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
-from penstock.operating.jobs import JobFilter, cancel_jobs, jobs_command, list_jobs
+from penstock.operating.jobs.browsing import JobFilter, list_jobs
+from penstock.operating.jobs.cancellation import cancel_jobs, jobs_command
 from penstock.operating.jobs.queue_limits import KINDS, LimitChange
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
-from penstock.operating.reset import reset_checkpoint
+from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Offset, Place, Scope, Shard, ShardName

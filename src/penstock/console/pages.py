@@ -27,11 +27,13 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel
-from penstock.operating.doctor import CheckResult, diagnose, judge_status
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
-from penstock.operating.status import ConsumerShard, ConsumerStatus, Status
-from penstock.operating.tracing import explain, trace
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
+from penstock.operating.tracing.causes import explain, trace
 from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName, is_place, parse_place

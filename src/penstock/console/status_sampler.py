@@ -16,7 +16,8 @@ import structlog
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError
-from penstock.operating.status import ConsumerStatus, Status, StatusReader
+from penstock.operating.status.gathering import StatusReader
+from penstock.operating.status.snapshot import ConsumerStatus, Status
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.console")

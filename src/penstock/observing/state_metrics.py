@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.display import find_release
-from penstock.operating.status import ChannelStatus, ConsumerStatus, ShardStatus, Status, StatusReader
+from penstock.operating.status.gathering import StatusReader
+from penstock.operating.status.snapshot import ChannelStatus, ConsumerStatus, ShardStatus, Status
 from penstock.pipeline import Pipeline, get_scope
 from penstock.schema.revisions import newest_shipped
 

@@ -16,9 +16,10 @@ from penstock.database.connections import connect_postgres
 from penstock.display import format_memory, format_seconds
 from penstock.errors import ServerUnavailable
 from penstock.observing.listener import Answer, Listener
-from penstock.operating.doctor import CheckResult, diagnose, worst
-from penstock.operating.status import Status
-from penstock.operating.status import status as read_status
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose, worst
+from penstock.operating.status.gathering import status as read_status
+from penstock.operating.status.snapshot import Status
 from penstock.pipeline import get_scope
 from penstock.reconciling.reconciliation import LastRun
 from penstock.settings import Settings, duration

@@ -10,20 +10,9 @@ from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.errors import InvalidSetting
-from penstock.operating.jobs import (
-    JobCount,
-    JobFilter,
-    JobState,
-    QueuedJob,
-    cancel_jobs,
-    check_queue,
-    count_jobs,
-    jobs_command,
-    list_jobs,
-    move_due,
-    read_job,
-    retry_jobs,
-)
+from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, check_queue, list_jobs, read_job
+from penstock.operating.jobs.cancellation import JobCount, cancel_jobs, count_jobs, jobs_command, move_due
+from penstock.operating.jobs.retrying import retry_jobs
 from penstock.operating.pausing import note_action
 from penstock.records import parse_moment
 from penstock.settings import Settings

@@ -28,9 +28,10 @@ from penstock.journal import journal_bounds, known_shards, offsets_since
 from penstock.journal.journal_reader import shards_to_compare
 from penstock.journal.journal_records import fill
 from penstock.operating.channels import unknown_channel
-from penstock.operating.tracing import MAX_OF_KEY, Diagnosis, OpenWriter, ReaderProgress, Story
-from penstock.operating.tracing import explain as find_cause
-from penstock.operating.tracing import trace as read_stories
+from penstock.operating.tracing.causes import MAX_OF_KEY
+from penstock.operating.tracing.causes import explain as find_cause
+from penstock.operating.tracing.causes import trace as read_stories
+from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
 from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment, to_time
 from penstock.settings import Settings
 

@@ -13,17 +13,10 @@ from penstock.database.connections import connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.operating.replay import Replay, ReplayRequest
 from penstock.operating.replay import replay as carry_out
-from penstock.operating.reset import (
-    AcceptedShard,
-    CheckpointTarget,
-    ConsumerInDoubt,
-    EpochPlan,
-    OffsetsInDoubt,
-    reset_checkpoint,
-    reset_epoch,
-    reset_ick,
-    reset_source,
-)
+from penstock.operating.reset.checkpoint import CheckpointTarget, reset_checkpoint, reset_ick
+from penstock.operating.reset.doubt import ConsumerInDoubt, OffsetsInDoubt
+from penstock.operating.reset.epoch import EpochPlan, reset_epoch
+from penstock.operating.reset.source_history import AcceptedShard, reset_source
 from penstock.records import parse_place
 from penstock.settings import Settings
 

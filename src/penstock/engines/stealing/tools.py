@@ -25,7 +25,8 @@ from penstock.engines.stealing.job_threads import time_left_s
 from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import ServerUnavailable
 from penstock.logs import follow_application
-from penstock.operating.status import ChannelStatus, ConsumerStatus, Status, status
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import ChannelStatus, ConsumerStatus, Status
 from penstock.parallel import Backoff
 from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer

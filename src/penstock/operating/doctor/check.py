@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol
 from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.operating.status import Status, status
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import Status
 from penstock.pipeline import Pipeline
 from penstock.records import Scope, ShardName
 

@@ -13,7 +13,7 @@ from penstock.database.statements import quote
 from penstock.errors import CodecMissing
 from penstock.journal import missed_records as find_missed
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
-from penstock.operating.status import ChannelStatus, ConsumerShard, ConsumerStatus, Status
+from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.schema.capture import inspect_triggers
 from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.streaming.faults import UnknownShard

@@ -18,8 +18,7 @@ from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
-from penstock.operating.status import ChannelStatus
-from penstock.operating.status.snapshot import QueueStatus
+from penstock.operating.status.snapshot import ChannelStatus, QueueStatus
 from penstock.records import Offset, Scope, Shard, ShardName
 
 OLDEST_REDIS = (6, 2)
