@@ -24,14 +24,18 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, PyFormat
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq.abc import PGconn
+from psycopg.types.array import ListDumper
 from sqlalchemy import URL, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
 from penstock.database.driver_errors import connection_errors
+from penstock.database.statements import int_array
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
@@ -267,6 +271,28 @@ class AsyncHandlerConnection(_BoundedSilence, psycopg.AsyncConnection[tuple[Any,
         return await super().wait(self._limited(gen), *args, **options)
 
 
+class _ArrayDumper(ListDumper):
+    """Writes a list of numbers or strings at once: member by member it took 0.8 µs for a number, and 20 for a payload."""
+
+    @override
+    def dump(self, obj: list[Any]) -> Buffer | None:
+        kinds = {*map(type, obj)}
+        if kinds == {int}:
+            return int_array(obj).encode()
+        if kinds == {str}:
+            text = "\0".join(obj)
+            if text.count("\0") < len(obj):  # no text of Postgres has a NUL
+                text = text.replace("\\", r"\\").replace('"', r"\"").replace("\0", '","')
+                return f'{{"{text}"}}'.encode()
+        return super().dump(obj)
+
+
+def _write_arrays_at_once(adapters: AdaptersMap) -> None:
+    """Does nothing if the application has psycopg write lists in a way of its own."""
+    if adapters.get_dumper(list, PyFormat.TEXT) is ListDumper:
+        adapters.register_dumper(list, _ArrayDumper)
+
+
 def connect_postgres(
     url: str,
     *,
@@ -340,6 +366,7 @@ def make_engine(
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
         connection = HandlerConnection.connect(*args, **options)
         connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
+        _write_arrays_at_once(connection.adapters)
         connection.rollback()
         if timeouts is not None:
             connection.longest_silence_s = timeouts.handler_s
@@ -361,6 +388,7 @@ def make_async_engine(
         [(pid,)] = await (await connection.execute(_BACKEND)).fetchall()
         direct = pid == connection.info.backend_pid
         connection.prepare_threshold = _prepare_after(prepare, direct)
+        _write_arrays_at_once(connection.adapters)
         await connection.rollback()
         if timeouts is not None:
             connection.longest_silence_s = timeouts.handler_s
