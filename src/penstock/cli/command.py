@@ -82,6 +82,11 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
     return decorate
 
 
+def subcommand(group: typer.Typer, title: str, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a group: see ``command``."""
+    return lambda function: group.command(title)(command(*names)(function))
+
+
 def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     """The parameter with its help; as ever, one without a default is an argument unless its annotation says otherwise."""
     kind, plain = parameter.annotation, typer.Argument if parameter.default is parameter.empty else typer.Option

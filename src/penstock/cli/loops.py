@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 import structlog
 import typer
 from rich.console import Console
-from rich.status import Status
 
 from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
@@ -103,27 +102,17 @@ def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[], Ans
 EVERY_S = 0.2
 
 
-class ProgressLine:
+class ProgressLine(ExitStack):
     """``1,234 records published · 56/s``, on stderr, rewritten in place."""
 
     def __init__(self, what: str) -> None:
-        """Sets up the line; ``what`` is what was done with the records: ``published``."""
+        """Shows the line on a terminal; ``what`` is what was done with the records: ``published``."""
+        super().__init__()
         self.count = 0
         self._what = what
         self._began = self._shown = monotonic()
-        self._line: Status | None = None
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            self._line = Console(stderr=True).status("", spinner="dots")
-            self._line.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._line is not None:
-            self._line.__exit__(kind, error, trace)
+        status = Console(stderr=True).status("", spinner="dots")
+        self._line = self.enter_context(status) if sys.stderr.isatty() else None
 
     def add(self, done: RoundResult | Consumed | int) -> None:
         """Adds records, or what a round published, applied or cancelled; updates the line every ``EVERY_S`` seconds."""

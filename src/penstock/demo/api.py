@@ -1,7 +1,7 @@
 """The HTTP API: each request is one SERIALIZABLE transaction, retried after a serialization failure."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,89 +35,80 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Api:
-    """The request handlers on one database."""
+Work = Callable[[Session, Request, bytes], Response]
+"""What a request does in its transaction; it is given the body."""
 
-    def __init__(self, engine: Engine) -> None:
-        """Sets up sessions on a database that has the demo's tables."""
-        self._sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
-        pipeline.attach(self._sessions)
 
-    async def create(self, request: Request) -> Response:
-        """POST /rides: books a ride."""
-        body = await request.body()
+def create(session: Session, _: Request, body: bytes) -> Response:
+    """POST /rides: books a ride."""
+    distance, ride = _distance(body), Ride(amount_cents=0)
+    ride.charge(round(distance * CENTS_A_METRE))
+    session.add(ride)
+    session.flush()
+    session.add(Booking(ride_id=ride.id, driver=assign_driver()))
+    message = f"Payment accepted. Your pilot is on their way! distance={distance:.2f}m"
+    return JSONResponse({"message": message, "id": ride.id}, 201)
 
-        def work(session: Session) -> Response:
-            distance, ride = _distance(body), Ride(amount_cents=0)
-            ride.charge(round(distance * CENTS_A_METRE))
-            session.add(ride)
-            session.flush()
-            session.add(Booking(ride_id=ride.id, driver=assign_driver()))
-            message = f"Payment accepted. Your pilot is on their way! distance={distance:.2f}m"
-            return JSONResponse({"message": message, "id": ride.id}, 201)
 
-        return await self._answer(request, work)
+def correct(session: Session, request: Request, body: bytes) -> Response:
+    """PATCH /rides/ID: corrects the distance."""
+    cents = round(_distance(body) * CENTS_A_METRE)
+    _ride(session, request).charge(cents)
+    return PlainTextResponse("", 204)
 
-    async def correct(self, request: Request) -> Response:
-        """PATCH /rides/ID: corrects the distance."""
-        body = await request.body()
 
-        def work(session: Session) -> Response:
-            cents = round(_distance(body) * CENTS_A_METRE)
-            _ride(session, request).charge(cents)
-            return PlainTextResponse("", 204)
-
-        return await self._answer(request, work)
-
-    async def cancel(self, request: Request) -> Response:
-        """DELETE /rides/ID: cancels the ride."""
-
-        def work(session: Session) -> Response:
-            ride = _ride(session, request)
-            ride.delta_cents = -ride.amount_cents  # type: ignore[misc]  # an instance's own
-            session.delete(ride)
-            return PlainTextResponse("", 204)
-
-        return await self._answer(request, work)
-
-    async def _answer(self, request: Request, work: Callable[[Session], Response]) -> Response:
-        return await run_in_threadpool(self._retry, work, fail="x-decline" in request.headers)
-
-    def _retry(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
-        """Runs one transaction, up to 20 times; the response carries the number of attempts."""
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: classify(error) is ErrorKind.CONFLICT),
-            stop=tenacity.stop_after_attempt(20),
-            wait=tenacity.wait_random(0, 0.02),
-            reraise=True,
-        )
-        try:
-            answer = attempts(self._transact, work, fail=fail)
-        except RefusedError as refused:
-            answer = JSONResponse({"error": str(refused)}, refused.status)
-        answer.headers["x-attempts"] = str(attempts.statistics["attempt_number"])
-        return answer
-
-    def _transact(self, work: Callable[[Session], Response], *, fail: bool) -> Response:
-        with self._sessions.begin() as session:
-            answer = work(session)
-            if fail:
-                session.flush()  # stages the record, which the rollback removes
-                raise RefusedError(402, "Your card was declined.")
-        return answer
+def cancel(session: Session, request: Request, _: bytes) -> Response:
+    """DELETE /rides/ID: cancels the ride."""
+    ride = _ride(session, request)
+    ride.delta_cents = -ride.amount_cents  # type: ignore[misc]  # an instance's own
+    session.delete(ride)
+    return PlainTextResponse("", 204)
 
 
 def application(engine: Engine, more: Sequence[Route] = ()) -> Starlette:
     """The API on a database that has the demo's tables, and ``more`` routes."""
-    api = Api(engine)
+    sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
+    pipeline.attach(sessions)
+
+    def make_endpoint(work: Work) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await run_in_threadpool(_answer, sessions, work, request, await request.body())
+
+        return answer
+
     return Starlette(
         routes=[
             *more,
-            Route("/rides", api.create, methods=["POST"]),
-            Route("/rides/{id:int}", api.correct, methods=["PATCH"]),
-            Route("/rides/{id:int}", api.cancel, methods=["DELETE"]),
+            Route("/rides", make_endpoint(create), methods=["POST"]),
+            Route("/rides/{id:int}", make_endpoint(correct), methods=["PATCH"]),
+            Route("/rides/{id:int}", make_endpoint(cancel), methods=["DELETE"]),
         ]
     )
+
+
+def _answer(sessions: sessionmaker[Session], work: Work, request: Request, body: bytes) -> Response:
+    """Runs one transaction, up to 20 times; the response carries the number of attempts."""
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda error: classify(error) is ErrorKind.CONFLICT),
+        stop=tenacity.stop_after_attempt(20),
+        wait=tenacity.wait_random(0, 0.02),
+        reraise=True,
+    )
+    try:
+        answer = attempts(_transact, sessions, work, request, body)
+    except RefusedError as refused:
+        answer = JSONResponse({"error": str(refused)}, refused.status)
+    answer.headers["x-attempts"] = str(attempts.statistics["attempt_number"])
+    return answer
+
+
+def _transact(sessions: sessionmaker[Session], work: Work, request: Request, body: bytes) -> Response:
+    with sessions.begin() as session:
+        answer = work(session, request, body)
+        if "x-decline" in request.headers:
+            session.flush()  # stages the record, which the rollback removes
+            raise RefusedError(402, "Your card was declined.")
+    return answer
 
 
 def _ride(session: Session, request: Request) -> Ride:

@@ -6,12 +6,11 @@ They count what this process has done since it began; how far the pipeline is, i
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
 from time import monotonic
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -112,21 +111,12 @@ class ProcessMetrics(Collector):
         self._histograms: dict[str, dict[Labels, _Histogram]] = {name: {} for name in METRICS}
         self._rounds: dict[str, float] = {}
         self._errors: set[str] = set()
-        self._adders: dict[type, Callable[[Any], None]] = {
-            Staged: self._add_staged,
-            Delivery: self._add_delivery,
-            HandlerEnded: self._add_call,
-            RoundEnded: self._add_round,
-            ServerAway: self._add_wait,
-            Streamed: self._add_streamed,
-        }
         pipeline.observe(self)
 
     def __call__(self, event: Event) -> None:
         """Adds an event."""
-        if (add := self._adders.get(type(event))) is not None:
-            with self._lock:
-                add(event)
+        with self._lock:
+            self._add(event)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics that have values."""
@@ -151,34 +141,31 @@ class ProcessMetrics(Collector):
         """None, so that registering collects nothing."""
         return []
 
-    def _add_staged(self, event: Staged) -> None:
-        self._count("penstock_staged_records_total", (event.channel,), event.records)
-
-    def _add_delivery(self, event: Delivery) -> None:
-        names = event.consumer, event.channel
-        for outcome, count in event.counts.items():
-            self._count("penstock_delivered_records_total", (*names, outcome), count)
-        if event.latencies_us:
-            self._histogram("penstock_stage_to_handler_seconds", names).add_all(event.latencies_us, 1e6)
-
-    def _add_call(self, event: HandlerEnded) -> None:
-        names = event.consumer, event.channel
-        labels = *names, self._bounded(event.error or "")
-        self._histogram("penstock_handler_duration_seconds", labels).add(event.seconds)
-        self._histogram("penstock_handler_batch_records", names).add(event.records)
-
-    def _add_round(self, event: RoundEnded) -> None:
-        self._histogram("penstock_round_duration_seconds", (event.worker,)).add(event.seconds)
-        self._rounds[event.worker] = monotonic()
-
-    def _add_wait(self, event: ServerAway) -> None:
-        self._count("penstock_server_wait_seconds_total", (event.worker, event.server), event.seconds)
-
-    def _add_streamed(self, event: Streamed) -> None:
-        for step in ("sequenced", "added", "known", "removed"):
-            self._count("penstock_streamer_records_total", (step,), getattr(event, step))
-        if event.backlog is not None:
-            self._values["penstock_streamer_backlog_records"][()] = event.backlog
+    def _add(self, event: Event) -> None:  # noqa: C901  a case an event
+        match event:
+            case Staged(channel, records):
+                self._count("penstock_staged_records_total", (channel,), records)
+            case Delivery(consumer, channel, counts, latencies_us):
+                for outcome, count in counts.items():
+                    self._count("penstock_delivered_records_total", (consumer, channel, outcome), count)
+                if latencies_us:
+                    self._histogram("penstock_stage_to_handler_seconds", (consumer, channel)).add_all(latencies_us, 1e6)
+            case HandlerEnded(consumer, channel, records, seconds, error):
+                labels = consumer, channel, self._bounded(error or "")
+                self._histogram("penstock_handler_duration_seconds", labels).add(seconds)
+                self._histogram("penstock_handler_batch_records", (consumer, channel)).add(records)
+            case RoundEnded(worker, seconds):
+                self._histogram("penstock_round_duration_seconds", (worker,)).add(seconds)
+                self._rounds[worker] = monotonic()
+            case ServerAway(worker, server, seconds):
+                self._count("penstock_server_wait_seconds_total", (worker, server), seconds)
+            case Streamed():
+                for step in ("sequenced", "added", "known", "removed"):
+                    self._count("penstock_streamer_records_total", (step,), getattr(event, step))
+                if event.backlog is not None:
+                    self._values["penstock_streamer_backlog_records"][()] = event.backlog
+            case _:
+                pass
 
     def _count(self, name: str, labels: Labels, count: float) -> None:
         values = self._values[name]

@@ -1,5 +1,6 @@
 """``penstock verify`` and ``penstock reconcile``: compare the log with Postgres, and what consumers hold with the canonical tables."""
 
+from dataclasses import fields
 from itertools import chain
 from typing import Annotated, Any
 
@@ -169,22 +170,11 @@ def _show_differences(comparison: StateComparison, *, values: bool) -> None:
 
 
 def _to_json(found: Reconciled) -> dict[str, Any]:
-    names = (
-        "run",
-        "name",
-        "consumer",
-        "intent",
-        "tick",
-        "resumed",
-        "repaired",
-        "clean",
-        "paused_s",
-        "held_s",
-        "seconds",
-    )
-    known, compared = {name: getattr(found, name) for name in names}, found.comparison
+    known = {each.name: getattr(found, each.name) for each in fields(found) if each.name != "comparison"}
+    compared = found.comparison
     return {
         **known,
+        "clean": found.clean,
         "compared": compared and compared.compared,
         "equal": compared and compared.equal,
         "differences": {str(kind): count for kind, count in compared.counts.items()} if compared else {},

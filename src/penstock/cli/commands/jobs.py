@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, subcommand, whoami
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.errors import InvalidSetting
@@ -33,8 +33,7 @@ InState = Annotated[
 ]
 
 
-@jobs.command("list")
-@command()
+@subcommand(jobs, "list")
 def list_(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,
@@ -60,8 +59,7 @@ def list_(  # noqa: PLR0917  options
         say(f"There may be more: --after {found[-1].id}")
 
 
-@jobs.command("show")
-@command()
+@subcommand(jobs, "show")
 def show_(
     settings: Settings,
     queue: QueueArgument,
@@ -107,8 +105,7 @@ TENANTS_SHOWN = 50
 """Lines of a plan; those with the most jobs."""
 
 
-@jobs.command("cancel")
-@command()
+@subcommand(jobs, "cancel")
 def cancel(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,
@@ -122,7 +119,7 @@ def cancel(  # noqa: PLR0917  options
     json: Json = False,
 ) -> None:
     """Cancel jobs: they will have no effect. A worker that has begun to write for one is asked to roll back."""
-    of = _choose(ids, tenant, key, unique, state, all_=all_)
+    of = _check(JobFilter(ids or None, tenant, key, unique, state), all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
             _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
@@ -135,8 +132,7 @@ def cancel(  # noqa: PLR0917  options
     show(f"cancelled {done.cancelled:,} jobs, asked the workers of {done.running:,} more to roll back")
 
 
-@jobs.command("retry")
-@command()
+@subcommand(jobs, "retry")
 def retry(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,
@@ -152,7 +148,7 @@ def retry(  # noqa: PLR0917  options
     json: Json = False,
 ) -> None:
     """Try jobs again: dead letters are staged again by the workers, and jobs that are delayed or snoozed are due now."""
-    of = _choose(ids, tenant, key, unique, state, all_=all_)
+    of = _check(JobFilter(ids or None, tenant, key, unique, state), all_=all_)
     with open_connections(settings, "jobs") as servers:
         if apply:
             _note(servers, "Retry", of, "retry", queue)
@@ -165,8 +161,7 @@ def retry(  # noqa: PLR0917  options
         say(NOTHING_CHANGED)
 
 
-@jobs.command("move-due")
-@command()
+@subcommand(jobs, "move-due")
 def move_due_(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,
@@ -181,7 +176,7 @@ def move_due_(  # noqa: PLR0917  options
     """Move the time at which jobs are due that wait or are delayed, and have no unique name."""
     moment = parse_moment(due)
     at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
-    of = _choose(ids, tenant, key, None, None, all_=all_)
+    of = _check(JobFilter(ids or None, tenant, key), all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
             counts = count_jobs(servers.connection, servers.client, queue, of, movable=True, scope=servers.scope)
@@ -193,16 +188,7 @@ def move_due_(  # noqa: PLR0917  options
     show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def _choose(
-    ids: Sequence[int] | None,
-    tenant: str | None,
-    key: str | None,
-    unique: str | None,
-    state: JobState | None,
-    *,
-    all_: bool,
-) -> JobFilter:
-    of = JobFilter(tuple(ids) if ids else None, tenant, key, unique, state)
+def _check(of: JobFilter, *, all_: bool) -> JobFilter:
     if (of == JobFilter()) is not all_:
         raise InvalidSetting(
             "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"

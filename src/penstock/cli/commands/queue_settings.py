@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, whoami
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, subcommand, whoami
 from penstock.cli.commands.jobs import QueueArgument
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found
@@ -16,8 +16,7 @@ from penstock.settings import Settings
 queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenants and keys of a queue.")
 
 
-@queues.command("limits")
-@command()
+@subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
     """List the limits that hold: those that were set, and those that are declared beside them; no name is all others."""
     with open_connections(settings, "queues") as servers:
@@ -25,8 +24,7 @@ def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> Non
     show_found(found, "kind, name, limits, set at", json=json)
 
 
-@queues.command("limit")
-@command()
+@subcommand(queues, "limit")
 def limit_(  # noqa: PLR0917  options
     settings: Settings,
     queue: QueueArgument,

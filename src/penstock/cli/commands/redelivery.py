@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, command, require_pipeline
+from penstock.cli.command import NOTHING_CHANGED, Apply, Json, require_pipeline, subcommand
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
 from penstock.cli.render import payload_lines, say, show, show_found, with_payload
@@ -38,8 +38,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only those that failed before.")]
 
 
-@dead_letters.command("list")
-@command()
+@subcommand(dead_letters, "list")
 def list_(  # noqa: PLR0917  options
     settings: Settings,
     consumer: Annotated[str | None, typer.Argument(help="Name of the consumer; by default all.")] = None,
@@ -81,8 +80,7 @@ def list_(  # noqa: PLR0917  options
         say(f"There may be more: --after '{found[-1].place}'")
 
 
-@dead_letters.command("show")
-@command()
+@subcommand(dead_letters, "show")
 def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False) -> None:
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
@@ -103,8 +101,7 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
     )
 
 
-@dead_letters.command("retry")
-@command("master", "conf")
+@subcommand(dead_letters, "retry", "master", "conf")
 def retry(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,
@@ -155,8 +152,7 @@ def retry(  # noqa: PLR0917  options
         raise typer.Exit(1)
 
 
-@dead_letters.command("drop")
-@command()
+@subcommand(dead_letters, "drop")
 def drop(  # noqa: PLR0917  options
     settings: Settings,
     consumer: ConsumerArgument,

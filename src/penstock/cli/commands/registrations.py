@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.cli.command import DIFFERENCES, NOTHING_CHANGED, Apply, Json, command, require_pipeline, whoami
+from penstock.cli.command import (
+    DIFFERENCES,
+    NOTHING_CHANGED,
+    Apply,
+    Json,
+    command,
+    require_pipeline,
+    subcommand,
+    whoami,
+)
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.registry import PauseKind
@@ -38,8 +47,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Why, for those who find i
 By = Annotated[str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")]
 
 
-@consumers.command("list")
-@command()
+@subcommand(consumers, "list")
 def list_consumers_(settings: Settings, json: Json = False) -> None:
     """List the registered consumers."""
     with open_connections(settings, "consumers") as servers:
@@ -47,8 +55,7 @@ def list_consumers_(settings: Settings, json: Json = False) -> None:
     show_found(found, "consumer, reads=channel, #shards, #passed, #lag, #dead letters, moved at", json=json)
 
 
-@consumers.command("retire")
-@command()
+@subcommand(consumers, "retire")
 def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False) -> None:
     """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
     with open_connections(settings, "consumers") as servers:
@@ -66,8 +73,7 @@ def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False
         say(NOTHING_CHANGED)
 
 
-@consumers.command("rename")
-@command()
+@subcommand(consumers, "rename")
 def rename_consumer(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the consumer now.")],
@@ -94,15 +100,13 @@ def rename_consumer(
     )
 
 
-@consumers.command("pause")
-@command()
+@subcommand(consumers, "pause")
 def pause_consumer(settings: Settings, name: ConsumerName, reason: Reason, by: By = None) -> None:
     """Apply nothing more of a consumer until it is resumed. Nothing is lost: retention waits for it."""
     _pause(settings, "consumer", name, reason, by)
 
 
-@consumers.command("resume")
-@command()
+@subcommand(consumers, "resume")
 def resume_consumer(settings: Settings, name: ConsumerName) -> None:
     """Let a paused consumer go on."""
     _resume(settings, "consumer", name)
@@ -137,8 +141,7 @@ def _progress(each: RegisteredConsumer) -> str:
     )
 
 
-@channels.command("list")
-@command()
+@subcommand(channels, "list")
 def list_channels_(settings: Settings, json: Json = False) -> None:
     """List the registered channels."""
     with open_connections(settings, "channels") as servers:
@@ -160,8 +163,7 @@ def _entries(channel: ListedChannel) -> str:
     return "packed" if channel.entries == "none" else f"packed, {channel.entries}"
 
 
-@channels.command("tenants")
-@command()
+@subcommand(channels, "tenants")
 def list_tenants(
     settings: Settings,
     name: ChannelName,
@@ -179,22 +181,19 @@ def list_tenants(
         say(f"There are more than {MAX_TENANTS:,} tenants: others may have as many.")
 
 
-@channels.command("pause")
-@command()
+@subcommand(channels, "pause")
 def pause_channel(settings: Settings, name: ChannelName, reason: Reason, by: By = None) -> None:
     """Apply nothing more of a channel, by any consumer: the one switch of a queue. It still takes records."""
     _pause(settings, "channel", name, reason, by)
 
 
-@channels.command("resume")
-@command()
+@subcommand(channels, "resume")
 def resume_channel(settings: Settings, name: ChannelName) -> None:
     """Let the consumers of a paused channel go on."""
     _resume(settings, "channel", name)
 
 
-@channels.command("retire")
-@command()
+@subcommand(channels, "retire")
 def retire_channel_(
     settings: Settings,
     name: ChannelName,
@@ -222,8 +221,7 @@ def retire_channel_(
         say(NOTHING_CHANGED)
 
 
-@channels.command("adopt")
-@command()
+@subcommand(channels, "adopt")
 def adopt_channel_(
     settings: Settings, name: Annotated[str, typer.Argument(help="Name of a retired channel.")], apply: Apply = False
 ) -> None:
@@ -235,8 +233,7 @@ def adopt_channel_(
         say(NOTHING_CHANGED)
 
 
-@channels.command("reshard")
-@command()
+@subcommand(channels, "reshard")
 def reshard_channel(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the log.")],

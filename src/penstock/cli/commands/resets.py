@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import NOTHING_CHANGED, Apply, Json, OnlyShard, command, means_position, parse_point
+from penstock.cli.command import (
+    NOTHING_CHANGED,
+    Apply,
+    Json,
+    OnlyShard,
+    command,
+    means_position,
+    parse_point,
+    subcommand,
+)
 from penstock.cli.connecting import open_connections
 from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_found, show_json, show_rows
@@ -23,8 +32,7 @@ from penstock.settings import Settings
 reset = typer.Typer(no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick.")
 
 
-@reset.command("checkpoint")
-@command()
+@subcommand(reset, "checkpoint")
 def checkpoint(  # noqa: PLR0917  options
     settings: Settings,
     consumer: str,
@@ -87,8 +95,7 @@ def _parse_target(to: str | None) -> CheckpointTarget:
         ) from error
 
 
-@reset.command("epoch")
-@command()
+@subcommand(reset, "epoch")
 def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log."""
     with open_connections(settings, "reset") as servers:
@@ -101,8 +108,7 @@ def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
         say("Nothing was changed. Stop streamers and consumers, then carry it out: --apply")
 
 
-@reset.command("source")
-@command("sources")
+@subcommand(reset, "source", "sources")
 def source(
     settings: Settings,
     consumer: str,
@@ -163,8 +169,7 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
         say(f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows.")
 
 
-@reset.command("ick")
-@command()
+@subcommand(reset, "ick")
 def ick(
     settings: Settings,
     channel: Annotated[str, typer.Argument(help="Name of the Ick.")],

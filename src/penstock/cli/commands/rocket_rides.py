@@ -23,7 +23,7 @@ from penstock.pipeline import Pipeline
 from penstock.settings import Settings, duration
 
 if TYPE_CHECKING:
-    from penstock.demo.audit import Copy
+    from penstock.demo.audit import Audit
     from penstock.demo.demonstration import DemoProgress
 
 SAY_EVERY_S = 2.0
@@ -121,18 +121,17 @@ class _Screen:
             self._live.start()
 
     def wait(self, what: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(what), refresh=True)
-        elif monotonic() >= self._next:
-            self._next = monotonic() + SAY_EVERY_S
-            say(what)
+        self._show(what, what)
 
     def show(self, progress: "DemoProgress") -> None:
+        self._show(_format_table(progress), _format_line(progress))
+
+    def _show(self, table: str, line: str) -> None:
         if self._live is not None:
-            self._live.update(Text(_format_table(progress)), refresh=True)
+            self._live.update(Text(table), refresh=True)
         elif monotonic() >= self._next:
             self._next = monotonic() + SAY_EVERY_S
-            say(_format_line(progress))
+            say(line)
 
     def close(self) -> None:
         if self._live is not None:
@@ -141,13 +140,8 @@ class _Screen:
 
 def _format_line(progress: "DemoProgress") -> str:
     now = progress.audit
-    counts = {name: consumer["applied"] for name, consumer in now.consumers.items()}
-    counts["ride_index"] = now.index.applied
-    counts["send_receipts"] = now.receipts.sent
-    if now.late_consumer.position:
-        counts["ride-late"] = now.late_consumer.applied
     drift = f", drift repaired {progress.drift.repaired}" if progress.drift else ""
-    applied = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    applied = ", ".join(f"{name} {count}" for name, count, *_ in _make_rows(now))
     return (
         f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published {now.published:,}, "
         f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}{drift}"
@@ -156,24 +150,32 @@ def _format_line(progress: "DemoProgress") -> str:
 
 def _format_table(progress: "DemoProgress") -> str:
     now = progress.audit
-    rows = [
-        (
-            name,
-            f"{c['applied']:,}",
-            f"{c['skipped']:,}",
-            f"{now.staged - c['position']:,}",
-            _format_money(c["total_cents"]),
-        )
-        for name, c in now.consumers.items()
-    ]
-    rows.append(_copy_row("ride_index", now.index))
-    waiting = f"{now.receipts.booked - now.receipts.sent:,}"
-    rows.append(("send_receipts", f"{now.receipts.sent:,}", "", waiting, ""))
+    rows = [*_make_rows(now), ("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents))]
+    return _format_head(progress) + table_text(["consumer", "#applied", "#skipped", "#lag", "#total"], rows)
+
+
+def _make_rows(now: "Audit") -> list[tuple[str, ...]]:
+    """What each consumer has applied, skipped and not passed, and its total."""
+    receipts, copies = now.receipts, [("ride_index", now.index)]
     if now.late_consumer.position:
-        rows.append(_copy_row("ride-late", now.late_consumer))
-    rows.append(("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents)))
-    columns = ["consumer", "#applied", "#skipped", "#lag", "#total"]
-    return _format_head(progress) + table_text(columns, rows)
+        copies.append(("ride-late", now.late_consumer))
+    return [
+        *(
+            (
+                name,
+                f"{each['applied']:,}",
+                f"{each['skipped']:,}",
+                f"{now.staged - each['position']:,}",
+                _format_money(each["total_cents"]),
+            )
+            for name, each in now.consumers.items()
+        ),
+        *(
+            (name, f"{copy.applied:,}", "", f"{copy.records - copy.position:,}", _format_money(copy.total_cents))
+            for name, copy in copies
+        ),
+        ("send_receipts", f"{receipts.sent:,}", "", f"{receipts.booked - receipts.sent:,}", ""),
+    ]
 
 
 def _format_head(progress: "DemoProgress") -> str:
@@ -185,11 +187,6 @@ def _format_head(progress: "DemoProgress") -> str:
         f"kills {progress.kills}, batches sent again {now.resent}\n"
         f"stage to handler p50 {now.p50_ms:.1f} ms, p99 {now.p99_ms:.0f} ms\n\n"
     )
-
-
-def _copy_row(name: str, copy: "Copy") -> tuple[str, str, str, str, str]:
-    lag = f"{copy.records - copy.position:,}"
-    return name, f"{copy.applied:,}", "", lag, _format_money(copy.total_cents)
 
 
 def _format_verdict(progress: "DemoProgress") -> str:

@@ -1,6 +1,6 @@
 """Jobs that are not done, in pages.  Postgres says which there are, Redis what each of them waits for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, islice
@@ -29,7 +29,7 @@ PAGE = 500
 class JobFilter:
     """Which jobs; None leaves an attribute open."""
 
-    ids: tuple[int, ...] | None = None
+    ids: Sequence[int] | None = None
     tenant: str | None = None
     key: str | None = None
     unique: str | None = None

@@ -175,9 +175,6 @@ def _find_target(request: _Request, shard: ShardName, before: int, earliest: int
     return (earliest, earliest) if since.before < earliest else (since.before, since.removed)
 
 
-log = structlog.get_logger("penstock.operator")
-
-
 @dataclass(frozen=True, slots=True)
 class IckRepair:
     """One damage of an Ick's shard, and its repair."""
