@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Log, Pipeline, Record
-from penstock.batches import join_records
+from penstock.batches.record_batch import join_records
 
 SCHEMA = "bench"
 CHANNEL = "movements"

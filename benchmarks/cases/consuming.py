@@ -25,7 +25,7 @@ from benchmarks.measuring import Case, Contestant, Figures, NotMeasured
 from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
 from penstock import Pipeline
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, make_engine

@@ -15,7 +15,7 @@ from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from penstock import Log
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.retention import retain

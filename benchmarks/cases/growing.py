@@ -12,7 +12,7 @@ from benchmarks.cases.draining import measure_drain
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.servers import BenchServers
 from penstock import Log, Pipeline
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE

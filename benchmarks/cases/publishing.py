@@ -13,7 +13,7 @@ from benchmarks.processor import read_processor_s
 from benchmarks.servers import BenchServers
 from benchmarks.watching.streamers import run_streamers
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE

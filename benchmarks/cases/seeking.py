@@ -8,8 +8,9 @@ from typing import Any
 from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
-from penstock.batches import FIELDS, Columns, Entry
-from penstock.channels.log import NAMES
+from penstock.batches.columns import Columns
+from penstock.batches.entry import FIELDS, Entry
+from penstock.channels.log.stream_entries import NAMES
 from penstock.channels.routing import log_keys
 from penstock.clients import LogReader
 from penstock.records import Offset, Shard, ShardName

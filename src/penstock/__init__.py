@@ -48,7 +48,7 @@ them, and each would spend half a second of processor time on it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.batches import Records
+    from penstock.batches.record_batch import Records
     from penstock.declaring.declarations import Ick, Log, Queue
     from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
     from penstock.declaring.unique import KeyLimits, TenantLimits, Unique
@@ -125,7 +125,7 @@ _MODULES = {
     ),
     "Pipeline": "pipeline",
     "Record": "records",
-    "Records": "batches",
+    "Records": "batches.record_batch",
 }
 """Home of a public name; the others are in ``staging.explicit``."""
 

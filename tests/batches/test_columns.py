@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batches import CODECS, Codec, Columns, DamagedColumns, Entry, Records, as_records
-from penstock.batches.entry import MAX_RECORDS
+from penstock.batches.columns import CODECS, Codec, Columns, DamagedColumns
+from penstock.batches.entry import MAX_RECORDS, Entry
+from penstock.batches.record_batch import Records, as_records
 from penstock.parsing import parse_several
 from penstock.records import Offset, Record, RecordId, Shard, ShardName
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.damaged_entries import COMPRESSED, PLAIN, Damage, Fields, mutate, set_to
-from penstock.batches import CODECS, FIELDS, Columns, Entry
-from penstock.channels.log import NAMES
-from penstock.channels.log.stream_entries import parse_entries
+from penstock.batches.columns import CODECS, Columns
+from penstock.batches.entry import FIELDS, Entry
+from penstock.channels.log.stream_entries import NAMES, parse_entries
 from penstock.errors import ForeignLog
 from penstock.records import Offset, Shard, ShardName
 from penstock.spark.sources import entry_arrays

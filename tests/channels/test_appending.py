@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
-from penstock.batches import Columns
-from penstock.channels.log import Batch, append_together, read
-from penstock.channels.log.appending import Appended, FencedOff, Foreign, Reply, Unusable
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Appended, Batch, FencedOff, Foreign, Reply, Unusable, append_together
+from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 

@@ -13,8 +13,10 @@ from fixtures.command_line import CommandLine
 from fixtures.damaged_entries import rewrite
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import inspect_shards, update_progress
-from penstock.channels.log import Follower, read, read_newest
+from penstock.channels.ick.marking import update_progress
+from penstock.channels.ick.shard_states import inspect_shards
+from penstock.channels.log.follower import Follower
+from penstock.channels.log.streams import read, read_newest
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
 from penstock.consuming import WorkerSetup, make_worker

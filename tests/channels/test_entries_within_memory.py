@@ -16,7 +16,8 @@ from fixtures.damaged_entries import Fields, mutate, rewrite, zstd_frame
 from fixtures.flow import stage_rows
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
-from penstock.batches import FIELDS, MAX_BYTES, MAX_RECORDS, Columns, Entry
+from penstock.batches.columns import MAX_BYTES, Columns
+from penstock.batches.entry import FIELDS, MAX_RECORDS, Entry
 from penstock.channels.log.stream_entries import parse_entries, parse_leading
 from penstock.cli.app import main
 from penstock.clients import LogReader

@@ -14,7 +14,7 @@ from fixtures.logs import Driven
 from fixtures.restored import Restored, stage, stream
 from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
-from penstock.channels.log import evict, extents
+from penstock.channels.log.streams import evict, extents
 from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable

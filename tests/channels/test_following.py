@@ -10,7 +10,7 @@ import redis
 from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from penstock import Log
-from penstock.channels.log import Follower
+from penstock.channels.log.follower import Follower
 from penstock.database.connections import Connection
 from penstock.errors import ForeignLog, ServerUnavailable
 from penstock.records import Offset, Record, ShardName

@@ -12,8 +12,8 @@ import redis
 
 from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
-from penstock.batches import Columns
-from penstock.channels.log import Batch, Unusable, append_together
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Batch, Unusable, append_together
 from penstock.clients import AsyncLogWriter, LogGroup, LogReader, LogWriter, NewRecord
 from penstock.errors import (
     AppendRefused,

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from fixtures.command_line import PENSTOCK, CommandLine, Started
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.cli.app import COMMANDS
 from penstock.database.connections import Connection
 from penstock.records import Shard, ShardName

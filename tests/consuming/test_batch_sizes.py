@@ -9,7 +9,7 @@ import redis
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.batches import Columns
+from penstock.batches.columns import Columns
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

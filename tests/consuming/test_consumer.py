@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fixtures.intervals import take_for_fast
 from fixtures.reader import Handler, Reader, apply
 from penstock import Snooze
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.consuming import Consumed
 from penstock.errors import HistoryDiverged
 from penstock.observer import install_crashpoint

@@ -15,7 +15,7 @@ from fixtures.flow import entry_of_a_record, running, stage_rows
 from fixtures.libraries import Zstandard
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
-from penstock.channels.log import read, read_newest
+from penstock.channels.log.streams import read, read_newest
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

@@ -11,7 +11,7 @@ import redis
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.channels.log import evict, extents
+from penstock.channels.log.streams import evict, extents
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import backfill

@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from fixtures.clients import connect_redis
 from fixtures.sources import Backup, Regions, Source, keys
 from penstock import Log, Pipeline
-from penstock.batches import Columns
-from penstock.channels.log import Appended, Batch, Follower, append_together, evict, extents
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Appended, Batch, append_together
+from penstock.channels.log.follower import Follower
+from penstock.channels.log.streams import evict, extents
 from penstock.channels.routing import log_keys
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.log.journal_follower import EvictedRecords

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import LogRecords

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.batches import Columns, Entry, Records, as_records
+from penstock.batches.columns import Columns
+from penstock.batches.entry import Entry
+from penstock.batches.record_batch import Records, as_records
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

@@ -20,7 +20,7 @@ from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
 from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_totals, keys
 from penstock import Ick, Log, Pipeline, stage
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.offset_source import Limit

@@ -18,8 +18,9 @@ from fixtures.crash_points import (
 from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
 from fixtures.dirty import check_copy
 from fixtures.truth import check_exact
-from penstock.batches import Columns
-from penstock.channels.log import Batch, append_together, extents
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Batch, append_together
+from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.observer import install_crashpoint
 from penstock.records import Epoch, Offset

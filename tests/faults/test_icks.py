@@ -19,13 +19,13 @@ from fixtures.flow import running
 from fixtures.proxy import COMMIT, Harm, Proxy, behind
 from fixtures.running_pipeline import Processes
 from penstock import Pipeline
-from penstock.channels.ick import inspect_shards
-from penstock.channels.log import extents
+from penstock.channels.ick.shard_states import inspect_shards
+from penstock.channels.log.streams import extents
 from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.journal import journal_tails
+from penstock.journal.journal_reader import journal_tails
 from penstock.records import DEFAULT_SCOPE, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually

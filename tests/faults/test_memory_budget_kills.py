@@ -9,7 +9,8 @@ import redis
 from fixtures.running_pipeline import APPLICATION, Processes
 from fixtures.truth import TABLES, Load, await_everything, change
 from penstock import Log
-from penstock.channels.log import extents, memory_used
+from penstock.channels.log.appending import memory_used
+from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 

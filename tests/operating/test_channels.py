@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from fixtures.crashing import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker

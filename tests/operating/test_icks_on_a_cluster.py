@@ -9,7 +9,7 @@ from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.topologies import Cluster
 from penstock import Ick, Pipeline
-from penstock.channels.ick import oldest
+from penstock.channels.ick.shard_states import oldest
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection
 from penstock.operating.doctor.diagnosis import diagnose

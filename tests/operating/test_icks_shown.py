@@ -9,7 +9,7 @@ import redis
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick import oldest
+from penstock.channels.ick.shard_states import oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection

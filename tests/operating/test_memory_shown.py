@@ -10,7 +10,7 @@ import redis
 from fixtures.flow import retain_now, stage_rows
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
-from penstock.channels.log import evict, extents
+from penstock.channels.log.streams import evict, extents
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

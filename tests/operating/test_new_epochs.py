@@ -11,7 +11,7 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import HistoryDiverged
-from penstock.journal import check_lineage
+from penstock.journal.lineage import check_lineage
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.records import DEFAULT_SCOPE
 from penstock.schema.role_plan import make_roles

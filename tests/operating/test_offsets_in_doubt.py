@@ -9,8 +9,8 @@ from fixtures.clients import connect_redis
 from fixtures.restored import Restored, reset, stage, stream
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
-from penstock.channels.log import evict, extents, read
 from penstock.channels.log.stream_entries import parse_entries
+from penstock.channels.log.streams import evict, extents, read
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.database.connections import connect_postgres

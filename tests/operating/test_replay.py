@@ -13,7 +13,7 @@ from fixtures.flow import ReadLog, drop_limits, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
-from penstock.journal import offsets_since
+from penstock.journal.journal_reader import offsets_since
 from penstock.operating import replay
 from penstock.operating.consumers import retire
 from penstock.operating.replay import Replay, ReplayRequest

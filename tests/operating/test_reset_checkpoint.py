@@ -12,7 +12,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import Refused, Unknown
-from penstock.journal import offsets_since
+from penstock.journal.journal_reader import offsets_since
 from penstock.operating.reset import checkpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Offset, Record

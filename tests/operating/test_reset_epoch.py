@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fixtures.damage import copy_data, restore_data
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.channels.log import extents, read
+from penstock.channels.log.streams import extents, read
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.consuming import WorkerSetup

@@ -13,7 +13,7 @@ from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.errors import Unknown
-from penstock.journal import known_shards
+from penstock.journal.journal_reader import known_shards
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import Status

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from fixtures.clients import connect_redis
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline, Snooze
-from penstock.channels.log import evict
+from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres

@@ -19,7 +19,7 @@ from fixtures.roles import As, try_logins
 from penstock import Ick, Log, Pipeline, Queue, Staging, mark_dirty, stage, stage_async, stage_many
 from penstock.channels.acl import acl_grant
 from penstock.channels.ick.shard_states import oldest
-from penstock.channels.log import read_newest
+from penstock.channels.log.streams import read_newest
 from penstock.channels.queue.inspection import oldest_messages
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup

@@ -14,7 +14,7 @@ from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.acl import COMMANDS, acl_grant, acl_lines, find_users, save_users
-from penstock.channels.log import extents, read_newest
+from penstock.channels.log.streams import extents, read_newest
 from penstock.clients import LogReader, LogWriter
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker

@@ -17,7 +17,7 @@ from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import ReadLog, stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog, Gap
 from penstock.records import BEGINNING

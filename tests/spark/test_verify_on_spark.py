@@ -13,7 +13,7 @@ from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
 from penstock import Ick, Log, Pipeline, Queue
-from penstock.channels.log import evict
+from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres

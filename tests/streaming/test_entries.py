@@ -9,8 +9,11 @@ import redis
 from fixtures.flow import stage_rows
 from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
-from penstock.batches import FIELDS, Columns
-from penstock.channels.log import NAMES, Batch, evict
+from penstock.batches.columns import Columns
+from penstock.batches.entry import FIELDS
+from penstock.channels.log.appending import Batch
+from penstock.channels.log.stream_entries import NAMES
+from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection

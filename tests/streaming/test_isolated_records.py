@@ -12,7 +12,7 @@ from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
 from penstock.errors import HistoryDiverged
-from penstock.journal import missed_records
+from penstock.journal.journal_reader import missed_records
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status

@@ -4,7 +4,7 @@ from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
-from penstock.journal import registered_tails
+from penstock.journal.journal_reader import registered_tails
 from penstock.records import DEFAULT_SCOPE, Offset
 from penstock.streaming import tick
 

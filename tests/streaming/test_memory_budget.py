@@ -13,8 +13,9 @@ import redis
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
-from penstock.batches import Columns
-from penstock.channels.log import Appended, Batch, Room, append_together, last_records, make_room, memory_used
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Appended, Batch, Room, append_together, make_room, memory_used
+from penstock.channels.log.streams import last_records
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import RegisteredChannel

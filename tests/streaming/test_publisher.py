@@ -14,7 +14,7 @@ from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import AppendRefused, DamagedJournal, Fenced, ForeignLog, HistoryDiverged
-from penstock.journal import journal_tails
+from penstock.journal.journal_reader import journal_tails
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished

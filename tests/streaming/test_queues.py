@@ -17,14 +17,14 @@ from fixtures.clients import RedisClient, connect_redis
 from fixtures.crash_points import QUEUE_CRASH_POINTS
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
-from penstock.channels.log import Appended, Foreign, Reply
+from penstock.channels.log.appending import Appended, Foreign, Reply
 from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.clients import FairQueue, Lease
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, InvalidMessage, QueueDamaged
-from penstock.journal import missed_records
+from penstock.journal.journal_reader import missed_records
 from penstock.observer import install_crashpoint
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName
 from penstock.streaming import Streamer

@@ -14,7 +14,7 @@ from penstock import Log, Pipeline
 from penstock.database import transactions
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ServerUnavailable
-from penstock.journal import missed_records
+from penstock.journal.journal_reader import missed_records
 from penstock.reconciling import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer

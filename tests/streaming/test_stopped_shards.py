@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fixtures.flow import ReadLog, drop_limits, running
 from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
-from penstock.channels.log import read
+from penstock.channels.log.streams import read
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.operating.doctor.diagnosis import diagnose, worst

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batches import Columns
-from penstock.channels.log import Batch
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Batch
 from penstock.consuming.delivery import (
     MAX_BACKOFF_S,
     MAX_CONFLICTS,

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from fixtures.damaged_entries import mutate
 from penstock import parsing
-from penstock.batches import CODECS, Columns, Entry
-from penstock.batches.entry import FIELDS
-from penstock.channels.log import NAMES
-from penstock.channels.log.stream_entries import parse_entries, parse_first, parse_last
+from penstock.batches.columns import CODECS, Columns
+from penstock.batches.entry import FIELDS, Entry
+from penstock.channels.log.stream_entries import NAMES, parse_entries, parse_first, parse_last
 from penstock.errors import ForeignLog
 from penstock.parsing import MAX_NESTING, MAX_NUMBER, Duration, UnreadableJson, find_number, parse_duration, parse_json
 from penstock.records import Offset, Shard, ShardName

@@ -10,7 +10,7 @@ from benchmarks.backlogs import Backlog, Scale
 from benchmarks.cases.consuming import count_applied
 from benchmarks.measuring import Case, Figures, NotMeasured
 from benchmarks.servers import BenchServers
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 
 CORES = (1, 2)
 """Cores that the engine is bound to; the servers may use all."""

@@ -12,7 +12,7 @@ from benchmarks.cases import limits
 from benchmarks.cases.spark.session import count_rows, get_session
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.testing import eventually
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ live, and changes them in one script call.  What is over is not returned, and is
 ``PinnedKeys.reap`` and ``QueueTracker.sync`` are callables without arguments, for recruits, cron, or a thread.
 """
 
-from penstock.channels.ick import Added, Exchanged, IckStats, Mark
+from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark
 from penstock.channels.queue import DeadMessage, Explanation, Message, NewMessage, QueueStats, Written
 from penstock.channels.server import check_eviction
 from penstock.clients.hash import AsyncVolatileHash, VolatileHash

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick import oldest
+from penstock.channels.ick.shard_states import oldest
 from penstock.channels.log.streams import read_newest
 from penstock.channels.queue.inspection import busiest_tenants, explain_messages, oldest_messages
 from penstock.channels.server import connect_redis

@@ -24,7 +24,7 @@ from time import monotonic
 import structlog
 from typing_extensions import override
 
-from penstock.channels.ick import update_progress
+from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import ask_each, isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from penstock.batches import as_records
+from penstock.batches.record_batch import as_records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import Broken, Conflict, Unavailable

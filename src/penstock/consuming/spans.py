@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from penstock.batches import Records
+from penstock.batches.record_batch import Records
 from penstock.consuming.failures import Culprit, Repeated
 from penstock.database.driver_errors import driver_error
 from penstock.declaring.declarations import ConsumerSpec

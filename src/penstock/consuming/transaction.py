@@ -29,7 +29,7 @@ from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driv
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
-from penstock.journal import check_same_server
+from penstock.journal.lineage import check_same_server
 from penstock.observer import Delivery, HandlerBegan, HandlerEnded, crashpoint
 from penstock.records import Offset, ShardName
 

@@ -26,7 +26,7 @@ from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
-from penstock.journal import check_tails, server_start_us
+from penstock.journal.lineage import check_tails, server_start_us
 from penstock.observer import LoopBegan, RoundEnded, ServerAway
 from penstock.parallel import Backoff, Runner, pause
 from penstock.records import ShardName

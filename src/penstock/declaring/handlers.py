@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from penstock.batches import Records
+    from penstock.batches.record_batch import Records
 
 Handler = Callable[..., object]
 Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from psycopg.rows import dict_row
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, FLOODING, LATE_CONSUMER, pipeline, rides
 

@@ -7,29 +7,3 @@ holds another record at its end, shows that Postgres has lost commits.
     journal_records   the records of a range, as a reader of a log takes them from the journal
     lineage           the comparison with Redis: before a streamer's first tick, before a consumer's first record
 """
-
-from penstock.journal.journal_reader import (
-    Since,
-    journal_bounds,
-    journal_tails,
-    known_shards,
-    missed_records,
-    offsets_since,
-    registered_tails,
-)
-from penstock.journal.lineage import check_lineage, check_same_server, check_tails, examine_lineage, server_start_us
-
-__all__ = [
-    "Since",
-    "check_lineage",
-    "check_same_server",
-    "check_tails",
-    "examine_lineage",
-    "journal_bounds",
-    "journal_tails",
-    "known_shards",
-    "missed_records",
-    "offsets_since",
-    "registered_tails",
-    "server_start_us",
-]

@@ -12,7 +12,7 @@ from functools import partial
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
-from penstock.channels.log import Extent, extents, last_records
+from penstock.channels.log.streams import Extent, extents, last_records
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors

@@ -20,7 +20,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
-from penstock.journal import Since, journal_bounds, offsets_since
+from penstock.journal.journal_reader import Since, journal_bounds, offsets_since
 from penstock.operating.channels import unknown_channel
 from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
 

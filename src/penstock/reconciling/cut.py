@@ -25,7 +25,7 @@ from penstock.database.registry import find_pause, registered_channels
 from penstock.database.statements import quote_literal, statements
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Paused, SnapshotLost, Unknown
-from penstock.journal import journal_tails
+from penstock.journal.journal_reader import journal_tails
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.sequencer import tick_within
 

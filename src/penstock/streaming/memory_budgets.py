@@ -16,7 +16,7 @@ from math import ceil, inf
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log import Batch, MemoryTaken, Room, make_room
+from penstock.channels.log.appending import Batch, MemoryTaken, Room, make_room
 from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 

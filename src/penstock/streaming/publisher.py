@@ -28,9 +28,9 @@ import redis
 from typing_extensions import override
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick import MarkBatch, coalesce, mark_shards, update_progress
+from penstock.channels.ick.marking import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
-from penstock.channels.log import (
+from penstock.channels.log.appending import (
     Appended,
     Batch,
     Behind,
@@ -52,8 +52,8 @@ from penstock.errors import (
     ServerUnavailable,
     UnpublishableRecord,
 )
-from penstock.journal import check_tails
 from penstock.journal.journal_reader import log_epochs, records_at
+from penstock.journal.lineage import check_tails
 from penstock.observer import Observers, crashpoint
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed

@@ -21,7 +21,7 @@ import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log import Batch, Behind, FencedOff, Reply, Unusable
+from penstock.channels.log.appending import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors

@@ -17,9 +17,9 @@ from math import inf
 from time import monotonic
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick import update_progress
+from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
-from penstock.channels.log import evict
+from penstock.channels.log.streams import evict
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements

@@ -23,8 +23,8 @@ from typing import Any
 
 import psycopg
 
-from penstock.batches import Columns
-from penstock.channels.log import Batch
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Batch
 from penstock.database.connections import Connection, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import quote, statements

@@ -19,7 +19,7 @@ from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.transactions import Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
-from penstock.journal import check_lineage, check_same_server, server_start_us
+from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
 from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed, crashpoint, is_repeated
 from penstock.parallel import Backoff, Runner, pause
 from penstock.pipeline import Pipeline

@@ -8,12 +8,13 @@ import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.registry import RegisteredChannel
 from penstock.errors import DamagedJournal, UnpublishableRecord
-from penstock.journal import check_tails, registered_tails
+from penstock.journal.journal_reader import registered_tails
+from penstock.journal.lineage import check_tails
 from penstock.observer import Observers, ShardStopped
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 from penstock.streaming.share import ShardTakeover, Share

@@ -14,9 +14,9 @@ import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
-from penstock.batches import COLUMNS, Columns
+from penstock.batches.columns import COLUMNS, Columns
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log import Batch
+from penstock.channels.log.appending import Batch
 from penstock.database.connections import Connection, pipelined
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements

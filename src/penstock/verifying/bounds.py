@@ -13,7 +13,7 @@ import psycopg
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
-from penstock.channels.log import last_offsets
+from penstock.channels.log.streams import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import pipelined, redis_errors
 from penstock.database.connections import Connection
@@ -21,7 +21,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, Unknown
-from penstock.journal import journal_tails
+from penstock.journal.journal_reader import journal_tails
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
 from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange, make_finding

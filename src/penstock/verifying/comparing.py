@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from penstock.channels.log import NAMES, is_batch, parse_batch
+from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.errors import DamagedEntry
 from penstock.parsing import find_number
 from penstock.records import ShardName

@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import NAMES, extents, is_batch, parse_batch
+from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
+from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection

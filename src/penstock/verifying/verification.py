@@ -10,7 +10,7 @@ from penstock.channels.commands import RedisClient
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.journal import known_shards, missed_records
+from penstock.journal.journal_reader import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import (

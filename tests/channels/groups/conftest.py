@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
-from penstock.batches import Columns
-from penstock.channels.log import Appended, Batch, append_together
+from penstock.batches.columns import Columns
+from penstock.channels.log.appending import Appended, Batch, append_together
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.clients.log import turns

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader
-from penstock.channels.log import evict, extents
+from penstock.channels.log.streams import evict, extents
 from penstock.clients import LogGroup
 from penstock.errors import Gap
 from penstock.records import Offset, Shard, ShardName

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock.channels.ick import Added, Exchanged, operations
-from penstock.channels.ick.operations import Member, Score, ScoreSpan
+from penstock.channels.ick import operations
+from penstock.channels.ick.operations import Added, Exchanged, Member, Score, ScoreSpan
 from penstock.clients import DirtyList, QueuedDirtyList
 from penstock.clients.ick.dirty_list import add_each
 from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable

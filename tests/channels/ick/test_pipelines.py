@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.channels.ick import Added, Exchanged
+from penstock.channels.ick.operations import Added, Exchanged
 from penstock.clients import DirtyList, QueuedDirtyList
 from penstock.errors import InvalidIckCall
 

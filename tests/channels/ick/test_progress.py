@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from fixtures.clients import RedisClient, connect_redis
-from penstock.batches import Columns
-from penstock.channels.ick import coalesce, mark_shards, update_progress
-from penstock.channels.ick.marking import MarkProgress
-from penstock.channels.log import Batch, FencedOff, Reply, Unusable
+from penstock.batches.columns import Columns
+from penstock.channels.ick.marking import MarkProgress, coalesce, mark_shards, update_progress
+from penstock.channels.log.appending import Batch, FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservations
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName

@@ -6,21 +6,3 @@ the oldest members, bring their copy up to date, and commit the members that are
 ``mark_shards`` and ``update_progress`` serve a pipeline, whose records mark members in the order of their offsets.
 ``inspect_shards`` and ``oldest`` show what an Ick holds.
 """
-
-from penstock.channels.ick.marking import MarkBatch, coalesce, mark_shards, update_progress
-from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark
-from penstock.channels.ick.shard_states import ShardState, inspect_shards, oldest
-
-__all__ = [
-    "Added",
-    "Exchanged",
-    "IckStats",
-    "Mark",
-    "MarkBatch",
-    "ShardState",
-    "coalesce",
-    "inspect_shards",
-    "mark_shards",
-    "oldest",
-    "update_progress",
-]

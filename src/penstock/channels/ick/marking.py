@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
-from penstock.channels.log import Batch, Reply, Unusable, parse_reply
+from penstock.channels.log.appending import Batch, Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import REDIS_ERRORS, redis_errors

@@ -9,7 +9,9 @@ from typing import Any
 
 import redis
 
-from penstock.batches import CODECS, Columns, Entry, Records
+from penstock.batches.columns import CODECS, Columns
+from penstock.batches.entry import Entry
+from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, ShardError
 from penstock.channels.log.stream_entries import parse_entries

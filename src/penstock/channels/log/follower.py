@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from hiredis import pack_command
 
-from penstock.batches import Records
+from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import Fields, parse_leading

@@ -5,8 +5,9 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from penstock.batches import CODECS, FIELDS, MAX_BYTES, DamagedColumns, Entry, Records, as_records
-from penstock.batches.columns import DamagedFrame, size
+from penstock.batches.columns import CODECS, MAX_BYTES, DamagedColumns, DamagedFrame, size
+from penstock.batches.entry import FIELDS, Entry
+from penstock.batches.record_batch import Records, as_records
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
 from penstock.records import BEGINNING, LastRecord, Offset, Place, RecordColumns, RecordId, ShardName

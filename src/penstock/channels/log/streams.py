@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from penstock.batches import Records
+from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import (

@@ -13,7 +13,7 @@ import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps
-from penstock.channels.log import Appended, Reply, parse_reply
+from penstock.channels.log.appending import Appended, Reply, parse_reply
 from penstock.channels.queue.shard import ITEMS, QueueShard, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text

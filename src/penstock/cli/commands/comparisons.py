@@ -12,7 +12,7 @@ from penstock.cli.engines import open_comparer, open_examiner
 from penstock.cli.render import say, show, show_json, show_rows, show_table
 from penstock.display import format_seconds
 from penstock.errors import InvalidSetting
-from penstock.journal import examine_lineage
+from penstock.journal.lineage import examine_lineage
 from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
 from penstock.reconciling import reconcile as run_reconciliation
 from penstock.settings import Settings, duration

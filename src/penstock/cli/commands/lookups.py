@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.channels.ick import oldest
-from penstock.channels.log import Follower, extents
+from penstock.channels.ick.shard_states import oldest
+from penstock.channels.log.follower import Follower
+from penstock.channels.log.streams import extents
 from penstock.channels.queue.inspection import explain_messages, oldest_messages
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
 from penstock.cli.connecting import Connections, open_connections
@@ -24,8 +25,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.display import format_seconds
 from penstock.errors import InvalidSetting, Unknown
-from penstock.journal import journal_bounds, known_shards, offsets_since
-from penstock.journal.journal_reader import shards_to_compare
+from penstock.journal.journal_reader import journal_bounds, known_shards, offsets_since, shards_to_compare
 from penstock.journal.journal_records import fill
 from penstock.operating.channels import unknown_channel
 from penstock.operating.tracing.causes import MAX_OF_KEY

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from penstock.batches import Records, join_records
+from penstock.batches.record_batch import Records, join_records
 from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.scripts import as_text
 from penstock.errors import CodecMissing, ForeignLog, Gap, GroupLost, LogDiverged, PenstockError

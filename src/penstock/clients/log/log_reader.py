@@ -7,7 +7,7 @@ from datetime import datetime
 from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.batches import Records
+from penstock.batches.record_batch import Records
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
 from penstock.channels.log.stream_entries import parse_entries, take_within

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
-from penstock.batches import Records, as_records
+from penstock.batches.record_batch import Records, as_records
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 

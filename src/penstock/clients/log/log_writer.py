@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
-from penstock.batches import MAX_RECORDS, Codec, Columns
+from penstock.batches.columns import Codec, Columns
+from penstock.batches.entry import MAX_RECORDS
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.routing import log_keys

@@ -16,7 +16,8 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
-from penstock.channels.log import Follower, extents
+from penstock.channels.log.follower import Follower
+from penstock.channels.log.streams import extents
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from penstock.batches import Records, join_records
+from penstock.batches.record_batch import Records, join_records
 from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint
 from penstock.consuming.dead_lettering import break_circuit, how_to_go_past

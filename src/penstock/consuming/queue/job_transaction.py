@@ -26,7 +26,7 @@ from penstock.database.statements import statements
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
 from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
-from penstock.journal import check_same_server
+from penstock.journal.lineage import check_same_server
 from penstock.observer import crashpoint
 from penstock.records import forget_parsed
 from penstock.staging.payload import as_plain, json_text

@@ -19,8 +19,8 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
-from penstock.journal import check_tails, journal_bounds
-from penstock.journal.journal_reader import JournaledRecord, records_at
+from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
+from penstock.journal.lineage import check_tails
 from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
 from penstock.schema.revisions import check_revision
 from penstock.schema.roles import check_privileges

@@ -12,7 +12,7 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import ask_each
-from penstock.channels.log import Follower
+from penstock.channels.log.follower import Follower
 from penstock.consuming.dead_lettering import how_to_go_past
 from penstock.consuming.delivery import Consumed, Delivered, get_offsets
 from penstock.consuming.failures import NotApplied

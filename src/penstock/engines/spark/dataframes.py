@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log import Extent, extents, shards_with_more
+from penstock.channels.log.streams import Extent, extents, shards_with_more
 from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivery import Broken, Consumed, Delivered
 from penstock.consuming.failures import NotApplied

@@ -12,7 +12,7 @@ from penstock.database.connections import Connection, WorkerConnection
 from penstock.database.driver_errors import describe, first_line
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
-from penstock.journal import known_shards
+from penstock.journal.journal_reader import known_shards
 from penstock.operating.doctor import database_checks, pipeline_checks, redis_checks
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade, run_check, warning
 from penstock.pipeline import Pipeline

@@ -5,13 +5,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-from penstock.batches import compress
+from penstock.batches.columns import compress
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
 from penstock.errors import CodecMissing
-from penstock.journal import missed_records as find_missed
+from penstock.journal.journal_reader import missed_records as find_missed
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.schema.capture import inspect_triggers

@@ -9,14 +9,14 @@ from redis.exceptions import ResponseError as RedisResponseError
 from penstock.channels.acl import SAVE, find_users, find_users_file
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.isolation import ShardError
-from penstock.channels.log import extents, read, read_newest
+from penstock.channels.log.streams import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, pipelined, redis_errors
 from penstock.clients import repair
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
-from penstock.journal import examine_lineage
+from penstock.journal.lineage import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, QueueStatus
 from penstock.records import Offset, Scope, Shard, ShardName

@@ -20,7 +20,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
 from penstock.errors import Refused, Unknown
-from penstock.journal import Since, known_shards, offsets_since
+from penstock.journal.journal_reader import Since, known_shards, offsets_since
 from penstock.operating.channels import unknown_channel
 from penstock.operating.consumers import lock_consumer, unknown_consumer
 from penstock.pipeline import Pipeline, get_scope

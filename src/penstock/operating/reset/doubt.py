@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import Extent, read
+from penstock.channels.log.streams import Extent, read
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors

@@ -28,7 +28,7 @@ import psycopg
 import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import Extent, extents, read_newest
+from penstock.channels.log.streams import Extent, extents, read_newest
 from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors

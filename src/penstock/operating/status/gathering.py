@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from psycopg.rows import dict_row
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick import ShardState, inspect_shards
+from penstock.channels.ick.shard_states import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
-from penstock.channels.log import Extent, extents, memory_used
+from penstock.channels.log.appending import memory_used
+from penstock.channels.log.streams import Extent, extents
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
@@ -22,7 +23,7 @@ from penstock.database.statements import statements
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import Channel
 from penstock.errors import AppendRefused, PenstockError, SchemaMissing, ServerUnavailable
-from penstock.journal import journal_bounds, known_shards
+from penstock.journal.journal_reader import journal_bounds, known_shards
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.status.snapshot import (
     ChannelStatus,

@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.shard_states import find_member
-from penstock.channels.log import extents
+from penstock.channels.log.streams import extents
 from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
@@ -21,7 +21,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, read_pauses
 from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
-from penstock.journal import journal_bounds
+from penstock.journal.journal_reader import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from penstock.channels.log import NAMES
+from penstock.channels.log.stream_entries import NAMES
 from penstock.records import Scope, ShardName
 from penstock.spark.jobs import named_jobs, read_in_tasks
 from penstock.spark.reconcile import task_errors

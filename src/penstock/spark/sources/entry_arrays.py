@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.batches import MAX_BYTES, DamagedColumns, Entry
-from penstock.channels.log import NAMES, is_batch, parse_batch
-from penstock.channels.log.stream_entries import parse_entries
+from penstock.batches.columns import MAX_BYTES, DamagedColumns
+from penstock.batches.entry import Entry
+from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch, parse_entries
 from penstock.errors import CodecMissing, ForeignLog
 from penstock.parsing import MAX_NUMBER
 from penstock.records import BEGINNING, Offset, ShardName

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.batches import Columns
+from penstock.batches.columns import Columns
 from penstock.channels.commands import RedisClient
-from penstock.channels.log import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
+from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
 from penstock.channels.routing import log_keys
 from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import redis
 from typing_extensions import override
 
-from penstock.channels.log import POLL_S, extents
+from penstock.channels.log.follower import POLL_S
+from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.database.registry import registered_channels

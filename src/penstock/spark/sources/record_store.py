@@ -15,7 +15,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.journal import journal_bounds
+from penstock.journal.journal_reader import journal_bounds
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.ranges import Available, Positions
 from penstock.spark.sources.record_columns import ARROW_SCHEMA, batch
