@@ -14,6 +14,7 @@ an error: a secret that is not set must not choose other servers.
 import inspect
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -67,107 +68,70 @@ def _join_sources(context: typer.Context, pairs: list[str]) -> list[str]:
     return [*(context.default_map or {}).get("sources", ()), *pairs]
 
 
-def _setting(sentence: str, metavar: str | None = None, **more: Any) -> Any:
+def _setting(metavar: str | None = None, **more: Any) -> Any:
     """An option; every text has a ``metavar``, and must not be empty."""
     parser = {} if metavar is None else {"parser": _parse_text}
-    return typer.Option(help=sentence, metavar=metavar, rich_help_panel=SETTINGS_PANEL, **(parser | more))
+    return typer.Option(metavar=metavar, rich_help_panel=SETTINGS_PANEL, **(parser | more))
+
+
+_DESCRIBED = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+def read_helps(documented: object) -> tuple[str, dict[str, str]]:
+    """The sentence of a docstring, and the help that it has for each of the ``Args`` or ``Attributes`` behind it."""
+    sentence, _, described = (inspect.getdoc(documented) or "").partition("\n\nA")
+    return sentence, {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(described)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a command."""
+    """The settings of a command.
 
-    app: Annotated[
-        str | None,
-        _setting("The application's pipeline; imported from the working directory, too.", "MODULE:ATTRIBUTE"),
-    ] = None
-    database_url: Annotated[
-        str | None,
-        _setting(
-            "The primary Postgres: postgresql://user:password@host/database. Without both URLs, a command at a terminal, or "
-            "with data_directory, uses an embedded Postgres and Valkey.",
-            "URL",
-        ),
-    ] = field(default=None, repr=False)
-    redis_url: Annotated[
-        str | None,
-        _setting(
-            "The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, "
-            "or unix://.",
-            "URL",
-        ),
-    ] = field(default=None, repr=False)
-    sources: Annotated[
-        list[str],
-        _setting(
-            "For consumers that read a log from several sources: the Postgres of each, by the source's name. In the environment "
-            "a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one; in pyproject.toml a table.",
-            "NAME=URL",
-            parser=_parse_pair,
-            callback=_join_sources,
-        ),
-    ] = field(default_factory=list, repr=False)
-    data_directory: Annotated[
-        str | None,
-        _setting(
-            "Directory of the embedded servers, which are used without URLs; by default .penstock, at a terminal or in the demo.",
-            "PATH",
-        ),
-    ] = None
-    engine: Annotated[
-        Literal["auto", "spark", "inline", "stealing"],
-        _setting(
-            "Execution engine: Spark, or a single Python process; in the demo also stealing, where requests do the work. With "
-            "auto, run takes Spark if it is installed; verify, reconcile and consume only for DataFrames, Parquet, --master or --conf."
-        ),
-    ] = "auto"
-    idle: Annotated[
-        float, _setting("Longest pause after a round that found no records.", "DURATION", parser=duration(most=60))
-    ] = 0.05
-    prepare: Annotated[bool, _setting("Use prepared statements. Behind a pooler none are used.")] = True
-    share: Annotated[
-        str | None,
-        _setting(
-            "Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default all.",
-            "SHARE",
-        ),
-    ] = None
-    listen: Annotated[
-        str | None,
-        _setting(
-            "Where this process answers /livez, /readyz and, with penstock[prometheus], /metrics over HTTP; a port alone is for "
-            "this machine. By default nowhere.",
-            "HOST:PORT",
-        ),
-    ] = None
-    concurrency: Annotated[
-        int | None,
-        _setting(
-            "Jobs that each worker of a queue does at the same time; by default as the worker declares it.",
-            min=1,
-            max=1000,
-        ),
-    ] = None
-    master: Annotated[
-        str | None, _setting("Spark's master URL; by default local, with as many threads as needed.", "URL")
-    ] = None
-    conf: Annotated[
-        list[str], _setting("Spark configuration, each as name=value; in the environment a JSON list.", "NAME=VALUE")
-    ] = field(default_factory=list)
-    epoch_length: Annotated[
-        float,
-        _setting(
-            "Time that a Spark task runs before it reports and is scheduled again.", "DURATION", parser=duration()
-        ),
-    ] = 60.0
-    log_format: Annotated[
-        Literal["auto", "console", "json"],
-        _setting("Format of the log on stderr; auto is console on a terminal, JSON lines otherwise."),
-    ] = "auto"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        _setting("Lowest level that is logged; with debug, an error shows its traceback."),
-    ] = "info"
+    Attributes:
+        app: The application's pipeline; imported from the working directory, too.
+        database_url: The primary Postgres: postgresql://user:password@host/database. Without both URLs, a command at a terminal, or
+            with data_directory, uses an embedded Postgres and Valkey.
+        redis_url: The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or
+            unix://.
+        sources: For consumers that read a log from several sources: the Postgres of each, by the source's name. In the environment
+            a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one; in pyproject.toml a table.
+        data_directory: Directory of the embedded servers, which are used without URLs; by default .penstock, at a terminal or in
+            the demo.
+        engine: Execution engine: Spark, or a single Python process; in the demo also stealing, where requests do the work. With
+            auto, run takes Spark if it is installed; verify, reconcile and consume only for DataFrames, Parquet, --master or
+            --conf.
+        idle: Longest pause after a round that found no records.
+        prepare: Use prepared statements. Behind a pooler none are used.
+        share: Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default
+            all.
+        listen: Where this process answers /livez, /readyz and, with penstock[prometheus], /metrics over HTTP; a port alone is for
+            this machine. By default nowhere.
+        concurrency: Jobs that each worker of a queue does at the same time; by default as the worker declares it.
+        master: Spark's master URL; by default local, with as many threads as needed.
+        conf: Spark configuration, each as name=value; in the environment a JSON list.
+        epoch_length: Time that a Spark task runs before it reports and is scheduled again.
+        log_format: Format of the log on stderr; auto is console on a terminal, JSON lines otherwise.
+        log_level: Lowest level that is logged; with debug, an error shows its traceback.
+    """
+
+    app: Annotated[str | None, _setting("MODULE:ATTRIBUTE")] = None
+    database_url: Annotated[str | None, _setting("URL")] = field(default=None, repr=False)
+    redis_url: Annotated[str | None, _setting("URL")] = field(default=None, repr=False)
+    sources: Annotated[list[str], _setting("NAME=URL", parser=_parse_pair, callback=_join_sources)] = field(
+        default_factory=list, repr=False
+    )
+    data_directory: Annotated[str | None, _setting("PATH")] = None
+    engine: Annotated[Literal["auto", "spark", "inline", "stealing"], _setting()] = "auto"
+    idle: Annotated[float, _setting("DURATION", parser=duration(most=60))] = 0.05
+    prepare: Annotated[bool, _setting()] = True
+    share: Annotated[str | None, _setting("SHARE")] = None
+    listen: Annotated[str | None, _setting("HOST:PORT")] = None
+    concurrency: Annotated[int | None, _setting(min=1, max=1000)] = None
+    master: Annotated[str | None, _setting("URL")] = None
+    conf: Annotated[list[str], _setting("NAME=VALUE")] = field(default_factory=list)
+    epoch_length: Annotated[float, _setting("DURATION", parser=duration())] = 60.0
+    log_format: Annotated[Literal["auto", "console", "json"], _setting()] = "auto"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _setting()] = "info"
 
     @property
     def source_urls(self) -> dict[str, str]:
@@ -191,8 +155,9 @@ def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     """The parameters of a function that takes these settings as options."""
     hints = get_type_hints(Settings, include_extras=True)
     defaults = {each.name: [] if each.default is MISSING else each.default for each in fields(Settings)}
-    kind = inspect.Parameter.KEYWORD_ONLY
+    kind, (_, helps) = inspect.Parameter.KEYWORD_ONLY, read_helps(Settings)
     for name in names:  # the default, not what the environment has in its place: that may be a secret
+        hints[name].__metadata__[0].help = helps.get(name)
         hints[name].__metadata__[0].show_default = False if defaults[name] in (None, []) else str(defaults[name])
     return [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in names]
 

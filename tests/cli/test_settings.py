@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from fixtures.command_line import CommandLine, load_settings
-from penstock.cli.app import COMMANDS, app
+from penstock.cli.app import COMMANDS, app, load_commands
 from penstock.errors import InvalidSetting
 from penstock.settings import NAMES, PREFIX, make_parameters
 
@@ -114,6 +114,13 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
 def test_every_setting_is_described() -> None:
     sentences = {p.name: p.annotation.__metadata__[0].help for p in make_parameters(NAMES)}
     assert [name for name, sentence in sentences.items() if not sentence.endswith(".")] == []
+
+
+def test_every_option_and_argument_of_a_command_is_described() -> None:
+    """Its help may be in ``Args`` of a docstring, where nothing else notices a name that no parameter has."""
+    commands = load_commands().values()
+    leaves = [leaf for each in commands for leaf in getattr(each, "commands", {"": each}).values()]
+    assert [f"{leaf.name} {p.name}" for leaf in leaves for p in leaf.params if not getattr(p, "help", None)] == []
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install(penstock: CommandLine) -> None:

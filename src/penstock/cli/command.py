@@ -27,13 +27,10 @@ from penstock.errors import DeclarationError, InvalidSetting
 from penstock.parsing import MAX_NUMBER, find_number
 from penstock.pipeline import Pipeline, load_pipeline
 from penstock.records import Moment, Offset, Place, RecordId, is_place, parse_moment, parse_offset, parse_place
-from penstock.settings import Settings, make_parameters
+from penstock.settings import Settings, make_parameters, read_helps
 
 COMMON = ("app", "database_url", "redis_url", "data_directory", "prepare", "log_format", "log_level")
 """Settings that every command takes."""
-
-_ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
-"""An entry of ``Args`` in a docstring."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Python's stand-in for a byte that is not UTF-8."""
@@ -69,8 +66,7 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             settings = Settings(**{name: arguments.pop(name) for name in taken})
             _run(function, settings, arguments)
 
-        sentence, _, arguments = str(inspect.getdoc(function)).partition("\n\nArgs:\n")
-        helps = dict(_ARGUMENT.findall(arguments))
+        sentence, helps = read_helps(function)
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
         described = [_describe(p, helps[p.name]) if p.name in helps else p for p in own]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*described, *make_parameters(taken))]
@@ -92,7 +88,7 @@ def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     kind, plain = parameter.annotation, typer.Argument if parameter.default is parameter.empty else typer.Option
     kind, shared = get_args(kind) if get_origin(kind) is Annotated else (kind, plain())
     option = copy(shared)
-    option.help = " ".join(text.split())
+    option.help = text
     return parameter.replace(annotation=Annotated[kind, option])
 
 

@@ -63,7 +63,7 @@ def list_(  # noqa: PLR0917  options
 def show_(
     settings: Settings,
     queue: QueueArgument,
-    id_: Annotated[int, typer.Argument(metavar="ID", min=0)],
+    id_: Annotated[int, typer.Argument(metavar="ID", min=0, help="Id of the job.")],
     json: Json = False,
 ) -> None:
     """Show a job with its payload; of one that is done, what it has left: progress and result."""

@@ -241,8 +241,3 @@ class Status:
 def _each_shard(owners: Iterable[Any]) -> Iterator[tuple[Any, ShardName, Any]]:
     """The shards of channels, or of consumers: whose, its name, itself."""
     return ((each, ShardName(each.channel, Shard(shard.shard)), shard) for each in owners for shard in each.shards)
-
-
-def count_dead_letters(status: Status) -> int:
-    """Number of dead letters, over all consumers."""
-    return sum(shard.dead_letters for consumer in status.consumers for shard in consumer.shards)
