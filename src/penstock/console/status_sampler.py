@@ -6,8 +6,10 @@ read for more than a tenth of the time, however slow a server is, and no stateme
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -159,18 +161,9 @@ class StatusSampler:
 
 
 def _make_point(found: Status) -> Point:
-    def by_channel(attribute: str) -> dict[str, int]:
-        return {
-            each.channel: sum(getattr(shard, attribute) or 0 for shard in each.shards)
-            for each in found.channels[:MAX_NAMES]
-        }
+    def count(owners: Sequence[Any], named: Callable[[Any], Any], attribute: str) -> dict[Any, int]:
+        return {named(each): sum(getattr(s, attribute) or 0 for s in each.shards) for each in owners[:MAX_NAMES]}
 
-    def by_consumer(attribute: str) -> dict[tuple[str, str], int]:
-        return {
-            (each.consumer, each.channel): sum(getattr(shard, attribute) for shard in each.shards)
-            for each in found.consumers[:MAX_NAMES]
-        }
-
-    return Point(
-        monotonic(), by_channel("sequenced"), by_channel("published"), by_consumer("checkpoint"), by_consumer("lag")
-    )
+    channels = partial(count, found.channels, attrgetter("channel"))
+    consumers = partial(count, found.consumers, attrgetter("consumer", "channel"))
+    return Point(monotonic(), channels("sequenced"), channels("published"), consumers("checkpoint"), consumers("lag"))

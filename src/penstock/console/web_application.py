@@ -8,6 +8,7 @@ point here.  Every answer forbids scripts, styles, frames and requests that are 
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -129,13 +130,13 @@ def make_console(
 
     routes = [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
     if entrance is not None:
-        routes.append(Route("/enter", _enter(entrance), methods=["GET", "POST"]))
-        routes.append(Route("/leave", _leave(entrance), methods=["POST"]))
+        routes.append(Route("/enter", partial(_enter, entrance), methods=["GET", "POST"]))
+        routes.append(Route("/leave", partial(_leave, entrance), methods=["POST"]))
     for path, page in PAGES.items():
-        routes.append(Route("/index.json" if path == "/" else f"{path}.json", desk.json(page)))
-        routes.append(Route(path, desk.html(page)))
-    routes += [Route(f"/act/{name}", desk.act(name), methods=["GET", "POST"]) for name in ACTIONS]
-    answers = {HTTPException: _show_refusal, PenstockError: _show_error, Exception: _show_unexpected}
+        routes.append(Route("/index.json" if path == "/" else f"{path}.json", partial(desk.json, page)))
+        routes.append(Route(path, partial(desk.html, page)))
+    routes += [Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS]
+    answers = dict.fromkeys((HTTPException, PenstockError, Exception), _show_error)
     app = Starlette(routes=routes, exception_handlers=answers)
     return Console(app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts)))
 
@@ -149,34 +150,25 @@ class _Desk:
     access: Access
     entrance: Entrance | None
 
-    def html(self, page: Page) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
-            visitor = self._admit(request, page)
-            if visitor is None:
-                return RedirectResponse(f"{_root(request)}/enter", 303)
-            shown = page.read(self.reading, visitor, request)
-            values = {**shown.values, "page": page, "live": page.is_live}
-            return respond(request, render(page.template, self._around(request, visitor) | values), "text/html")
+    def html(self, page: Page, request: Request) -> Response:
+        visitor = self._admit(request, page)
+        if visitor is None:
+            return RedirectResponse(f"{_root(request)}/enter", 303)
+        shown = page.read(self.reading, visitor, request)
+        values = {**shown.values, "page": page, "live": page.is_live}
+        return respond(request, render(page.template, self._around(request, visitor) | values), "text/html")
 
-        return answer
+    def json(self, page: Page, request: Request) -> Response:
+        visitor = self._admit(request, page)
+        if visitor is None:
+            raise HTTPException(401, "log in first")
+        return respond_json(request, page.read(self.reading, visitor, request).json)
 
-    def json(self, page: Page) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
-            visitor = self._admit(request, page)
-            if visitor is None:
-                raise HTTPException(401, "log in first")
-            return respond_json(request, page.read(self.reading, visitor, request).json)
-
-        return answer
-
-    def act(self, name: str) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            given = dict(request.query_params)
-            if request.method == "POST":
-                given |= await _read_form(request)
-            return await run_in_threadpool(self._act, name, request, given)
-
-        return answer
+    async def act(self, name: str, request: Request) -> Response:
+        given = dict(request.query_params)
+        if request.method == "POST":
+            given |= await _read_form(request)
+        return await run_in_threadpool(self._act, name, request, given)
 
     def _act(self, name: str, request: Request, given: dict[str, str]) -> Response:
         action = ACTIONS[name]
@@ -247,44 +239,37 @@ def _static(name: str, kind: str) -> Callable[[Request], Response]:
     return lambda request: respond(request, body, kind, cache="no-cache")
 
 
-def _enter(entrance: Entrance) -> Callable[[Request], Any]:
+async def _enter(entrance: Entrance, request: Request) -> Response:
     """Comes in by the link, or by name and password."""
-
-    async def answer(request: Request) -> Response:
-        root = _root(request)
-        cookie, refused = None, ""
-        if request.method == "POST":
-            form = await _read_form(request)
-            host = request.client.host if request.client else ""
-            cookie = await run_in_threadpool(entrance.log_in, form.get("name", ""), form.get("password", ""), host)
-            refused = "The name or the password is wrong, or there were too many attempts in the last minute."
-        elif token := request.query_params.get("token"):
-            cookie = entrance.redeem(token)
-            refused = "This link was used already, or is another one. penstock console prints a new one when it starts."
-        if cookie is None:
-            body = render("enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)})
-            return respond(request, body, "text/html", 403 if refused else 200)
-        response = RedirectResponse(f"{root}/", 303)
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=int(SESSION_S),
-            path=f"{root}/",
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
-        return response
-
-    return answer
+    root = _root(request)
+    cookie, refused = None, ""
+    if request.method == "POST":
+        form = await _read_form(request)
+        host = request.client.host if request.client else ""
+        cookie = await run_in_threadpool(entrance.log_in, form.get("name", ""), form.get("password", ""), host)
+        refused = "The name or the password is wrong, or there were too many attempts in the last minute."
+    elif token := request.query_params.get("token"):
+        cookie = entrance.redeem(token)
+        refused = "This link was used already, or is another one. penstock console prints a new one when it starts."
+    if cookie is None:
+        body = render("enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)})
+        return respond(request, body, "text/html", 403 if refused else 200)
+    response = RedirectResponse(f"{root}/", 303)
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=int(SESSION_S),
+        path=f"{root}/",
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
 
 
-def _leave(entrance: Entrance) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
-        entrance.sessions.end(request)
-        return RedirectResponse(f"{_root(request)}/enter", 303)
-
-    return answer
+def _leave(entrance: Entrance, request: Request) -> Response:
+    entrance.sessions.end(request)
+    return RedirectResponse(f"{_root(request)}/enter", 303)
 
 
 async def _read_form(request: Request) -> dict[str, str]:
@@ -302,18 +287,15 @@ async def _read_form(request: Request) -> dict[str, str]:
         raise HTTPException(400, "the form cannot be read") from None
 
 
-def _show_refusal(request: Request, error: Any) -> Response:
-    return _respond_error(request, error.status_code, str(error.detail), "")
-
-
-def _show_error(request: Request, error: Any) -> Response:
-    status = 404 if isinstance(error, Unknown) else 503 if isinstance(error, ServerUnavailable) else 400
-    return _respond_error(request, status, str(error), error.page)
-
-
-def _show_unexpected(request: Request, error: Exception) -> Response:
-    # Not its text, which may quote a record.
-    return _respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
+def _show_error(request: Request, error: Exception) -> Response:
+    match error:
+        case HTTPException():
+            return _respond_error(request, error.status_code, str(error.detail), "")
+        case PenstockError():
+            status = 404 if isinstance(error, Unknown) else 503 if isinstance(error, ServerUnavailable) else 400
+            return _respond_error(request, status, str(error), error.page)
+        case _:  # not its text, which may quote a record
+            return _respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
 
 
 def _respond_error(request: Request, status: int, text: str, page: str) -> Response:

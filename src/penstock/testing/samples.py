@@ -109,23 +109,15 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         InvalidRecord: As of ``make_record``.
         DeclarationError: ``payload`` is no model.
     """
-    name, text = channel if isinstance(channel, str) else channel.name, key_text(tenant)
-    limit = LARGEST_MAX_BYTES if isinstance(channel, str) else channel.max_bytes
-    shard = Shard(0) if isinstance(channel, str) else channel.shard_for(text)
-    staged_us = (staged_at - _EPOCH) // timedelta(microseconds=1)
-    given = json.loads(headers_text(None if headers is None else dict(headers)) or "{}")
-    own = {"action": label_text(action, "action"), "object": label_text(object, "object"), "staged_us": staged_us}
+    given: Record = make_record(
+        data, channel=channel, key=tenant, action=action, object=object, headers=headers, id=id, staged_at=staged_at
+    )
+    own = {name: getattr(given, name) for name in ("action", "object", "staged_us")}
     job = Job[Payload](
-        name,
-        shard,
-        RecordId(id),
-        text,
-        key,
-        attempts,
-        json_text(as_plain(data, "data"), "data", limit),
-        json.dumps({**given, RESERVED: own}),
-        staged_us // 1000,
-        staged_us=staged_us,
+        *(given.channel, given.shard, given.id, given.key, key, attempts, given.data_json),
+        json.dumps({**json.loads(given.headers_json or "{}"), RESERVED: own}),
+        given.staged_us // 1000,
+        staged_us=given.staged_us,
     )
     _validate(job, payload)
     return job

@@ -18,10 +18,12 @@ from sqlalchemy import make_url
 
 from penstock.consuming import SeveralRunners, Worker, make_worker
 from penstock.database.connections import connect_postgres
+from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.embedded.postgres import database_url as name_database
 from penstock.observer import install_crashpoint, install_repeats
 from penstock.pipeline import Pipeline
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing.databases import delete_keys, temporary_database
 from penstock.testing.draining import MAX_ROUNDS, RETRY_S, drained, within
@@ -330,22 +332,8 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
     """The application's tables: those of the schema ``public`` and of ``also``."""
     found: dict[str, Table] = {}
     with connect_postgres(url, application="test") as connection:
-        rows = connection.execute(
-            """
-            SELECT n.nspname, c.relname, array_agg(a.attname ORDER BY a.attnum)
-            FROM pg_catalog.pg_class c
-            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-            LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-            WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
-              AND (n.nspname = 'public' OR n.nspname = ANY (%(also)s))
-              AND a.attidentity = ''
-              AND coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '') NOT LIKE 'nextval(%%'
-            GROUP BY 1, 2
-            ORDER BY 1, 2
-            """,
-            {"also": list(also)},
-        ).fetchall()
+        tables = statements("penstock.testing", DEFAULT_SCOPE.schema)["application_tables"]
+        rows = connection.execute(tables, {"also": list(also)}).fetchall()
         for space, name, columns in rows:
             listed = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
             query = sql.SQL("SELECT {} FROM {}").format(listed, sql.Identifier(space, name))

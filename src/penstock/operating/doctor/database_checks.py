@@ -212,4 +212,3 @@ SERVER: tuple[Check, ...] = (
     prepared_transactions,
     pooler,
 )
-PRIVILEGES: tuple[Check, ...] = (privileges,)

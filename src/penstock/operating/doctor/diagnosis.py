@@ -50,7 +50,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
     results = _run(database_checks.SERVER, context)
     if any(result.unreachable for result in results):
         return results + _check_contents(context)
-    results += _run((*pipeline_checks.SCHEMA, *database_checks.PRIVILEGES), context)
+    results += _run((pipeline_checks.schema, database_checks.privileges), context)
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
         shards = known_shards(context.connection, context.scope, declared)
@@ -71,7 +71,7 @@ def _check_contents(context: CheckContext) -> list[CheckResult]:
 
 def _check_redis(context: CheckContext) -> list[CheckResult]:
     """Redis as a server; that it does not answer is reported once."""
-    results = _run(redis_checks.REACHABLE, context)
+    results = _run((redis_checks.redis,), context)
     if any(result.unreachable for result in results):
         return results
     return results + _run(redis_checks.SERVER, context)

@@ -278,5 +278,4 @@ def triggers(context: CheckContext) -> Results:
     return f"{declared} installed, as their rules declare" if declared else None
 
 
-SCHEMA: tuple[Check, ...] = (schema,)
 CHECKS: tuple[Check, ...] = (identity, missed_records, shards, journal, channels, consumers, triggers)

@@ -289,6 +289,5 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
         )
 
 
-REACHABLE: tuple[Check, ...] = (redis,)
 SERVER: tuple[Check, ...] = (eviction, memory, persistence, users)
 CHECKS: tuple[Check, ...] = (lineage, keys, icks, queues)
