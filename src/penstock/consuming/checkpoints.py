@@ -81,6 +81,7 @@ class Checkpoints:
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer, self._scope = consumer, scope
+        self._which = {"consumer": consumer.name, "channel": consumer.channel.name}
         self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
@@ -90,9 +91,7 @@ class Checkpoints:
     def all(self, connection: Executor, *, with_stopped: bool = False) -> dict[ShardName, Offset]:
         """The offset of each shard, by default of those not halted or paused; raises the reason if there is no checkpoint at all."""
         channel = self._consumer.channel.name
-        rows = connection.execute(
-            self._sql["checkpoints"], {"consumer": self._consumer.name, "channel": channel}
-        ).fetchall()
+        rows = connection.execute(self._sql["checkpoints"], self._which).fetchall()
         if not rows:
             raise self._why_none(connection)
         return {
@@ -103,15 +102,13 @@ class Checkpoints:
 
     def are_paused(self, executor: Executor) -> bool:
         """True while an operator has paused the consumer, or its channel."""
-        which = {"consumer": self._consumer.name, "channel": self._consumer.channel.name}
-        [(is_paused,)] = executor.execute(self._sql["is_paused"], which).fetchall()
+        [(is_paused,)] = executor.execute(self._sql["is_paused"], self._which).fetchall()
         return bool(is_paused)
 
     def _why_none(self, connection: Executor) -> PenstockError:
         """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
         consumer, channel = self._consumer.name, self._consumer.channel.name
-        which = {"consumer": consumer, "channel": channel}
-        row = connection.execute(self._sql["former_names"], which).fetchone()
+        row = connection.execute(self._sql["former_names"], self._which).fetchone()
         is_retired, successor = row or (False, None)
         if successor is not None:
             return why_unregistered(consumer, successor)
@@ -122,11 +119,7 @@ class Checkpoints:
     def lock(self, connection: Executor, shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
-        which = {
-            "consumer": self._consumer.name,
-            "channel": channel,
-            "shards": int_array(shard.shard for shard in shards),
-        }
+        which = {**self._which, "shards": int_array(shard.shard for shard in shards)}
         rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
         unpassed = None
         if any(is_later for *_, is_later in rows):
@@ -162,8 +155,7 @@ class Checkpoints:
 
     def _moves(self, advances: Sequence[Advance]) -> dict[str, Any]:
         return {
-            "consumer": self._consumer.name,
-            "channel": self._consumer.channel.name,
+            **self._which,
             "shards": int_array(each.locked.shard.shard for each in advances),
             "expected": int_array(each.locked.offset for each in advances),
             "offsets": int_array(each.to for each in advances),

@@ -296,14 +296,8 @@ class Counts:
 
     def count(self, more: "Counts") -> None:
         """Adds the numbers of another delivery or round."""
-        self.applied += more.applied
-        self.skipped += more.skipped
-        self.dead += more.dead
-        self.backfilled += more.backfilled
-        self.cancelled += more.cancelled
-        self.snoozed += more.snoozed
-        self.retried += more.retried
-        self.stale += more.stale
+        for name in COUNTED:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
         self.latencies_us += more.latencies_us
 
     @property

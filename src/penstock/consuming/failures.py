@@ -62,45 +62,30 @@ def find_outcome(error: BaseException, culprit: int | None = None, depth: int = 
     """
     if isinstance(error, BaseExceptionGroup) and depth:
         members = (find_outcome(each, culprit, depth - 1) for each in error.exceptions)
-        return max(members, key=_gravity)
+        return max(members, key=lambda outcome: _GRAVITY.index(type(outcome)))
     outcome = _find_own_outcome(error, culprit)
     if isinstance(outcome, Failed) and not outcome.for_certain and error.__cause__ and depth:
         return find_outcome(error.__cause__, culprit, depth - 1)
     return outcome
 
 
-_GRAVITY = (Cancelled, Conflict, AskedToWait, Unavailable, Failed, Broken)
-
-
-def _gravity(outcome: Outcome) -> int:
-    """Rank of an outcome: the greatest of several counts."""
-    return _GRAVITY.index(type(outcome))
+_GRAVITY: tuple[type[Outcome], ...] = (Cancelled, Conflict, AskedToWait, Unavailable, Failed, Broken)
 
 
 def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
     match error:
-        case HandlerOutcome():
-            return _find_said(error, culprit)
+        case Snooze():
+            return AskedToWait(error.after_s)
+        case Cancel():
+            return Cancelled(culprit)
+        case HandlerOutcome() | InvalidPayload():
+            return Failed(culprit, for_certain=True)
         case HandlerNotRun() | HandlerCommitted():
             return Broken()
-        case InvalidPayload():
-            return Failed(culprit, for_certain=True)
-        case ServerUnavailable():
-            return Unavailable()
-        case _ if is_unavailable(error):
+        case _ if isinstance(error, ServerUnavailable) or is_unavailable(error):
             return Unavailable()
         case _:
             return _find_outcome_in_postgres(error, culprit)
-
-
-def _find_said(said: HandlerOutcome, culprit: int | None) -> Outcome:
-    match said:
-        case Snooze():
-            return AskedToWait(said.after_s)
-        case Cancel():
-            return Cancelled(culprit)
-        case _:
-            return Failed(culprit, for_certain=True)
 
 
 def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outcome:

@@ -11,10 +11,9 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.server import pipelined
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
-from penstock.database.statements import name_shards, statements
+from penstock.database.statements import name_shards
 from penstock.errors import ForeignLog
 from penstock.records import Epoch, LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
 
@@ -68,17 +67,9 @@ def offsets_since(
     Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
     """
     is_ago = isinstance(moment, timedelta)
-    with postgres_errors("looking for a time in the journal"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["offsets_since"],
-            {
-                **name_shards(shards),
-                "at": None if is_ago else moment,
-                "ago": moment if is_ago else None,
-                "margin": CLOCK_MARGIN,
-            },
-            binary=True,
-        ).fetchall()
+    since = {"at": None if is_ago else moment, "ago": moment if is_ago else None, "margin": CLOCK_MARGIN}
+    doing, values = "looking for a time in the journal", {**name_shards(shards), **since}
+    rows = fetch(connection, scope, "penstock.journal.offsets_since", doing, values, binary=True)
     return {
         ShardName(channel, Shard(shard)): Since(Offset(before), removed, at)
         for channel, shard, before, removed, at in rows
@@ -87,8 +78,7 @@ def offsets_since(
 
 def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
     """The records that the last tick saw and that have no offset."""
-    with postgres_errors("looking for missed records"):
-        rows = connection.execute(statements("penstock.journal", scope.schema)["missed_records"]).fetchall()
+    rows = fetch(connection, scope, "penstock.journal.missed_records", "looking for missed records")
     return [
         MissedRecords(ShardName(channel, Shard(shard)), count, first, is_isolated)
         for channel, shard, count, first, is_isolated in rows
@@ -102,11 +92,8 @@ def journal_bounds(
 
     Two index probes for each of ``shards``; None takes all that the journal has, with one more probe for each.
     """
-    sql, values = statements("penstock.journal", scope.schema)["every_bounds"], None
-    if shards is not None:
-        sql, values = statements("penstock.journal", scope.schema)["bounds"], name_shards(shards)
-    with postgres_errors("reading the ends of the journal"):
-        rows = connection.execute(sql, values).fetchall()
+    name, values = ("every_bounds", None) if shards is None else ("bounds", name_shards(shards))
+    rows = fetch(connection, scope, f"penstock.journal.{name}", "reading the ends of the journal", values)
     return {ShardName(channel, Shard(shard)): (Offset(first), Offset(last)) for channel, shard, first, last in rows}
 
 
@@ -117,17 +104,14 @@ def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offse
 
 def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
     """The last offset in the journal of every shard of a registered channel.  Others are not published."""
-    with postgres_errors("reading the journal's tails"):
-        rows = connection.execute(statements("penstock.journal", scope.schema)["registered_tails"]).fetchall()
+    rows = fetch(connection, scope, "penstock.journal.registered_tails", "reading the journal's tails")
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
 def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
     """True if Postgres has this record, by its id and the time of its staging."""
-    with postgres_errors("looking for a record"):
-        [(exists,)] = connection.execute(
-            statements("penstock.journal", scope.schema)["staged_at"], {"id": record.id, "staged_us": record.staged_us}
-        ).fetchall()
+    values = {"id": record.id, "staged_us": record.staged_us}
+    [(exists,)] = fetch(connection, scope, "penstock.journal.staged_at", "looking for a record", values)
     return bool(exists)
 
 
@@ -142,11 +126,8 @@ def records_at(
     connection: Connection, scope: Scope, offsets: Mapping[ShardName, Offset]
 ) -> dict[ShardName, JournaledRecord]:
     """The journal's record at one offset of each shard, without the shards where it has none."""
-    with postgres_errors("reading the journal"):
-        rows = connection.execute(
-            statements("penstock.journal", scope.schema)["records_at"],
-            {**name_shards(offsets), "offsets": list(offsets.values())},
-        ).fetchall()
+    values = {**name_shards(offsets), "offsets": list(offsets.values())}
+    rows = fetch(connection, scope, "penstock.journal.records_at", "reading the journal", values)
     return {
         ShardName(channel, Shard(shard)): JournaledRecord(record_id, staged_us)
         for channel, shard, record_id, staged_us in rows

@@ -14,7 +14,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
 from penstock.channels.log.streams import Extent, extents, last_records
 from penstock.channels.routing import log_keys
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
@@ -111,9 +111,8 @@ def examine_lineage(
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     """The identity of the server."""
-    statement = statements("penstock.journal", scope.schema)["server_state"]
-    with postgres_errors("reading the identity of Postgres"):
-        [(system_identifier, timeline, in_recovery, read_only)] = connection.execute(statement).fetchall()
+    rows = fetch(connection, scope, "penstock.journal.server_state", "reading the identity of Postgres")
+    [(system_identifier, timeline, in_recovery, read_only)] = rows
     if in_recovery or read_only:
         raise ReadOnlyPostgres(
             "the streamer needs the primary: this Postgres is "
@@ -128,10 +127,8 @@ def server_start_us(connection: Connection, scope: Scope) -> int:
 
     Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
     """
-    with postgres_errors("reading the start of Postgres"):
-        row = connection.execute(statements("penstock.journal", scope.schema)["server_start"]).fetchone()
-    assert row is not None
-    return int(row[0])
+    [(started_us,)] = fetch(connection, scope, "penstock.journal.server_start", "reading the start of Postgres")
+    return int(started_us)
 
 
 def check_same_server(started_us: int, compared_us: int | None) -> None:
@@ -144,12 +141,10 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
 
 def check_epoch(connection: Connection, scope: Scope, written: Epoch) -> None:
     """Checks that Postgres knows the epoch in which a log was written."""
-    with postgres_errors("comparing epochs"):
-        sql = statements("penstock.journal", scope.schema)
-        newest = connection.execute(sql["newest_epoch"]).fetchone()
-    if newest is None:
+    newest = fetch(connection, scope, "penstock.journal.newest_epoch", "comparing epochs")
+    if not newest:
         raise _no_epoch(scope)
-    _compare_epochs(written, newest[0])
+    _compare_epochs(written, newest[0][0])
 
 
 def check_tails(
@@ -212,10 +207,7 @@ def _compare_tails(
 def _check_ids(connection: Connection, scope: Scope) -> None:
     """Refuses another cluster that would give out ids again."""
     table = {"table": quote(scope.schema, "staged_records")}
-    with postgres_errors("comparing ids"):
-        [(is_behind,)] = connection.execute(
-            statements("penstock.journal", scope.schema)["ids_behind"], table
-        ).fetchall()
+    [(is_behind,)] = fetch(connection, scope, "penstock.journal.ids_behind", "comparing ids", table)
     if is_behind is not False:
         found = (
             "the next id of staged_records is one that Postgres has: the database was copied without its sequences, as by logical "

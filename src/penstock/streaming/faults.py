@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.channels.isolation import ShardError
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import DamagedJournal
@@ -76,16 +76,14 @@ class Faults:
 
 def read_faults(connection: Connection, scope: Scope) -> Faults:
     """Reads the faults that streamers have noted."""
-    with postgres_errors("reading what is isolated and stopped"):
-        return Faults(
-            _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
-        )
+    return Faults(
+        _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
+    )
 
 
 def _read_isolated(connection: Connection, scope: Scope, after: int) -> IsolatedRecords:
-    rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["isolated_records"], {"number": after, "most": MAX_NAMED}
-    ).fetchall()
+    values = {"number": after, "most": MAX_NAMED}
+    rows = fetch(connection, scope, "penstock.streaming.isolated_records", "reading what is isolated", values)
     if not rows:
         return IsolatedRecords(last_number=after)
     first = tuple(
@@ -97,16 +95,15 @@ def _read_isolated(connection: Connection, scope: Scope, after: int) -> Isolated
 
 
 def _read_unknown(connection: Connection, scope: Scope) -> tuple[UnknownShard, ...]:
-    rows = connection.execute(
-        statements("penstock.streaming", scope.schema)["unknown_shards"], {"most": MAX_NAMED}
-    ).fetchall()
+    most = {"most": MAX_NAMED}
+    rows = fetch(connection, scope, "penstock.streaming.unknown_shards", "looking for unknown shards", most)
     return tuple(
         UnknownShard(ShardName(channel, Shard(shard)), records, first) for channel, shard, records, first in rows
     )
 
 
 def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, ...]:
-    rows = connection.execute(statements("penstock.streaming", scope.schema)["stopped_shards"]).fetchall()
+    rows = fetch(connection, scope, "penstock.streaming.stopped_shards", "reading what is stopped")
     return tuple(
         StoppedShard(ShardName(channel, Shard(shard)), reason, since_s) for channel, shard, reason, since_s in rows
     )
@@ -114,9 +111,10 @@ def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, .
 
 def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None:
     """Checks that no record of a shard has lost its offset."""
-    sql = statements("penstock.streaming", scope.schema)["missed_in_shard"]
-    with postgres_errors("looking for missed records"):
-        [(count, first)] = connection.execute(sql, {"channel": shard.channel, "shard": shard.shard}).fetchall()
+    where = {"channel": shard.channel, "shard": shard.shard}
+    [(count, first)] = fetch(
+        connection, scope, "penstock.streaming.missed_in_shard", "looking for missed records", where
+    )
     if count:
         raise DamagedJournal(
             f"{shard}: {count:,} records have lost their offsets (the first is record {first}): rows of the journal were "

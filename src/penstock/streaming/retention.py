@@ -20,7 +20,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log.streams import evict
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import Channel, Ick, Log, Queue
@@ -131,8 +131,7 @@ def remove_old_notes(connection: Connection, scope: Scope, channels: Iterable[Ch
     if not keep:
         return False
     values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}
-    with postgres_errors("removing old notes on jobs"):
-        [removed] = connection.execute(statements("penstock.streaming", scope.schema)["remove_old_notes"], values)
+    [removed] = fetch(connection, scope, "penstock.streaming.remove_old_notes", "removing old notes on jobs", values)
     return NOTES_PER_TRANSACTION in removed
 
 

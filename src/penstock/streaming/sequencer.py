@@ -25,7 +25,7 @@ import psycopg
 
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch
-from penstock.database.connections import Connection, transaction_settings
+from penstock.database.connections import Connection, fetch, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import set_local_in_one
@@ -254,10 +254,9 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
 
 def check_identity_cache(connection: Connection, scope: Scope) -> None:
     """Checks that ids are drawn one at a time: the order of records depends on it."""
-    sql = statements("penstock.streaming", scope.schema)
-    with postgres_errors("reading the id sequence of staged_records"):
-        row = connection.execute(sql["identity_cache"], {"table": quote(scope.schema, "staged_records")}).fetchone()
-    cache = None if row is None else row[0]
+    table, doing = {"table": quote(scope.schema, "staged_records")}, "reading the id sequence of staged_records"
+    rows = fetch(connection, scope, "penstock.streaming.identity_cache", doing, table)
+    cache = rows[0][0] if rows else None
     if cache != 1:
         raise UnsafeSetting(
             f"the sequence of {scope.schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
