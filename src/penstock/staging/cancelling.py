@@ -15,7 +15,7 @@ from penstock.database.statements import int_array
 from penstock.declaring.declarations import Queue
 from penstock.errors import InvalidRecord
 from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_rows
-from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline
+from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline, resolve_async
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Rows
 from penstock.staging.rules import Declarations
@@ -157,11 +157,10 @@ async def run_statement_async(
     target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
     """As ``run_statement``, for targets that are awaited."""
-    own = target() if hasattr(target, "session_factory") else target
-    if is_async_driver(own):
+    if is_async_driver(target):
         given = require_pipeline(of, pipeline, caller)
-        return await read_by_async_psycopg(own, given.scope.schema, statement, values)
-    rows: Rows = await own.run_sync(run_statement, of, statement, values, pipeline, caller)
+        return await read_by_async_psycopg(target, given.scope.schema, statement, values)
+    rows: Rows = await resolve_async(target, caller).run_sync(run_statement, of, statement, values, pipeline, caller)
     return rows
 
 

@@ -41,13 +41,11 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
     errors: Any
     if _is_instance(connection, "psycopg", "Connection"):
         _refuse_psycopg_autocommit(connection)
-        psycopg, info = sys.modules["psycopg"], connection.info
-        # Whatever the connection's own cursors and rows are.
-        opened, errors = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row), psycopg.Error
+        errors, info = sys.modules["psycopg"].Error, connection.info
         known = known_at(info.host, info.port, info.dbname)
     elif _is_django(connection):
         _check_django(connection)
-        opened, errors, own = connection.cursor(), sys.modules["django.db.utils"].Error, connection.settings_dict
+        errors, own = sys.modules["django.db.utils"].Error, connection.settings_dict
         known = known_at(own.get("HOST"), own.get("PORT"), own.get("NAME"))
     else:
         raise NotAttached(
@@ -55,7 +53,7 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
             f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await {caller}_async(…)"
         )
     try:
-        with opened as cursor:
+        with _open_cursor(connection) as cursor:
             return run_steps(insert_steps(insert, known, _PARAMETER), partial(_execute, cursor))
     except errors as error:
         # Django's has the driver's as its cause.
@@ -66,20 +64,21 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
 
 def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = None) -> Rows:
     """The rows of a query, read through a connection of psycopg or Django."""
-    if _is_instance(connection, "psycopg", "Connection"):
-        psycopg = sys.modules["psycopg"]
-        made = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
-    elif _is_django(connection):
-        made = connection.cursor()
-    else:
+    if not (_is_instance(connection, "psycopg", "Connection") or _is_django(connection)):
         raise TypeError(
             f"takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not {type(connection).__name__}; for an "
             "AsyncSession or AsyncConnection: await session.run_sync(staged)"
         )
-    with made as cursor:
-        cursor.execute(sql, values)
-        found: Rows = cursor.fetchall()
-        return found
+    with _open_cursor(connection) as cursor:
+        return _execute(cursor, sql, values)
+
+
+def _open_cursor(connection: Any) -> Any:
+    """A cursor of Django's, or of psycopg's, whatever the connection's own cursors and rows are."""
+    if _is_django(connection):
+        return connection.cursor()
+    psycopg = sys.modules["psycopg"]
+    return psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
 
 
 def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
@@ -132,7 +131,7 @@ async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
     raise refusal  # the same
 
 
-def _execute(cursor: Any, sql: str, values: dict[str, Any]) -> Rows:
+def _execute(cursor: Any, sql: str, values: dict[str, Any] | None) -> Rows:
     cursor.execute(sql, values)
     found: Rows = cursor.fetchall() if _has_rows(sql) else ()
     return found

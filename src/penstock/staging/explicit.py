@@ -5,7 +5,7 @@ The record is then inserted at once, so a rollback removes it, also a rollback t
 connection, write the change first and then stage it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
 from uuid import uuid4
@@ -245,13 +245,12 @@ def _make_insertion(
     if len(rows) > MAX_MEMBERS:
         raise InvalidRecord("records", f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups")
     name = uuid4().hex if name is None else label_text(name, "group")
-    if then is None:
-        return _Insertion(channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, None))
-    queue, job = then
-    following = _make_record(queue, {**job, "headers": {**(job.get("headers") or {}), "group": name}}, "then.")
-    return _Insertion(
-        channel, rows, pipeline, wants_ids=True, group=JobGroup(name, channel.name, following), then=queue
-    )
+    queue = following = None
+    if then is not None:
+        queue, job = then
+        following = _make_record(queue, {**job, "headers": {**(job.get("headers") or {}), "group": name}}, "then.")
+    group = JobGroup(name, channel.name, following)
+    return _Insertion(channel, rows, pipeline, wants_ids=True, group=group, then=queue)
 
 
 _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
@@ -335,29 +334,42 @@ def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
 
 
 async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list[int]:
-    own: Any = target() if hasattr(target, "session_factory") else target
-    if is_async_driver(own):
+    if is_async_driver(target):
         given = require_pipeline(insertion.channel, insertion.pipeline, caller)
-        ids = await insert_by_async_psycopg(own, insertion.into(given))
+        ids = await insert_by_async_psycopg(target, insertion.into(given))
         insertion.report_to(given)
         return ids
+    found: list[int] = await resolve_async(target, caller).run_sync(_insert, insertion, caller)
+    return found
+
+
+def resolve_async(target: Any, caller: str) -> Any:
+    """The ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy's behind a target that is awaited."""
+    own = target() if hasattr(target, "session_factory") else target
     if not hasattr(own, "run_sync"):
         raise NotAttached(
             f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}; "
             f"with a Session or a Connection: {caller}(…)"
         )
-    found: list[int] = await own.run_sync(_insert, insertion, caller)
-    return found
+    return own
 
 
 def find_attachment(session: Session, channel: Channel, pipeline: Declarations | None) -> Attachment:
     """The pipeline of a session that has a channel, or the one that was given."""
     attached = find_attachments(session)
-    if pipeline is None:
-        return _find_attachment(attached, channel)
-    attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
-    # If it is attached, too, its attachment says whether a commit wakes the streamer.
-    return next((each for each in attached if each.pipeline is pipeline), attachment)
+    if pipeline is not None:
+        attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
+        # If it is attached, too, its attachment says whether a commit wakes the streamer.
+        return next((each for each in attached if each.pipeline is pipeline), attachment)
+    for attachment in attached:
+        if attachment.pipeline.channels.get(channel.name) == channel:
+            return attachment
+    raise NotAttached(
+        f"no pipeline attached to the session has this channel {channel.name}; {_ADD}"
+        if attached
+        else f"channel {channel.name}: no pipeline is attached to the session; call pipeline.attach(…) once with the "
+        "sessionmaker, the Session class or this session"
+    )
 
 
 def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
@@ -383,15 +395,3 @@ def require_pipeline(channel: Channel, pipeline: Declarations | None, caller: st
     if pipeline.channels.get(channel.name) != channel:
         raise NotAttached(f"the pipeline does not have this channel {channel.name}; {_ADD}")
     return pipeline
-
-
-def _find_attachment(attached: Sequence[Attachment], channel: Channel) -> Attachment:
-    for attachment in attached:
-        if attachment.pipeline.channels.get(channel.name) == channel:
-            return attachment
-    raise NotAttached(
-        f"no pipeline attached to the session has this channel {channel.name}; {_ADD}"
-        if attached
-        else f"channel {channel.name}: no pipeline is attached to the session; call pipeline.attach(…) once with the "
-        "sessionmaker, the Session class or this session"
-    )

@@ -193,14 +193,14 @@ def _find_writes(context: DefaultExecutionContext, statement: str) -> Iterator[_
     compiled: Any = context.compiled
     if compiled is None or context.isddl:
         if compiled is None:
-            yield from _parse_text(statement)
+            yield from _parse(statement)
         return
     if context.isinsert or context.isupdate or context.isdelete:
         yield from _parse_expression(context.invoked_statement)
     for cte in compiled.ctes or ():
         yield from _parse_expression(cte.element)
     if compiled.isplaintext or isinstance(context.invoked_statement, TextualSelect):
-        yield from _parse_text(statement)
+        yield from _parse(statement)
 
 
 def _parse_expression(statement: Any) -> Iterator[_Write]:
@@ -214,25 +214,23 @@ def _parse_expression(statement: Any) -> Iterator[_Write]:
     yield _Write(verb.upper(), ("insert",) if is_plain else _CHANGES[verb], table.schema, table.name)
 
 
-def _parse_text(statement: str) -> Iterable[_Write]:
-    is_short = len(statement) <= MAX_CACHED_CHARACTERS
-    return _search_cached(statement) if is_short else _search(statement)
+def _parse(statement: str) -> Iterable[_Write]:
+    return (_search_cached if len(statement) <= MAX_CACHED_CHARACTERS else _search)(statement)
 
 
-@lru_cache(256)
-def _search_cached(statement: str) -> tuple[_Write, ...]:
-    return tuple(_search(statement))
-
-
-def _search(statement: str) -> Iterator[_Write]:
+def _search(statement: str) -> list[_Write]:
+    writes = []
     for found in _WRITES.finditer(statement):
         verb = found["verb"].split()[0].upper()
         if verb == "COPY" and not re.search(r"\bfrom\b", statement[found.end() :], re.IGNORECASE):
             continue  # COPY … TO reads
         schema = found["schema"]
-        yield _Write(
-            f"{verb} (text)", _CHANGES[verb.lower()], _unquote(schema) if schema else None, _unquote(found["table"])
-        )
+        named = _unquote(schema) if schema else None, _unquote(found["table"])
+        writes.append(_Write(f"{verb} (text)", _CHANGES[verb.lower()], *named))
+    return writes
+
+
+_search_cached = lru_cache(256)(_search)
 
 
 def _unquote(name: str) -> str:

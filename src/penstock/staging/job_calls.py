@@ -36,25 +36,22 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     Attributes:
         name: Name of the worker.
         queue: The queue that it reads.
+        handler: The function itself.
     """
 
     def __init__(self, pipeline: Declarations, spec: WorkerSpec) -> None:
         self.name = spec.name
         self.queue: Queue = spec.channel  # type: ignore[assignment]  # WorkerSpec has checked it
-        self._pipeline, self._handler, self._model = pipeline, spec.handler, spec.payload
+        self.handler = spec.handler
+        self._pipeline, self._model = pipeline, spec.payload
         update_wrapper(self, spec.handler, updated=())
-
-    @property
-    def handler(self) -> Callable[..., object]:
-        """The function itself."""
-        return self._handler
 
     def __reduce__(self) -> str:
         return str(vars(self)["__qualname__"])  # as a function: by its name in its module
 
     def __call__(self, session: _Session, job: Job[Payload], /) -> _Result:
         """Calls the function, as in a test."""
-        result: _Result = self._handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
+        result: _Result = self.handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
         return result
 
     def stage_many(
@@ -192,15 +189,8 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
     ) -> dict[str, Any]:
         data, named = checked_model(payload, self._model), getattr(self._model, "__name__", "job")
-        return {
-            "tenant": tenant,
-            "key": key,
-            "action": self.name,
-            "object": named,
-            "data": data,
-            "headers": headers,
-            **options,
-        }
+        own = {"action": self.name, "object": named, "data": data}
+        return {"tenant": tenant, "key": key, "headers": headers, **own, **options}
 
 
 class JobDecorator(Protocol[Payload]):

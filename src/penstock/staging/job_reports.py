@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.errors import NotAttached
 from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE
 from penstock.staging.driver_connections import read_rows
-from penstock.staging.explicit import Target
+from penstock.staging.explicit import Target, resolve_async
 from penstock.staging.rules import Declarations, find_attachments
 
 if TYPE_CHECKING:
@@ -120,12 +119,8 @@ def find_group(
     Raises:
         NotAttached: The target is to be awaited: ``find_group_async``.
     """
-    rows = read_rows(
-        target,
-        _find_schema(target, pipeline),
-        _GROUP,
-        {"wanted": name, "with_results": "true" if with_results else "false"},
-    )
+    values = {"wanted": name, "with_results": "true" if with_results else "false"}
+    rows = read_rows(target, _find_schema(target, pipeline), _GROUP, values)
     for ids, left, dead, ended_at, results in rows:
         known = {int(id_): result for id_, result in parse_json(results or "{}").items()}
         return GroupReport(name, tuple(parse_json(ids)), left, dead, ended_at, known)
@@ -141,10 +136,7 @@ async def find_group_async(
 
 
 async def _await(target: Any, function: Callable[..., Any], *wanted: object, **options: object) -> Any:
-    own = target() if hasattr(target, "session_factory") else target
-    if not hasattr(own, "run_sync"):
-        name = getattr(function, "__name__", "")
-        raise NotAttached(f"{name}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}")
+    own = resolve_async(target, getattr(function, "__name__", ""))
     return await own.run_sync(function, *wanted, **options)
 
 

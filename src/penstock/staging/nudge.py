@@ -55,11 +55,8 @@ def after_commit(session: Session) -> None:
         return
     for connection, schema, always in session.info.pop(_STAGED, ()):
         # A connection still in a transaction belongs to an outer one, which has not been committed yet.
-        if (
-            not connection.closed
-            and not connection.in_transaction()
-            and (_has_paused(connection.engine, schema) or always)
-        ):
+        is_over = not (connection.closed or connection.in_transaction())
+        if is_over and (_has_paused(connection.engine, schema) or always):
             _send(connection, schema)
 
 

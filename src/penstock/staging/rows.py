@@ -282,8 +282,5 @@ def _is_autocommit(connection: Connection) -> bool:
 
 def _get_sqlstate(error: BaseException | None) -> str:
     """Psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
-    for name in ("sqlstate", "pgcode"):
-        state = getattr(error, name, None)
-        if isinstance(state, str):
-            return state
-    return ""
+    states = (getattr(error, name, None) for name in ("sqlstate", "pgcode"))
+    return next((state for state in states if isinstance(state, str)), "")

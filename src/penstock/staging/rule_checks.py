@@ -25,7 +25,7 @@ from penstock.declaring.kinds import refuse_sources
 from penstock.errors import DeclarationError, InvalidRecord, UnstagedChanges
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
-from penstock.staging.rules import Declarations, find_attachments, is_secret, key_names, object_name, tenant_names
+from penstock.staging.rules import Declarations, find_attachments, get_names, is_secret, object_name
 from penstock.staging.triggers import check_columns, make_error, make_name
 
 _LIBRARIES = ("penstock.", "sqlalchemy.")
@@ -131,7 +131,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
     if not hasattr(rule.model, "__mapper__"):
         raise DeclarationError(f"{where}: the class is not mapped; map it before declaring the rule")
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
-    for name in (*names, *key_names(rule), *tenant_names(rule)):
+    for name in (*names, *get_names(rule.key), *get_names(rule.tenant)):
         if not hasattr(rule.model, name):
             raise DeclarationError(f"{where}: {rule.model.__name__} has no attribute {name!r}")
     _check_key(rule, where)
@@ -143,9 +143,9 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
 def _check_key(rule: StagingRule, where: str) -> None:
     """Refuses a secret as key or tenant: these are shown by commands and in logs."""
     columns = class_mapper(rule.model, configure=False).columns
-    for name in (*key_names(rule), *tenant_names(rule)):
+    for name in (*get_names(rule.key), *get_names(rule.tenant)):
         if is_secret(columns.get(name)):
-            part = "key" if name in key_names(rule) else "tenant"
+            part = "key" if name in get_names(rule.key) else "tenant"
             raise DeclarationError(
                 f"{where}: its {part} {name} is marked secret, and {part}s are shown in logs and by commands; "
                 "take another column"

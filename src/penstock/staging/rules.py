@@ -87,7 +87,7 @@ class MappedRule:
 
     def member_columns(self, mapper: Mapper[Any]) -> tuple[str, ...]:
         """Returns the column attributes that the key names, if the rule marks members of an Ick; otherwise none."""
-        names = key_names(self.rule)
+        names = get_names(self.rule.key)
         is_columns = all(name in mapper.column_attrs for name in names)
         return names if is_columns and isinstance(self.rule.channel, Ick) else ()
 
@@ -96,16 +96,6 @@ class MappedRule:
         if named is None or callable(named):
             return named and _call(named, target)
         return make_key([_read(target, name, stored) for name in get_names(named)])
-
-
-def key_names(rule: StagingRule) -> tuple[str, ...]:
-    """Returns the attributes that make up a rule's key; none if a function gives it."""
-    return get_names(rule.key)
-
-
-def tenant_names(rule: StagingRule) -> tuple[str, ...]:
-    """Returns the attributes that make up a rule's tenant; none if a function gives it."""
-    return get_names(rule.tenant)
 
 
 def get_names(named: Named | None) -> tuple[str, ...]:
@@ -271,7 +261,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
         names = tuple(n for n in columns if not is_secret(mapper.column_attrs[n].columns[0]))
     else:
         names = tuple(rule.data)
-    named = {*(names or ()), *key_names(rule), *tenant_names(rule)}
+    named = {*(names or ()), *get_names(rule.key), *get_names(rule.tenant)}
     reads = named & set(columns)
     functions = (rule.data, rule.key, rule.tenant, rule.when, rule.headers)
     if len(reads) < len(named) or any(map(callable, functions)):

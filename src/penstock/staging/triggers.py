@@ -37,7 +37,7 @@ from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
-from penstock.staging.rules import is_secret, key_names, object_name, tenant_names
+from penstock.staging.rules import get_names, is_secret, object_name
 from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_HEADERS
 
 QUOTE = "$penstock$"
@@ -196,7 +196,7 @@ def check_columns(rule: StagingRule) -> None:
     }
     for name in columns.keys() & set(_list_names(rule, mapper)):
         _render_json(rule, columns[name], name)
-    for names in (key_names(rule), tenant_names(rule)):
+    for names in (get_names(rule.key), get_names(rule.tenant)):
         _render_key(rule, [columns[name] for name in names if name in columns])
 
 
@@ -231,7 +231,7 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
 def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str) -> str:
     columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
     is_queue = isinstance(rule.channel, Queue)
-    key = _render_key(rule, [columns[n] for n in (tenant_names if is_queue else key_names)(rule)])
+    key = _render_key(rule, [columns[n] for n in get_names(rule.tenant if is_queue else rule.key)])
     pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
     objects = [
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
@@ -283,8 +283,8 @@ def _render_headers(rule: StagingRule, columns: dict[str, Column[Any]]) -> str:
         parts.append(TRIGGERS_HEADERS)
     if own_headers is not None:
         parts.append(f"{quote_literal(own_headers)}::jsonb")
-    if isinstance(rule.channel, Queue) and key_names(rule):
-        key = _render_key(rule, [columns[name] for name in key_names(rule)])
+    if isinstance(rule.channel, Queue) and get_names(rule.key):
+        key = _render_key(rule, [columns[name] for name in get_names(rule.key)])
         own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
         parts.append(f"jsonb_build_object('{RESERVED}', {own})")
     if parts == [TRIGGERS_HEADERS]:
@@ -302,7 +302,7 @@ def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:
 
 def _find_columns(rule: StagingRule, mapper: Mapper[Any]) -> dict[str, Column[Any]]:
     """Finds the columns of the payload and of the key, by the attributes' names."""
-    names = dict.fromkeys((*_list_names(rule, mapper), *key_names(rule), *tenant_names(rule)))
+    names = dict.fromkeys((*_list_names(rule, mapper), *get_names(rule.key), *get_names(rule.tenant)))
     return {name: _get_column(rule, mapper, name) for name in names}
 
 
