@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.batches.record_batch import Records
-    from penstock.declaring.declarations import Ick, Log, Queue
+    from penstock.declaring.kinds import Ick, Log, Queue
     from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
     from penstock.declaring.unique import KeyLimits, TenantLimits, Unique
     from penstock.errors import PenstockError
@@ -113,7 +113,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.declarations"),
+    **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.kinds"),
     **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
     "PenstockError": "errors",
     **dict.fromkeys(("limit", "limit_async"), "staging.limiting"),

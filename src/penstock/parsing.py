@@ -210,3 +210,11 @@ def parse_duration(given: Duration) -> float:
     if not isfinite(seconds) or seconds < 0:
         raise ValueError("no duration")
     return seconds
+
+
+def find_duration(given: Any) -> float:
+    """As ``parse_duration``; below zero if it is none, as True is not."""
+    try:
+        return -1.0 if isinstance(given, bool) else parse_duration(given)
+    except (TypeError, ValueError, OverflowError):
+        return -1.0

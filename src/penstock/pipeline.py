@@ -13,12 +13,8 @@ from penstock.declaring.declarations import (
     MEMBERS_A_BATCH,
     Capture,
     Change,
-    Channel,
     ConsumerSpec,
-    Ick,
-    Log,
     Named,
-    Queue,
     ReconciliationSpec,
     StagingRule,
     WorkerSpec,
@@ -40,7 +36,7 @@ from penstock.declaring.handlers import (
     default_name,
     surround,
 )
-from penstock.declaring.kinds import check_reconciled, refuse_sources
+from penstock.declaring.kinds import Channel, Ick, Log, Queue, check_reconciled, refuse_sources
 from penstock.declaring.schedules import CatchUp, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
@@ -291,9 +287,7 @@ class Pipeline:
 
         def declare(handler: Handler) -> Handler:
             handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
-            named: ConsumerOptions = {**options}
-            if "name" not in options:
-                named["name"] = default_name(handler)
+            named: ConsumerOptions = options if "name" in options else {**options, "name": default_name(handler)}
             spec = ConsumerSpec(
                 channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **named
             )
@@ -337,9 +331,7 @@ class Pipeline:
 
         def declare(handler: Handler) -> DeclaredWorker[Any, Any, Any]:
             handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
-            named: WorkerDeclaration = {**options}
-            if "name" not in options:
-                named["name"] = default_name(handler)
+            named: WorkerDeclaration = options if "name" in options else {**options, "name": default_name(handler)}
             spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
             self._add_consumer(spec)
             if every is not None:

@@ -24,7 +24,7 @@ from fixtures.running_pipeline import Processes
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import connect_postgres
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.embedded import EmbeddedPostgres
 from penstock.engines.stealing import Chores
 from penstock.errors import HistoryDiverged

@@ -15,7 +15,7 @@ from fixtures.postgres import engine_url
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage, stage_async
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
 from penstock.staging import rows

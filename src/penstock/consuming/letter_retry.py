@@ -27,7 +27,8 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, 
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
-from penstock.declaring.declarations import ConsumerSpec, Ick, Log, WorkerSpec
+from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.kinds import Ick, Log
 from penstock.errors import HandlerCommitted, PenstockError, ServerUnavailable
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
 

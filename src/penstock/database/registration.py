@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 

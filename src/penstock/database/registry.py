@@ -21,7 +21,8 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
-from penstock.declaring.declarations import Channel, ConsumerSpec, Log, Queue
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.declaring.kinds import Channel, Log, Queue
 from penstock.records import Scope, Shard, ShardName
 
 

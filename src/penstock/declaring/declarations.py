@@ -11,7 +11,6 @@ from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler
 from penstock.declaring.kinds import (
     Channel,
     Ick,
-    Log,
     Queue,
     Seconds,
     check_payload,
@@ -20,24 +19,6 @@ from penstock.declaring.kinds import (
     is_number,
 )
 from penstock.errors import DeclarationError
-
-__all__ = [
-    "CHANGES",
-    "MEMBERS_A_BATCH",
-    "Capture",
-    "Change",
-    "Channel",
-    "ConsumerSpec",
-    "Ick",
-    "Log",
-    "Named",
-    "Queue",
-    "ReconciliationSpec",
-    "StagingRule",
-    "WorkerSpec",
-    "checked_changes",
-    "table_named",
-]
 
 Capture = Literal["orm", "trigger"]
 """Who sees the changes of a class: the session's hooks, or triggers of its table."""

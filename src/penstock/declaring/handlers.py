@@ -27,35 +27,31 @@ Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 Trace = Literal["link", "child"]
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """Options of any consumer: see ``ConsumerSpec`` for each."""
-
+class _Options(TypedDict, total=False):
     name: str
-    batch: int
-    start: Literal["earliest", "latest"]
     attempts: int
     on_poison: Literal["dead_letter", "halt"]
     halt_after: int
-    park_key: bool
     isolation: Isolation
     idle_timeout: Duration
     trace: Trace
 
 
-class WorkerDeclaration(TypedDict, total=False):
+class ConsumerOptions(_Options, total=False):
+    """Options of any consumer: see ``ConsumerSpec`` for each."""
+
+    batch: int
+    start: Literal["earliest", "latest"]
+    park_key: bool
+
+
+class WorkerDeclaration(_Options, total=False):
     """Options of a worker of a queue: see ``WorkerSpec`` for each."""
 
-    name: str
     concurrency: int
     lease: Duration
     limit: Duration
-    attempts: int
     backoff: Duration
-    on_poison: Literal["dead_letter", "halt"]
-    halt_after: int
-    isolation: Isolation
-    idle_timeout: Duration
-    trace: Trace
 
 
 _Each = TypeVar("_Each")

@@ -12,7 +12,7 @@ from typing_extensions import is_typeddict, override
 
 from penstock.declaring.unique import KeyLimits, TenantLimits, checked_text, limits_as_json
 from penstock.errors import DeclarationError, InvalidName
-from penstock.parsing import Duration, parse_duration
+from penstock.parsing import Duration, find_duration, parse_duration
 from penstock.records import Payload, Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
@@ -132,11 +132,8 @@ class Seconds:
         return self._default if instance is None else float(instance.__dict__[self._name])
 
     def __set__(self, instance: Any, given: Duration) -> None:
-        try:
-            seconds = parse_duration(given)
-        except (TypeError, ValueError, OverflowError):
-            seconds = -1.0
-        if isinstance(given, bool) or not self._least <= seconds <= self._most:
+        seconds = find_duration(given)
+        if not self._least <= seconds <= self._most:
             raise DeclarationError(
                 f"{instance.whose}: {self._name} is {given!r}; it takes {self._least:g} to {self._most:g} seconds, as a number, a "
                 'timedelta, or a text such as "90s", "10m", "2h" or "7d"'

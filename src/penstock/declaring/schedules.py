@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock.declaring.kinds import Queue, checked_name
 from penstock.errors import DeclarationError
-from penstock.parsing import parse_duration
+from penstock.parsing import find_duration
 
 CatchUp = Literal["skip", "one", "all"]
 """What becomes of slots that passed while no streamer ran: none, the last one, or all, at most ``MAX_AT_ONCE`` in a second."""
@@ -49,19 +49,19 @@ class ScheduleSpec:
             ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
             raise self._error("timezone", self.timezone, "it takes a name such as Europe/Berlin") from error
-        if not self._is_cron and not MIN_INTERVAL_S <= self._interval_s() <= MAX_INTERVAL_S:
+        if not self._is_cron and not MIN_INTERVAL_S <= find_duration(self.every) <= MAX_INTERVAL_S:
             raise self._error("every", self.every, f"an interval is {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds")
         self._check_cron()
 
     @property
     def text(self) -> str:
         """The schedule as it is registered: two that differ in nothing have one text."""
-        return " ".join(str(self.every).split()) if self._is_cron else f"{self._interval_s():g}s"
+        return " ".join(str(self.every).split()) if self._is_cron else f"{find_duration(self.every):g}s"
 
     def slots(self, after: datetime) -> Iterator[datetime]:
         """Its times after a moment, without end; none if there is none within fifty years."""
         if not self._is_cron:
-            interval = timedelta(seconds=self._interval_s())
+            interval = timedelta(seconds=find_duration(self.every))
             epoch = datetime(1970, 1, 1, tzinfo=UTC)
             slot = epoch + ((after - epoch) // interval + 1) * interval
             while True:
@@ -70,9 +70,8 @@ class ScheduleSpec:
         from cronsim import CronSim  # noqa: PLC0415  an application that only stages does not have it
 
         for at in CronSim(self.text, after.astimezone(ZoneInfo(self.timezone))):
-            if (
-                slot := at.astimezone(UTC)
-            ) > after:  # in the second of an hour that is twice, it gives those of the first
+            slot = at.astimezone(UTC)
+            if slot > after:  # in the second of an hour that is twice, it gives those of the first
                 yield slot
 
     def due(self, first: datetime, now: datetime) -> list[datetime]:
@@ -98,12 +97,6 @@ class ScheduleSpec:
     @property
     def _is_cron(self) -> bool:
         return isinstance(self.every, str) and " " in self.every.strip()
-
-    def _interval_s(self) -> float:
-        try:
-            return -1.0 if isinstance(self.every, bool) else parse_duration(self.every)
-        except (TypeError, ValueError, OverflowError):
-            return -1.0
 
     def _check_cron(self) -> None:
         """Refuses what is no cron expression; where its library is missing, the streamer does."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar, get_args
 
 from penstock.errors import InvalidMessage
-from penstock.parsing import Duration, parse_duration
+from penstock.parsing import Duration, find_duration, parse_duration
 
 MAX_NAME_BYTES = 256
 """Longest name of a tenant, key, id or unique name, in bytes of UTF-8."""
@@ -148,11 +148,8 @@ def check_unique(unique: object) -> None:
 
 def checked_duration(field: str, given: object, most: float) -> float:
     """The seconds of a duration."""
-    try:
-        seconds = parse_duration(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        seconds = -1.0
-    if isinstance(given, bool) or not 0 <= seconds <= most:
+    seconds = find_duration(given)
+    if not 0 <= seconds <= most:
         raise InvalidMessage(
             field,
             f'is {given!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',

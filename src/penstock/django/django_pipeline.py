@@ -16,7 +16,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import registry
 from typing_extensions import override
 
-from penstock.declaring.declarations import Capture, Channel
+from penstock.declaring.declarations import Capture
+from penstock.declaring.kinds import Channel
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE

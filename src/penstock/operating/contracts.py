@@ -10,7 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import inspect
 
-from penstock.declaring.declarations import Channel, Ick, Log, StagingRule
+from penstock.declaring.declarations import StagingRule
+from penstock.declaring.kinds import Channel, Ick, Log
 from penstock.pipeline import Pipeline
 
 Document = dict[str, Any]

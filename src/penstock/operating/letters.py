@@ -14,7 +14,8 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.declarations import ConsumerSpec, Log, WorkerSpec
+from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.kinds import Log
 from penstock.errors import DeclarationError, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Place, Record, Scope

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.statements import int_array
-from penstock.declaring.declarations import Queue
+from penstock.declaring.kinds import Queue
 from penstock.errors import InvalidRecord
 from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_rows
 from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline, resolve_async

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declaring.declarations import Channel, Ick, Log, Queue
+from penstock.declaring.kinds import Channel, Ick, Log, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.observer import Staged
 from penstock.records import Payload

@@ -27,7 +27,8 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.attributes import get_history, set_committed_value
 
-from penstock.declaring.declarations import Change, Channel, StagingRule
+from penstock.declaring.declarations import Change, StagingRule
+from penstock.declaring.kinds import Channel
 from penstock.observer import Staged
 from penstock.staging import guard, rule_checks
 from penstock.staging import nudge as nudging

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overl
 
 from sqlalchemy.orm import Session
 
-from penstock.declaring.declarations import Queue, WorkerSpec
+from penstock.declaring.declarations import WorkerSpec
+from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.records import Payload
 from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async

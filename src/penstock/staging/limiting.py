@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.declaring.declarations import Queue
+from penstock.declaring.kinds import Queue
 from penstock.declaring.unique import KeyLimits, TenantLimits, checked_text, limits_as_json
 from penstock.errors import InvalidMessage
 from penstock.staging.cancelling import run_statement, run_statement_async

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
-from penstock.declaring.declarations import Channel, Queue
+from penstock.declaring.kinds import Channel, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import (
     MAX_DELAY_S,

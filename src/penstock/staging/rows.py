@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import int_array, quote
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.errors import StagingError
 from penstock.staging.payload import MAX_HEADERS_BYTES, check_payload, headers_text, json_text, key_text, label_text
 from penstock.staging.trace_headers import with_trace

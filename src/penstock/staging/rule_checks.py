@@ -20,8 +20,8 @@ from sqlalchemy import Column, ForeignKey, event
 from sqlalchemy.orm import Mapper, Session, class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
-from penstock.declaring.declarations import Queue, StagingRule
-from penstock.declaring.kinds import refuse_sources
+from penstock.declaring.declarations import StagingRule
+from penstock.declaring.kinds import Queue, refuse_sources
 from penstock.errors import DeclarationError, InvalidRecord, UnstagedChanges
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Column, Table
 from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
 
-from penstock.declaring.declarations import Change, Channel, Ick, Named, Queue, StagingRule
+from penstock.declaring.declarations import Change, Named, StagingRule
+from penstock.declaring.kinds import Channel, Ick, Queue
 from penstock.errors import DeclarationError
 from penstock.observer import Observers
 from penstock.records import Scope

@@ -31,7 +31,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
 from penstock.database.statements import quote, quote_literal
-from penstock.declaring.declarations import CHANGES, Change, Ick, Queue, StagingRule
+from penstock.declaring.declarations import CHANGES, Change, StagingRule
+from penstock.declaring.kinds import Ick, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError

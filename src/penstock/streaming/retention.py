@@ -23,7 +23,7 @@ from penstock.channels.log.streams import evict
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.declarations import Channel, Ick, Log, Queue
+from penstock.declaring.kinds import Channel, Ick, Log, Queue
 from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName

@@ -19,7 +19,7 @@ import structlog
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.declarations import Queue
+from penstock.declaring.kinds import Queue
 from penstock.declaring.schedules import ScheduleSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline

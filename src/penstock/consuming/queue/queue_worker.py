@@ -30,7 +30,8 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.declaring.declarations import Queue, WorkerSpec
+from penstock.declaring.declarations import WorkerSpec
+from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import Job, read_identity
 from penstock.errors import (
     DeclarationError,

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from typing_extensions import override
 
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.engines.spark.spark_errors import reading_errors
 from penstock.errors import ServerUnavailable
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName

@@ -21,7 +21,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, RegisteredChannel, read_pauses, registered_channels
 from penstock.database.statements import statements
 from penstock.database.transactions import Timeouts
-from penstock.declaring.declarations import Channel
+from penstock.declaring.kinds import Channel
 from penstock.errors import AppendRefused, PenstockError, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds, known_shards
 from penstock.operating.consumers import ReaderKind, find_kind

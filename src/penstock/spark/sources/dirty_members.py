@@ -54,8 +54,7 @@ from penstock.channels.server import pipelined, redis_errors
 from penstock.clients import Busy, Reservation, Reservations, Superseded
 from penstock.clients.ick.dirty_list import add_each, checked_keys
 from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
-from penstock.declaring.declarations import Ick
-from penstock.declaring.kinds import checked_name
+from penstock.declaring.kinds import Ick, checked_name
 from penstock.errors import InvalidRecord, InvalidSetting, PenstockError
 from penstock.records import to_time
 from penstock.spark.sources.data_sources import PenstockSource

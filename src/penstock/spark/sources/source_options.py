@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pyspark.sql.types import StructField, StructType
 
-from penstock.declaring.declarations import Log
-from penstock.declaring.kinds import checked_name
+from penstock.declaring.kinds import Log, checked_name
 from penstock.display import mask
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Scope

@@ -21,8 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.declaring.declarations import Log
-from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, checked_channel
+from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, Log, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
