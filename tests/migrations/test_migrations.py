@@ -134,6 +134,38 @@ def test_a_migration_does_not_queue_for_long_behind_a_writer(fresh_url: str) -> 
     assert get_revision(fresh_url) == NEXT
 
 
+@pytest.mark.usefixtures("next_migrations")
+def test_a_migration_that_loses_a_deadlock_runs_again(fresh_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarantee 26: as against a streamer that holds one table and waits for another."""
+    initialise(fresh_url, revision="penstock_0001")
+    attempts: list[int] = []
+    with (
+        psycopg.connect(fresh_url, options="-c deadlock_timeout=1h") as other,
+        psycopg.connect(fresh_url, autocommit=True) as observer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other.execute("LOCK TABLE penstock.staged_records")
+
+        def is_waiting() -> bool:
+            sql = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+            return observer.execute(sql, (other.info.backend_pid,)).fetchone() == (True,)
+
+        def take_migrations() -> None:
+            other.execute("SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))")
+            other.rollback()
+
+        def wait_for_each_other(*_: object) -> None:
+            attempts.append(len(attempts))
+            if attempts == [0]:
+                pool.submit(take_migrations)
+                eventually(is_waiting, "it waits for the migration")
+
+        monkeypatch.setattr("penstock.schema.initialise._become_owner", wait_for_each_other)
+        assert initialise(f"{fresh_url}&options=-c%20deadlock_timeout%3D10ms") == "penstock_0001"
+    assert attempts == [0, 1]
+    assert get_revision(fresh_url) == NEXT
+
+
 def test_tables_that_hold_records_are_not_dropped(fresh_url: str) -> None:
     """Guarantee 26."""
     initialise(fresh_url)

@@ -13,11 +13,11 @@ from alembic.config import Config
 from sqlalchemy import Connection, text
 
 from penstock.database.connections import connect_postgres, make_engine
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.driver_errors import CONFLICTS, postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import directory, quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
-from penstock.errors import PenstockError, SchemaMissing, UnsafeSetting
+from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE, checked_schema
 from penstock.schema.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
 
@@ -72,6 +72,9 @@ def check_encoding(connection: psycopg.Connection[object]) -> None:
 WATCH_S = 2.0
 """Seconds between two checks of what a migration waits for."""
 
+ATTEMPTS = 10
+"""Attempts at a migration of several tables that workers use: each may end in a deadlock, which Postgres resolves at its cost."""
+
 _SETTINGS = [
     # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
     text(statement.decode())
@@ -89,24 +92,35 @@ def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revisio
         check_encoding(reached)
     engine = make_engine(database_url, application="init")
     try:
-        with postgres_errors("creating Penstock's tables"), engine.begin() as connection:
-            for setting in _SETTINGS:
-                connection.execute(setting)
-            lock_migrations(connection, schema)
-            before = find_revision(_driver_connection(connection), schema)
-            if before is not None and not _may_migrate(before, schema):
-                return before.revision
-            connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
-            _become_owner(connection, schema)
-            with alembic_config(schema) as config:
-                config.attributes["connection"] = connection
-                if revision == "base":
-                    command.downgrade(config, "base")
-                else:
-                    command.upgrade(config, revision)
+        for _ in range(ATTEMPTS):
+            with suppress(*CONFLICTS), postgres_errors("creating Penstock's tables"), engine.begin() as connection:
+                before = _migrate(connection, schema, revision)
+                return None if before is None else before.revision
     finally:
         engine.dispose()
-    return None if before is None else before.revision
+    raise ServerUnavailable(
+        f"creating Penstock's tables: lost {ATTEMPTS} times against transactions that held some of them and waited for others; nothing "
+        "was changed. Type it again when less is written"
+    )
+
+
+def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevision | None:
+    """Creates, upgrades or drops the tables; returns the revision before."""
+    for setting in _SETTINGS:
+        connection.execute(setting)
+    lock_migrations(connection, schema)
+    before = find_revision(_driver_connection(connection), schema)
+    if before is not None and not _may_migrate(before, schema):
+        return before
+    connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
+    _become_owner(connection, schema)
+    with alembic_config(schema) as config:
+        config.attributes["connection"] = connection
+        if revision == "base":
+            command.downgrade(config, "base")
+        else:
+            command.upgrade(config, revision)
+    return before
 
 
 @contextmanager
