@@ -73,7 +73,7 @@ def test_what_only_queues_have_stands_under_one_reserved_header(
 ) -> None:
     unique = Unique("receipt-7", window=60)
     with sessions.begin() as session:
-        stage(session, to=receipts, tenant="a", key=9, due=DUE, deadline=DUE, unique=unique, **JOB)
+        stage(session, to=receipts, tenant="a", key=9, due=DUE, delay=None, deadline=DUE, unique=unique, **JOB)
         stage(session, to=receipts, tenant="a", delay=1.5, headers={"trace": "x"}, **JOB)
 
     first, second = staged()

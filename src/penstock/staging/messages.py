@@ -41,7 +41,7 @@ class MessageOptions(TypedDict, total=False):
     """
 
     due: datetime | None
-    delay: Duration
+    delay: Duration | None
     deadline: datetime | None
     unique: Unique | None
     priority: Priority
@@ -93,10 +93,10 @@ def _checked(value: object, name: str, field: str) -> str:
 
 def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[str, Any]:
     """The value of the reserved header."""
-    due, deadline = options.get("due"), options.get("deadline")
+    due, delay, deadline = options.get("due"), options.get("delay"), options.get("deadline")
     unique = options.get("unique")
     try:
-        delay_s = checked_duration("delay", options.get("delay", 0), MAX_DELAY_S)
+        delay_s = 0.0 if delay is None else checked_duration("delay", delay, MAX_DELAY_S)
         check_times(0 if due is None else delay_s, due, deadline)
         if unique is not None:
             check_unique(unique)
