@@ -84,6 +84,11 @@ def _to_json(value: Any) -> Any:
     return str(value)
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number of things for people: ``1 record``, ``1,234 records``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def format_seconds(value: float) -> str:
     """A duration for people: ``0.02 s``, ``14 s``, ``3 min``, ``5.1 h``."""
     for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):

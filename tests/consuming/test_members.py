@@ -439,7 +439,7 @@ def test_a_shard_halts_on_poison_if_declared_so(
 
     assert make_worker(fails, attempts=1, on_poison="halt").drain() == 0
     [(reason,)] = documents.execute("SELECT halted FROM penstock.checkpoints WHERE halted IS NOT NULL").fetchall()
-    assert "'a' failed 1 times: ValueError: never" in reason
+    assert "'a' failed 1 time: ValueError: never" in reason
     assert set(waiting(redis_client)) == {b"a"}
 
 

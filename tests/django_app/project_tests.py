@@ -61,7 +61,7 @@ class ProjectTest(PipelineTestCase):
 
         may("retry_letter")
         answer = self.client.post(LETTERS, {"letter": [name, "nobody orders/0 offset 1", "x"]}, follow=True)
-        self.assertContains(answer, "Workers retry 1 dead letters")
+        self.assertContains(answer, "Workers retry 1 dead letter within")
         self.assertContains(answer, "retry requested")  # no worker runs that would take it
         call_command("penstock", "dead-letters", "retry", "send_receipt", "--all", "--redis-url", self._redis_url)
         self.drain()

@@ -191,7 +191,7 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
         worker.drain()
         assert bench.effects == []
         [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
-        assert halted == f"jobs/0 record {bad} failed 1 times: ValueError: poison"
+        assert halted == f"jobs/0 record {bad} failed 1 time: ValueError: poison"
         assert (len(bench.queue), bench.letters) == (4, [])
 
         bench.connection.execute("UPDATE penstock.checkpoints SET halted = NULL")

@@ -355,7 +355,7 @@ def test_a_consumer_is_behind_waits_is_halted_or_stands_at_a_barrier(
         causes.append(why(record))
 
     assert [each.cause for each in causes] == ["behind", "waiting", "barrier", "halted", "unread"]
-    assert "1 records before it" in causes[0].text
+    assert "1 record before it" in causes[0].text
     assert "a lock" in causes[1].text
     assert "because" in causes[3].text
     assert "--resume" in str(causes[3].fix)

@@ -202,7 +202,7 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
     [held] = of(diagnose(documents, redis_client, flow), "icks")
 
     assert (idle.grade, held.grade) == ("warning", "warning")
-    assert "4 members wait" in idle.message
+    assert "4 members waiting" in idle.message
     assert "nobody holds a reservation" in idle.message
     assert f"held by {holder.holder}" in held.message
 

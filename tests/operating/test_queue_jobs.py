@@ -160,7 +160,7 @@ def test_jobs_are_due_at_another_time(
         assert json.loads(plan.stdout) == [{"tenant": "a", "state": "delayed", "jobs": 1}]
         assert "those with a unique name, are left alone" in plan.stderr
         assert penstock("jobs", "move-due", "jobs", "2020-01-01T00:00Z", "2", "3", "4", "--apply").stdout.startswith(
-            "1 jobs"
+            "1 job due at"
         )
         [noted] = list_actions(connection)
         assert noted.command == "penstock jobs move-due jobs 2020-01-01T00:00:00+00:00 2 3 4 --apply"

@@ -179,12 +179,12 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     findings = diagnose(connection, redis_client, flow)
     assert [f for f in findings if f.grade == "error" and f.check != "durability"] == []
     [found] = of(findings, "queues")
-    assert found.message.startswith("1 undamaged; 3 messages are not done")
+    assert found.message.startswith("1 undamaged; 3 messages not done")
 
     monkeypatch.setattr(queue_checks, "SLOW_S", -1.0)
     [found] = of(diagnose(connection, redis_client, flow), "queues")
     assert found.grade == "warning"
-    assert "3 messages wait or are worked on" in found.message
+    assert "3 messages waiting or worked on" in found.message
 
 
 def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets_it_back(
@@ -224,7 +224,7 @@ def test_doctor_tells_of_dead_letters(
     queue.reader().read()[0].dead("broken")
 
     [found] = of(diagnose(connection, redis_client, flow), "queues")
-    assert "1 dead letters" in found.message
+    assert "1 dead letter" in found.message
 
 
 def test_verify_finds_a_queue_in_order_while_its_records_go(
@@ -252,7 +252,7 @@ def test_tail_prints_what_is_not_done_and_why(connection: Connection, penstock: 
     done = penstock("tail", "jobs", "--json")
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["tenant"], first["state"]) == ("account-7", "waiting")
-    assert second["why"] == "waits: 1 messages of its tenant are ahead, and 0 tenants"
+    assert second["why"] == "waits: 1 message of its tenant ahead, and 0 tenants"
     assert "account-7  waits: 0 messages" in penstock("tail", "jobs").stdout
     refused = penstock("tail", "jobs", "--follow")
     assert refused.returncode == 2

@@ -332,7 +332,7 @@ def test_records_that_were_dead_lettered_are_not_repaired_twice(
 
     with working():
         assert not run().clean
-        with pytest.raises(Refused, match="dead-lettered 1 records"):
+        with pytest.raises(Refused, match="dead-lettered 1 record that"):
             run(intent="repair")
         run(intent="replace")
         assert run().clean

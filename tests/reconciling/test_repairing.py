@@ -189,7 +189,7 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
     connection.execute('UPDATE penstock.checkpoints SET "offset" = 3 WHERE shard = 0')
     for offset in (3, 4):
         connection.execute(letter.format(offset).encode())
-    with pytest.raises(Refused, match="dead-lettered 1 records"):
+    with pytest.raises(Refused, match="dead-lettered 1 record that"):
         repair()
     connection.execute("UPDATE penstock.checkpoints SET \"offset\" = 1, halted = 'for a test' WHERE shard = 0")
 

@@ -110,7 +110,7 @@ def test_a_record_that_halts_its_shard_does_not_halt_the_others(bench: Bench, st
     [(poisoned,)] = bench.rows("SELECT shard FROM penstock.staged_records WHERE key = 'k7'")
     [(halted, reason)] = bench.rows("SELECT shard, halted FROM penstock.checkpoints WHERE halted IS NOT NULL")
     assert halted == poisoned
-    assert "failed 1 times: ValueError: poison" in reason
+    assert "failed 1 time: ValueError: poison" in reason
     others = f"SELECT count(*)::int FROM penstock.staged_records WHERE shard <> {poisoned}"
     before = f"SELECT count(*)::int FROM penstock.staged_records WHERE shard = {poisoned} AND id < 7"
     assert [(len(bench.numbers()),)] == [(bench.rows(others)[0][0] + bench.rows(before)[0][0],)]

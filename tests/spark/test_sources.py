@@ -286,7 +286,7 @@ def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
     assert kept[0].column("offset")[0].as_py() == 6
     redis_client.xdel(f"penstock:{{{shard}}}:log", f"{planned.ranges[0].last}-0")
     newest = replace(planned.ranges[0], first=planned.ranges[0].last)
-    with pytest.raises(Gap, match="1 records from offset"):
+    with pytest.raises(Gap, match="1 record from offset"):
         list(reader.read(RangesPartition((newest,))))
 
 

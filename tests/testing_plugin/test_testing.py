@@ -263,7 +263,7 @@ def test_a_dead_letter_fails_once_with_the_handlers_error(
 
     with pytest.raises(
         AssertionError,
-        match=r"^consumer copies dead-lettered rides/\d/1, key '1', insert rides, after 1 attempts: ValueError: a bad ride$",
+        match=r"^consumer copies dead-lettered rides/\d/1, key '1', insert rides, after 1 attempt: ValueError: a bad ride$",
     ) as failure:
         drained(pipeline, database_url, redis_url)
 

@@ -134,7 +134,7 @@ def test_no_task_reads_more_than_max_records_per_partition() -> None:
     [
         (4, None, [offsets(0, 5, 20)]),
         (5, None, [offsets(0, 5, 20)]),
-        (6, "1 records from offset 5, the oldest there is 6", [offsets(0, 6, 20)]),
+        (6, "1 record from offset 5, the oldest there is 6", [offsets(0, 6, 20)]),
         (20, "15 records from offset 5, the oldest there is 20", [offsets(0, 20, 20)]),
         (31, "16 records from offset 5, the oldest there is 31", []),
     ],

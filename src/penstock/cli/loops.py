@@ -17,6 +17,7 @@ from rich.console import Console
 from penstock.cli.connecting import open_connections
 from penstock.consuming import Consumed
 from penstock.consuming.dead_lettering import how_to_resume
+from penstock.display import format_count
 from penstock.errors import Halted, Paused
 from penstock.observer import Observer
 from penstock.observing.listener import Answer, Listener
@@ -126,7 +127,9 @@ class ProgressLine(ExitStack):
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
             self._shown = now
-            self._line.update(f"{self.count:,} records {self._what} · {self.count / (now - self._began):,.0f}/s")
+            self._line.update(
+                f"{format_count(self.count, 'record')} {self._what} · {self.count / (now - self._began):,.0f}/s"
+            )
 
 
 def choose_share(settings: Settings) -> Share:

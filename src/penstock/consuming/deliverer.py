@@ -37,6 +37,7 @@ from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
+from penstock.display import format_count
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
 from penstock.observer import DeadLettered, ShardHalted
 from penstock.records import Offset, Scope, ShardName
@@ -245,7 +246,7 @@ class Deliverer(Generic[Item]):
             case PassItem():
                 return self._pass(delivery, part[0], state)
             case Halt(attempts):
-                self._halt(delivery, part, f"failed {attempts} times: {failed.reason}", failed)
+                self._halt(delivery, part, f"failed {format_count(attempts, 'time')}: {failed.reason}", failed)
         return True
 
     def halt(

@@ -14,6 +14,7 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
+from penstock.display import format_count
 from penstock.django.apps import get_database_url, get_pipeline
 from penstock.django.models import Letter
 from penstock.errors import InvalidSetting, Unknown
@@ -104,9 +105,11 @@ class LetterAdmin(admin.ModelAdmin):
             if chosen:
                 asked = request_retries(connection, chosen, scope=scope)
                 commands = "; ".join(f"penstock dead-letters retry {each.consumer} '{each.place}'" for each in chosen)
-                by, title = request.user.get_username(), f"Retry {asked} dead letters"
+                by, title = request.user.get_username(), f"Retry {format_count(asked, 'dead letter')}"
                 note_action(connection, by, title, commands, scope=scope)
-        self.message_user(request, f"Workers retry {asked} dead letters within seconds, unless they are paused.")
+        self.message_user(
+            request, f"Workers retry {format_count(asked, 'dead letter')} within seconds, unless they are paused."
+        )
         if len(chosen) < len(found):
             text = "Those of whose key a later record was applied since are not retried here: penstock dead-letters retry --superseded"
             self.message_user(request, text, messages.WARNING)

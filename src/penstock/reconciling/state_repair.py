@@ -19,6 +19,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ReconciliationSpec
+from penstock.display import format_count
 from penstock.errors import BarrierMissed, DeclarationError, Gap, Refused, Unknown
 from penstock.observer import crashpoint
 from penstock.reconciling.comparison import Difference
@@ -302,7 +303,7 @@ class _State:
         if count:
             name = self.spec.consumer.name
             raise Refused(
-                f"consumer {name} has dead-lettered {count:,} records that the canonical rows include. First retry them, and drop "
+                f"consumer {name} has dead-lettered {format_count(count, 'record')} that the canonical rows include. First retry them, and drop "
                 f"those that are left, which the repair makes up for: penstock dead-letters retry {name} --all, and penstock "
                 f"dead-letters drop {name} --all --apply; or replace the whole state, which drops them: --whole"
             )

@@ -14,6 +14,7 @@ from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
+from penstock.display import format_count
 from penstock.errors import DamagedJournal
 from penstock.records import RecordId, Scope, Shard, ShardName
 
@@ -117,7 +118,7 @@ def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None
     )
     if count:
         raise DamagedJournal(
-            f"{shard}: {count:,} records have lost their offsets (the first is record {first}): rows of the journal were "
+            f"{shard}: {format_count(count, 'record')} lost the given offset (the first is record {first}): rows of the journal were "
             "deleted by something other than Penstock. See docs: errors#damagedjournal; then: penstock reset epoch"
         )
 

@@ -15,6 +15,7 @@ from penstock.database.registry import read_pauses
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter
+from penstock.display import format_count
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
 from penstock.records import Scope
@@ -190,7 +191,7 @@ class _Failures:
         return {
             (consumer, channel, shard, offset): (
                 f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {what}, "
-                f"after {attempts} attempts: {reason}"
+                f"after {format_count(attempts, 'attempt')}: {reason}"
             )
             for consumer, channel, shard, offset, key, action, what, attempts, reason in self._rows(
                 "dead_letters_written"

@@ -370,7 +370,7 @@ def test_a_message_says_that_its_key_is_at_a_limit(probe: Probe) -> None:
     texts = {key: found.text for key, id_ in ids.items() if (found := queue.explain("t", id_))}
     assert (
         texts["k"]
-        == "waits: its key is at its limit until one of its messages is settled; 1 messages of its tenant and key are ahead"
+        == "waits: its key is at its limit until one of its messages is settled; 1 message of its tenant and key ahead"
     )
     assert texts["r"].startswith("waits: its key is at its limit for ")
-    assert texts["p"] == "waits: its key is paused; 0 messages of its tenant and key are ahead"
+    assert texts["p"] == "waits: its key is paused; 0 messages of its tenant and key ahead"

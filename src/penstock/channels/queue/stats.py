@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.scripts import as_text
+from penstock.display import format_count
 from penstock.errors import ForeignQueue
 
 
@@ -103,9 +104,9 @@ def _sentence(facts: Mapping[str, str]) -> str:
         case "leased":
             return f"is leased for another {facts['lease']} s by {facts['holder']}, attempt {facts['attempts']}"
         case "delayed":
-            return f"is due in {facts['due']} s, after {facts['attempts']} attempts"
+            return f"is due in {facts['due']} s, after {format_count(int(facts['attempts']), 'attempt')}"
         case "dead":
-            return f"is a dead letter after {facts['attempts']} attempts: {facts['reason']}"
+            return f"is a dead letter after {format_count(int(facts['attempts']), 'attempt')}: {facts['reason']}"
         case _:
             return "is done"
 
@@ -115,7 +116,7 @@ def _reason(facts: Mapping[str, str]) -> str:
         return "its tenant is paused"
     if "key_is" in facts:
         return _reason_of_key(facts)
-    ahead = f"{facts['ahead']} messages of its tenant are ahead"
+    ahead = f"{format_count(int(facts['ahead']), 'message')} of its tenant ahead"
     match facts["tenant_is"]:
         case "blocked" if "blocked_for" in facts:
             return f"its tenant is at a limit for {facts['blocked_for']} s; {ahead}"
@@ -124,11 +125,11 @@ def _reason(facts: Mapping[str, str]) -> str:
         case "over":
             return f"its tenant is above its elastic limit, and others are ready; {ahead}"
         case _:
-            return f"{ahead}, and {facts['turn']} tenants"
+            return f"{ahead}, and {format_count(int(facts['turn']), 'tenant')}"
 
 
 def _reason_of_key(facts: Mapping[str, str]) -> str:
-    ahead = f"{facts['ahead']} messages of its tenant and key are ahead"
+    ahead = f"{format_count(int(facts['ahead']), 'message')} of its tenant and key ahead"
     match facts["key_is"]:
         case "paused":
             return f"its key is paused; {ahead}"

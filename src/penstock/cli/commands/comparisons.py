@@ -10,7 +10,7 @@ from penstock.cli.command import DIFFERENCES, Json, command, means_position, par
 from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
 from penstock.cli.render import say, show, show_json, show_rows, show_table
-from penstock.display import format_seconds
+from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting
 from penstock.journal.lineage import examine_lineage
 from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
@@ -75,7 +75,7 @@ def _show_verified(done: Verified) -> None:
     if done.overtaken:
         notes.append(f"{done.overtaken:,} after a younger record of their key")
     show(
-        f"{done.records:,} records of {done.shards} shards verified in {format_seconds(done.seconds)}: "
+        f"{format_count(done.records, 'record')} of {format_count(done.shards, 'shard')} verified in {format_seconds(done.seconds)}: "
         + ("nothing missing, doubled, changed or out of order" if done.clean else kinds)
         + (f"; {', '.join(notes)}" if notes else "")
     )
@@ -139,7 +139,7 @@ def reconcile(  # noqa: PLR0917  options
 def _show_reconciled(found: Reconciled, *, values: bool) -> None:
     comparison = found.comparison
     if comparison is None:
-        say(f"{found.name}: replaced the whole state of {found.consumer} by {found.repaired:,} rows")
+        say(f"{found.name}: replaced the whole state of {found.consumer} by {format_count(found.repaired, 'row')}")
         return
     _show_differences(comparison, values=values)
     if found.resumed is not None:
@@ -148,7 +148,7 @@ def _show_reconciled(found: Reconciled, *, values: bool) -> None:
     verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"
     repaired = f", {found.repaired:,} repaired" if found.repaired else ""
     show(
-        f"{found.name}: {comparison.compared:,} keys compared at tick {found.tick}, {verdict}{repaired}; "
+        f"{found.name}: {format_count(comparison.compared, 'key')} compared at tick {found.tick}, {verdict}{repaired}; "
         f"{found.consumer} was paused for {max(found.paused_s, found.held_s) * 1000:.0f} ms"
     )
 

@@ -13,7 +13,7 @@ from penstock.cli.connecting import Connections, open_connections, servers
 from penstock.cli.loops import Stop
 from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table, show_text
 from penstock.database.connections import connect_postgres
-from penstock.display import format_memory, format_seconds
+from penstock.display import format_count, format_memory, format_seconds
 from penstock.errors import ServerUnavailable
 from penstock.observing.listener import Answer, Listener
 from penstock.operating.doctor.check import CheckResult
@@ -231,7 +231,7 @@ def _format_troubles(found: Status) -> Iterator[str]:
             yield f"damaged: {shard}: {reason}"
     for shard, count, reason in found.unread:
         if shard not in unknown:
-            yield f"unread: {shard}: {count:,} records; {reason}"
+            yield f"unread: {shard}: {format_count(count, 'record')}; {reason}"
     yield from _format_faults(faults)
 
 
@@ -241,7 +241,7 @@ def _format_faults(faults: Faults) -> Iterator[str]:
     if (more := faults.isolated.count - len(faults.isolated.first)) > 0:
         yield f"isolated: {more:,} more records"
     for each in faults.unknown:
-        yield f"unknown: {each.shard}: {each.records:,} records from record {each.first} on, of no registered channel"
+        yield f"unknown: {each.shard}: {format_count(each.records, 'record')} from record {each.first} on, of no registered channel"
     for fault in faults.stopped:
         yield f"stopped: {fault.shard}: {fault.reason}"
 

@@ -9,6 +9,7 @@ import typer
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, subcommand, whoami
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
+from penstock.display import format_count
 from penstock.errors import InvalidSetting
 from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, check_queue, list_jobs, read_job
 from penstock.operating.jobs.cancellation import JobCount, cancel_jobs, count_jobs, jobs_command, move_due
@@ -129,7 +130,7 @@ def cancel(  # noqa: PLR0917  options
     if json:
         show_json(done)
         return
-    show(f"cancelled {done.cancelled:,} jobs, asked the workers of {done.running:,} more to roll back")
+    show(f"cancelled {format_count(done.cancelled, 'job')}, asked the workers of {done.running:,} more to roll back")
 
 
 @subcommand(jobs, "retry")
@@ -185,7 +186,7 @@ def move_due_(  # noqa: PLR0917  options
             return
         _note(servers, "Move", of, "move-due", queue, at.isoformat(timespec="seconds"))
         moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
-    show(f"{moved:,} jobs are due at {at:%Y-%m-%d %H:%M:%S} UTC")
+    show(f"{format_count(moved, 'job')} due at {at:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _check(of: JobFilter, *, all_: bool) -> JobFilter:
@@ -205,4 +206,4 @@ def _note(servers: Connections, title: str, of: JobFilter, command: str, queue: 
 
 def _show_plan(counts: Sequence[JobCount], *, json: bool) -> None:
     show_found(counts if json else counts[:TENANTS_SHOWN], "tenant, state, #jobs", json=json)
-    say(f"{sum(each.jobs for each in counts):,} jobs. {NOTHING_CHANGED}")
+    say(f"{format_count(sum(each.jobs for each in counts), 'job')}. {NOTHING_CHANGED}")

@@ -23,7 +23,7 @@ from penstock.cli.render import say, show, show_json, with_payload
 from penstock.clients import LogReader, LogSlice
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.display import format_seconds
+from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal.journal_reader import journal_bounds, known_shards, offsets_since, shards_to_compare
 from penstock.journal.journal_records import fill
@@ -382,6 +382,6 @@ def _format_reader(reader: ReaderProgress) -> str:
         case "unread":
             return f"{reader.consumer} has no checkpoint in this shard"
         case "behind":
-            return f"{reader.consumer}, at offset {reader.checkpoint}, {reader.ahead:,} records before it, since {when}"
+            return f"{reader.consumer}, at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} before it, since {when}"
         case _:
             return f"{reader.consumer}, {when}: {reader.reason}"

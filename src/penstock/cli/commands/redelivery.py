@@ -10,6 +10,7 @@ from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.engines import open_frames
 from penstock.cli.render import payload_lines, say, show, show_found, with_payload
 from penstock.consuming.letter_retry import DeadLetterRow
+from penstock.display import format_count
 from penstock.errors import InvalidSetting, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import check_registered
@@ -95,7 +96,7 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
     show(
         f"{letter.consumer}  {letter.place}  record {letter.record_id}",
         f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
-        f"{'parked' if letter.parked else f'failed {letter.attempts} times'}: {letter.reason}",
+        f"{'parked' if letter.parked else 'failed ' + format_count(letter.attempts, 'time')}: {letter.reason}",
         *([f"superseded by: {letter.superseded_by}"] if letter.superseded_by else []),
         *payload_lines(record),
     )

@@ -19,7 +19,7 @@ from penstock.cli.command import (
 from penstock.cli.connecting import open_connections
 from penstock.cli.render import say, show, show_found, show_json
 from penstock.database.registry import PauseKind
-from penstock.display import format_seconds
+from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting
 from penstock.operating.channels import (
     ListedChannel,
@@ -136,8 +136,8 @@ def _progress(each: RegisteredConsumer) -> str:
     """Checkpoints, records and dead letters; the lag in a source is not known here."""
     behind = "" if each.lag is None else f"{each.lag:,} not passed, "
     return (
-        f"{each.shards} checkpoints on {each.channel}, {each.passed:,} records passed, {behind}"
-        f"{each.dead_letters:,} dead letters"
+        f"{format_count(each.shards, 'checkpoint')} on {each.channel}, {format_count(each.passed, 'record')} passed, {behind}"
+        f"{format_count(each.dead_letters, 'dead letter')}"
     )
 
 
@@ -206,13 +206,15 @@ def retire_channel_(
             servers.connection, servers.client, name, discard=discard, apply=apply, scope=servers.scope
         )
         declared = servers.pipeline is not None and name in servers.pipeline.channels
-    what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {plan.shards} shards"
+    what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {format_count(plan.shards, 'shard')}"
     show(
-        f"{'retired' if plan.applied else 'would retire'} {what}: {plan.records:,} records in the journal, "
+        f"{'retired' if plan.applied else 'would retire'} {what}: {format_count(plan.records, 'record')} in the journal, "
         f"{plan.staged:,} staged and not sequenced"
     )
     for each in plan.readers:
-        show(f"    {each.consumer}: {each.unread:,} records not passed, {each.dead_letters:,} dead letters removed")
+        show(
+            f"    {each.consumer}: {format_count(each.unread, 'record')} not passed, {format_count(each.dead_letters, 'dead letter')} removed"
+        )
     if plan.unread and not plan.applied:
         show(f"    {plan.unread:,} records were not read, and would be lost: only with --discard")
     if declared:
@@ -247,7 +249,7 @@ def reshard_channel(
     if json:
         show_json(plan)
     elif not plan.changes:
-        show(f"{plan.channel} has {plan.before} shards: there is nothing to do.")
+        show(f"{plan.channel} has {format_count(plan.before, 'shard')}: there is nothing to do.")
     else:
         _show_shards(plan)
     if plan.applied:
@@ -259,14 +261,14 @@ def reshard_channel(
 def _show_shards(plan: ReshardPlan) -> None:
     last = plan.first_shard + plan.after - 1
     show(
-        f"{plan.channel}: {plan.before} shards → {plan.after}, numbers {plan.first_shard} to {last}; new records are in these "
+        f"{plan.channel}: {format_count(plan.before, 'shard')} → {plan.after}, numbers {plan.first_shard} to {last}; new records are in these "
         "from the next tick on"
     )
     for each in plan.behind:
-        show(f"    {each.consumer}: passes {each.lag:,} records of the present shards before")
+        show(f"    {each.consumer}: passes {format_count(each.lag, 'record')} of the present shards before")
         if each.halted:
             show(
-                f"    warning: {each.consumer} is halted in {each.halted} shards: it applies nothing of the new ones before these go on"
+                f"    warning: {each.consumer} is halted in {format_count(each.halted, 'shard')}: it applies nothing of the new ones before these go on"
             )
 
 

@@ -12,6 +12,7 @@ from penstock.cli.loops import ProgressLine, Stop, choose_share, observed, raise
 from penstock.cli.render import say, show_json
 from penstock.consuming import Consumed, make_worker
 from penstock.declaring.declarations import WorkerSpec
+from penstock.display import format_count
 from penstock.engines import inline
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.pipeline import Pipeline
@@ -86,7 +87,7 @@ def stream(
             pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
         )
         run_loop(streamer, stop, progress.add, drain=drain)
-    say(f"{progress.count:,} records published")
+    say(f"{format_count(progress.count, 'record')} published")
 
 
 @command("engine", "master", "conf", "sources", "listen")
@@ -131,7 +132,7 @@ def consume(
         run_loop(worker, stop, progress.add, drain=drain)
         if drain:
             raise_if_stopped(settings, pipeline, name)
-    say(f"{progress.count:,} records applied")
+    say(f"{format_count(progress.count, 'record')} applied")
 
 
 def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
@@ -143,7 +144,7 @@ def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
             return
         with open_comparer(settings, servers, [spec, *others]) as comparer:
             done = reconcile(servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others)
-    say(f"{name} begins with {done.repaired:,} rows from the tables, at tick {done.tick}")
+    say(f"{name} begins with {format_count(done.repaired, 'row')} from the tables, at tick {done.tick}")
 
 
 def _parse_shards(text: str, shards: int) -> list[int]:
@@ -199,7 +200,7 @@ def work(
             inline.run(pipeline, urls.database_url, urls.redis_url, report=lambda _, done: report(done), **how)
     if json:
         show_json(total)
-    say(f"{progress.count:,} jobs done")
+    say(f"{format_count(progress.count, 'job')} done")
 
 
 def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:

@@ -14,6 +14,7 @@ from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, TakenMessages
 from penstock.clients.queue.leases import Held, LeaseBook
 from penstock.declaring.kinds import MAX_STREAMS
+from penstock.display import format_count
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
 
 log = structlog.get_logger("penstock.queue")
@@ -218,5 +219,5 @@ class Rounds:
     def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
         """Dead-letters messages that were handed over too often: the work on them ended each time without an outcome."""
         attempts = self.options.attempts
-        reason = f"handed over {attempts} times, and never settled: its readers died or hung"
+        reason = f"handed over {format_count(attempts, 'time')}, and never settled: its readers died or hung"
         return [each.settlement("dead", reason=reason, seconds=0.0) for each in held]

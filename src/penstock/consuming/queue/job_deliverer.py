@@ -35,6 +35,7 @@ from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
+from penstock.display import format_count
 from penstock.observer import DeadLettered, ShardHalted
 from penstock.records import RecordId, Scope, Shard, ShardName, forget_parsed
 
@@ -112,7 +113,9 @@ class JobDeliverer:
             return _ended(lease, Counts(dead=1), "dead", reason="it is no record of a pipeline")
         if job.attempts > self._worker.attempts:
             attempts = self._worker.attempts
-            why = f"handed over {attempts} times, and never settled: its handler hung, or its worker died"
+            why = (
+                f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, or its worker died"
+            )
             return self._dead_letter(lease, job, why, attempts, "HandlerHung")
         state = self._states.take(lease)
         while True:
@@ -207,7 +210,7 @@ class JobDeliverer:
             case PassItem():
                 return self._cancel(lease, job, state)
             case Halt(attempts):
-                return self._halt(lease, job, f"failed {attempts} times: {failed.reason}", failed.kind)
+                return self._halt(lease, job, f"failed {format_count(attempts, 'time')}: {failed.reason}", failed.kind)
             case _:
                 return self._dead_letter(lease, job, failed.reason, job.attempts, failed.kind)
 

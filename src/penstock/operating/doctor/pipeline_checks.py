@@ -10,6 +10,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
+from penstock.display import format_count
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
@@ -139,7 +140,7 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
         yield warning(f"{pause}", pause.how_to_resume, "paused")
     for shard, count, reason in current.unread:
         yield error(
-            f"{shard}: {count:,} records; {reason}",
+            f"{shard}: {format_count(count, 'record')}; {reason}",
             "start the consumer again, which adds the checkpoint, or declare the channel and run penstock stream; "
             "otherwise find out what staged them",
             "unread shards",
@@ -173,7 +174,7 @@ def _check_consumer(each: ConsumerStatus) -> Iterator[CheckResult]:
             f"declare it, or run penstock doctor for the pipeline that does{each.how_to_end}",
         )
     if letters := sum(shard.dead_letters for shard in each.shards):
-        found = f"{each.consumer} has {letters:,} dead letters"
+        found = f"{each.consumer} has {format_count(letters, 'dead letter')}"
         yield warning(found, f"penstock dead-letters list {each.consumer}", "dead letters")
 
 
@@ -183,11 +184,13 @@ def _check_lag(each: ConsumerStatus, channel: ChannelStatus | None) -> Iterator[
     oldest = max((shard.lag_s for shard in each.shards if shard.lag), default=0.0)
     if lag and oldest > SLOW_S:
         more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
-        yield warning(f"{each.consumer} is {lag:,} records and {format_age(oldest)} behind", each.how_to_go_on(more))
+        yield warning(
+            f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind", each.how_to_go_on(more)
+        )
     message = None
     if evicted := sum(shard.evicted for shard in each.shards):
         message = (
-            f"{each.consumer} is {evicted:,} records behind the first entry of {each.channel} in Redis: "
+            f"{each.consumer} is {format_count(evicted, 'record')} behind the first entry of {each.channel} in Redis: "
             "it reads them from Postgres until it has caught up"
         )
     elif channel is not None and any(_is_about_to_lose(channel, shard) for shard in each.shards):

@@ -15,6 +15,7 @@ from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, pipelined, redis_errors
 from penstock.clients import repair
 from penstock.declaring.kinds import MAX_STREAMS
+from penstock.display import format_count
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal.lineage import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
@@ -153,7 +154,7 @@ def keys(context: CheckContext) -> Results:
             yield error(f"{name} has a time to live and will expire", f"PERSIST {name}")
     for shard in context.shards:
         yield from _check_foreign(context, shard)
-    return f"{len(context.shards)} shards: all keys are Penstock's and do not expire"
+    return f"{format_count(len(context.shards), 'shard')}: all keys are Penstock's and do not expire"
 
 
 def _all_keys(scope: Scope, shard: ShardName, *, is_queue: bool) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ def icks(context: CheckContext) -> Results:
             yield from _check_damage(context, ShardName(channel.channel, Shard(each.shard)))
         yield from _check_members(channel)
     members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
-    found = f"{len(channels)} undamaged; {members:,} members wait, none longer than {SLOW_S:.0f} s"
+    found = f"{len(channels)} undamaged; {format_count(members, 'member')} waiting, none longer than {SLOW_S:.0f} s"
     return found if channels else None
 
 
@@ -208,7 +209,7 @@ def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
         holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
         members = sum(ick.members for ick in present)
         yield warning(
-            f"{channel.channel}: {members:,} members wait, the oldest for {format_age(oldest_s)}; {holding}",
+            f"{channel.channel}: {format_count(members, 'member')} waiting, the oldest for {format_age(oldest_s)}; {holding}",
             "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
             f"{channel.channel} shows the oldest",
         )
@@ -221,7 +222,7 @@ def queues(context: CheckContext) -> Results:
         yield from _check_queue(context, channel)
     held = [s.queue for c in channels for s in c.shards if s.queue is not None]
     count = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
-    found = f"{len(channels)} undamaged; {count:,} messages are not done, none for longer than {SLOW_S:.0f} s"
+    found = f"{len(channels)} undamaged; {format_count(count, 'message')} not done, none for longer than {SLOW_S:.0f} s"
     return found if channels else None
 
 
@@ -279,12 +280,12 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
     waiting = sum(queue.waiting + queue.leased for queue in held)
     if oldest_s > SLOW_S and waiting:
         yield warning(
-            f"{channel.channel}: {waiting:,} messages wait or are worked on, the oldest for {format_age(oldest_s)}",
+            f"{channel.channel}: {format_count(waiting, 'message')} waiting or worked on, the oldest for {format_age(oldest_s)}",
             f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
         )
     if dead := sum(queue.dead for queue in held):
         yield warning(
-            f"{channel.channel}: {dead:,} dead letters",
+            f"{channel.channel}: {format_count(dead, 'dead letter')}",
             f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
         )
 

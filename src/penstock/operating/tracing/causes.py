@@ -6,6 +6,7 @@ from dataclasses import replace
 from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
+from penstock.display import format_count
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
@@ -218,7 +219,7 @@ def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
         case _:
             moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
             return (
-                f"{name} is at offset {reader.checkpoint}, {reader.ahead:,} records before it; its checkpoint last moved {moved} (UTC)",
+                f"{name} is at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} before it; its checkpoint last moved {moved} (UTC)",
                 how_to_go_on(
                     name, reader.kind, verb=verb, more=", if it does not run; in more processes if it does not keep up"
                 ),

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
+from penstock.display import format_count
 from penstock.errors import Gap
 from penstock.records import Offset, OffsetRange, ShardName
 
@@ -95,7 +96,7 @@ def divide(ranges: Sequence[OffsetRange], least: int) -> list[OffsetRange]:
 def describe_loss(ranges: Sequence[OffsetRange], available: Available, source: str) -> str | None:
     """The records of the ranges that the store no longer has, in words; None if it has all of them."""
     lost = [
-        f"{each.shard}: {min(each.last, oldest - 1) - each.first + 1:,} records from offset {each.first}, "
+        f"{each.shard}: {format_count(min(each.last, oldest - 1) - each.first + 1, 'record')} from offset {each.first}, "
         f"the oldest there is {oldest}"
         for each in ranges
         if (oldest := available[each.shard].first) > each.first
