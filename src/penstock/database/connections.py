@@ -90,8 +90,7 @@ def parse_postgres_url(url: str) -> PostgresUrl:
         raise InvalidSetting(f"database_url begins with postgresql://{shown}: {EXAMPLE}")
     if _BROKEN_ENCODING.search(rest):
         raise InvalidSetting(f"database_url has a % without two hexadecimal digits: {_ENCODED}")
-    end = re.search(r"[/?#]", rest)
-    authority = rest[: end.start()] if end else rest
+    [authority, *_] = re.split(r"[/?#]", rest, maxsplit=1)
     user, at, hosts = authority.rpartition("@")
     after = rest[len(authority) :]
     if "@" in after or "#" in after:
@@ -234,7 +233,7 @@ class WorkerConnection(BoundedConnection):
                 yield
             return
         with self.pipeline():
-            self._plain_cursor().execute(set_local_in_one(self.settings))
+            psycopg.Cursor(self).execute(set_local_in_one(self.settings))
             yield
 
     @override
@@ -249,11 +248,8 @@ class WorkerConnection(BoundedConnection):
                 opened = psycopg.Transaction(self, savepoint_name, force_rollback)
                 stack.enter_context(opened)
                 for statement in settings:
-                    self._plain_cursor().execute(statement)
+                    psycopg.Cursor(self).execute(statement)
             yield opened
-
-    def _plain_cursor(self) -> psycopg.Cursor[tuple[Any, ...]]:
-        return psycopg.Cursor(self)
 
 
 def transaction_settings(connection: Connection) -> Settings:

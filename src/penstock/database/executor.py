@@ -1,6 +1,7 @@
 """Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction."""
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any, Protocol, cast
@@ -9,6 +10,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
+from typing_extensions import override
 
 from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
 
@@ -18,6 +20,7 @@ _OPENING = b"-- Opening:"
 """Beginning of a transaction's first statement, which needs no other settings: its first columns set the timeouts of the handler."""
 
 Row = tuple[Any, ...]
+_Statement = tuple[bytes, Mapping[str, Any] | None]
 
 
 class StatementResult(Protocol):
@@ -110,72 +113,53 @@ def _send_at_once(pipeline: Any) -> None:
         pipeline._exit_gen = end  # noqa: SLF001
 
 
-class _Guarded:
+class _Guarded(ABC):
     def __init__(self, connection: Any, before: bytes, after: bytes, opening: bytes) -> None:
         self._connection, self._before, self._after, self._opening = connection, before, after, opening
 
-    def _with_settings(self, query: bytes) -> tuple[list[bytes], bytes, list[bytes]]:
-        """A statement, and those that are sent before and after it."""
+    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         if query.startswith(_OPENING):
-            return [], query.replace(b"SELECT", self._opening, 1), []
-        return [self._before], query, [self._after]
+            return self._run([(query.replace(b"SELECT", self._opening, 1), params)])
+        return self._run([(self._before, None), (query, params), (self._after, None)])
+
+    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
+        return self._run([(query, params)], commits=True).rowcount
+
+    @abstractmethod
+    def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
+        """Executes one or three statements, sent as one message; the result of the one in the middle."""
+
+    def _cursor(self) -> Any:
+        # Not with the connection's row factory, which a handler may have changed.
+        return self._connection.cursor(row_factory=tuple_row)
 
 
 class _Direct(_Guarded):
-    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
+    @override
+    def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
         with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
-            before, own, after = self._with_settings(query)
-            for each in before:
-                self._cursor().execute(each)
-            cursor = self._cursor().execute(own, params)
-            for each in after:
-                self._cursor().execute(each)
-        return cursor
-
-    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
-        with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _send_at_once(pipeline)
-            cursor = self._cursor().execute(query, params)
-            self._connection.commit()
-        return cursor.rowcount
-
-    def _cursor(self) -> psycopg.Cursor[Row]:
-        # Not with the connection's row factory, which a handler may have changed.
-        return self._connection.cursor(row_factory=tuple_row)  # type: ignore[no-any-return]
+            cursors: list[StatementResult] = [self._cursor().execute(*each) for each in statements]
+            if commits:
+                self._connection.commit()
+        return cursors[len(cursors) // 2]
 
 
 class _Awaited(_Guarded):
     """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
 
-    def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
-        return await_only(self._execute(query, params))
+    @override
+    def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
+        return await_only(self._execute(statements, commits=commits))
 
-    async def _execute(self, query: bytes, params: Mapping[str, Any] | None) -> StatementResult:
-        cursor = self._cursor()
+    async def _execute(self, statements: Sequence[_Statement], *, commits: bool) -> StatementResult:
         async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
-            before, own, after = self._with_settings(query)
-            for each in before:
-                await self._cursor().execute(each)
-            await cursor.execute(own, params)
-            for each in after:
-                await self._cursor().execute(each)
+            cursors = [await self._cursor().execute(*each) for each in statements]
+            if commits:
+                await self._connection.commit()
+        cursor = cursors[len(cursors) // 2]
         return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
-
-    def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
-        return await_only(self._commit_after(query, params))
-
-    async def _commit_after(self, query: bytes, params: Mapping[str, Any]) -> int:
-        cursor = self._cursor()
-        async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _send_at_once(pipeline)
-            await cursor.execute(query, params)
-            await self._connection.commit()
-        return cursor.rowcount
-
-    def _cursor(self) -> psycopg.AsyncCursor[Row]:
-        return self._connection.cursor(row_factory=tuple_row)  # type: ignore[no-any-return]
 
 
 class _Fetched:

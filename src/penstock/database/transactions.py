@@ -58,9 +58,7 @@ Settings = Mapping[str, str]
 @cache
 def own_settings(server_version: int, limits: Timeouts | None = None) -> Settings:
     """The settings of a transaction that runs statements of ours."""
-    statement_s, lock_s = REPLY_TIMEOUT_S, float(LOCK_TIMEOUT_S)
-    if limits is not None:
-        statement_s, lock_s = limits.statement_s, limits.lock_s
+    statement_s, lock_s = (limits.statement_s, limits.lock_s) if limits else (REPLY_TIMEOUT_S, LOCK_TIMEOUT_S)
     return {**_GUARDED, **_timeouts(server_version, statement_s, lock_s, SUSPENDED_S)}
 
 
@@ -76,9 +74,7 @@ def table_settings(server_version: int) -> Settings:
 @cache
 def handler_settings(server_version: int, idle_s: float, limits: Timeouts | None = None) -> Settings:
     """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``."""
-    statement_s, lock_s = HANDLER_TIMEOUT_S, 0.0
-    if limits is not None:
-        statement_s, lock_s = limits.handler_s, limits.handler_lock_s
+    statement_s, lock_s = (limits.handler_s, limits.handler_lock_s) if limits else (HANDLER_TIMEOUT_S, 0)
     return _timeouts(server_version, statement_s, lock_s, idle_s)
 
 
@@ -92,17 +88,14 @@ def _timeouts(server_version: int, statement_s: float, lock_s: float, idle_s: fl
 
 def set_local(settings: Settings) -> tuple[bytes, ...]:
     """Statements for the beginning of a transaction.  They take no snapshot, so it can still import one."""
-    return tuple(f"SET LOCAL {name} TO {_literal(name, value)}".encode() for name, value in settings.items())
+    literals = {name: value if name == "search_path" else f"'{value}'" for name, value in settings.items()}
+    return tuple(f"SET LOCAL {name} TO {literal}".encode() for name, literal in literals.items())
 
 
 def set_local_in_one(settings: Settings) -> bytes:
     """The same as one statement, which takes a snapshot and returns a row."""
     calls = (f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
     return f"SELECT {', '.join(calls)}".encode()
-
-
-def _literal(name: str, value: str) -> str:
-    return value if name == "search_path" else f"'{value}'"
 
 
 def guarded(more: Settings) -> tuple[bytes, bytes]:

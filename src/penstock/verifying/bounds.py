@@ -55,8 +55,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class _PostgresState:
-    icks: set[ShardName]
-    queues: set[ShardName]
+    kinds: dict[ShardName, str]  # those of the registered
     begins: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
     registered: set[ShardName]
@@ -97,11 +96,8 @@ def read_bounds(
         after = max(state.begins[shard], first.get(shard, end + 1)) - 1
         if after < end:
             # An Ick holds members and has no entries to compare; nor has a queue.
-            published = BEGINNING if shard in state.icks else min(ends[shard], end)
-            if shard in state.queues:
-                published = Offset(QUEUED)
-            evicts = shard in state.evicting
-            ranges.append(VerificationRange(shard, after, end, published, evicts))
+            published = {"ick": BEGINNING, "queue": QUEUED}.get(state.kinds.get(shard, ""), min(ends[shard], end))
+            ranges.append(VerificationRange(shard, after, end, published, shard in state.evicting))
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
 
@@ -132,11 +128,9 @@ def _read_starts(
 def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardName]) -> _PostgresState:
     channels = registered_channels(connection, scope)
     kinds = {shard: channels[shard.channel].kind for shard in shards if shard.channel in channels}
-    icks = {shard for shard, kind in kinds.items() if kind == "ick"}
-    queues = {shard for shard, kind in kinds.items() if kind == "queue"}
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
     evicting = {s for s in kinds if channels[s.channel].redis_memory is not None}
-    state = _PostgresState(icks, queues, {}, {}, registered, evicting)
+    state = _PostgresState(kinds, {}, {}, registered, evicting)
     with postgres_errors("reading checkpoints"):
         rows = connection.execute(
             statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"], name_shards(shards)
@@ -161,7 +155,8 @@ def _read_log_ends(
             found.append(make_finding(shard, FindingKind.SURPLUS, "log", 0, str(error)))
 
         ends = ask_each(lambda some: last_offsets(client, scope.namespace, some), shards, note)
-        for shard in _missing_icks(client, scope, state.icks & ends.keys()):
+        icks = [shard for shard in ends if state.kinds.get(shard) == "ick"]
+        for shard in _missing_icks(client, scope, icks):
             ends[shard] = BEGINNING  # without the Ick, its position means nothing
         behind = any(at > ends.get(shard, at) for (_, shard), at in state.checkpoints.items())
         if not behind or monotonic() > deadline:
@@ -191,7 +186,7 @@ def _check_checkpoints(
             first, count = end + 1, at - end
         elif at > ends[shard]:
             kind = FindingKind.AHEAD
-            ending = "Ick was marked up to" if shard in state.icks else "log ends at"
+            ending = "Ick was marked up to" if state.kinds.get(shard) == "ick" else "log ends at"
             text = (
                 f"its checkpoint is {at}, the {ending} {ends[shard]}: Redis has lost records, or no streamer fills it"
             )
@@ -235,11 +230,5 @@ def _read_beyond(
     with redis_errors(f"reading {shard}"):
         entries = client.xrange(log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND)
     for entry_id, fields in entries:
-        yield UnexpectedEntry(
-            shard.channel,
-            shard.shard,
-            int(entry_id.partition(b"-")[0]),
-            entry_id.decode(),
-            find_number(fields.get(b"id", b"")),
-            None,
-        )
+        offset, record = int(entry_id.partition(b"-")[0]), find_number(fields.get(b"id", b""))
+        yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, None)

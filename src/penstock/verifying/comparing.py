@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.errors import DamagedEntry
@@ -87,16 +87,8 @@ def classify(
         kind, belongs = _classify_one(own, vacant)
         what = "no record" if entry.record is None else f"record {entry.record}"
         instead = "" if entry.expected is None else f"; record {entry.expected} belongs there"
-        yield Finding(
-            kind,
-            "log",
-            entry.channel,
-            entry.shard,
-            entry.offset,
-            1,
-            entry.record,
-            f"entry {entry.entry} holds {what}, {belongs}{instead}",
-        )
+        text = f"entry {entry.entry} holds {what}, {belongs}{instead}"
+        yield Finding(kind, "log", entry.channel, entry.shard, entry.offset, 1, entry.record, text)
 
 
 def find_duplicates(records: Iterable[int], places: Mapping[int, list[JournalPlace]]) -> Iterator[Finding]:
@@ -254,7 +246,8 @@ def _compare_entries(
             wanted = belongs.record if belongs is not None and sequence == 0 else None
             yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, wanted)
         elif belongs.values is not None and values != tuple(belongs.values):
-            names = " and ".join(_differing(values, belongs.values))
+            each = zip(NAMES, values, belongs.values, strict=True)
+            names = " and ".join(_SHOWN[name] for name, found, staged in each if found != staged)
             text = f"{names} of record {belongs.record}: the log has another than the staged record"
             yield make_finding(shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record)
 
@@ -276,13 +269,7 @@ def _missing_entries(
 
 
 _SHOWN = {name: name.decode() for name in NAMES} | {b"ts": "time of staging"}
-
-
-def _differing(values: Sequence[bytes], expected: Sequence[bytes]) -> Iterator[str]:
-    """Names of the fields that differ, as shown to people."""
-    for name, found, wanted in zip(NAMES, values, expected, strict=True):
-        if found != wanted:
-            yield _SHOWN[name]
+"""Names of the fields, as shown to people."""
 
 
 def _parse_id(entry_id: bytes) -> tuple[int, int]:
@@ -292,13 +279,6 @@ def _parse_id(entry_id: bytes) -> tuple[int, int]:
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Groups ascending numbers into runs: the first number of each, and its length."""
-    first = count = 0
-    for number in numbers:
-        if count and number == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = number, 1
-    if count:
-        yield first, count
+    for _, run in groupby(enumerate(numbers), lambda counted: counted[1] - counted[0]):
+        first, *others = (number for _, number in run)
+        yield first, 1 + len(others)

@@ -1,7 +1,7 @@
 """The whole verification.  An engine (``Examiner``) reads and compares the ranges."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -101,7 +101,7 @@ def _collect(
     connection: Connection, scope: Scope, bounds: Bounds, examined: Examination
 ) -> tuple[Counter[FindingKind], list[Finding]]:
     """All findings, ordered by shard and offset, and how many there are of each kind."""
-    missed = _find_overlooked(connection, scope)
+    missed = [*_find_overlooked(connection, scope)]
     unexpected = [*bounds.unexpected, *examined.unexpected]
     records = {*examined.twice, *(e.record for e in unexpected if e.record is not None)}
     places = _read_places(connection, scope, records)
@@ -130,16 +130,7 @@ def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dic
     return places
 
 
-def _find_overlooked(connection: Connection, scope: Scope) -> list[Finding]:
-    return [
-        make_finding(
-            each.shard,
-            FindingKind.OVERLOOKED,
-            "staged",
-            0,
-            f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}",
-            record=each.first,
-            count=each.count,
-        )
-        for each in missed_records(connection, scope)
-    ]
+def _find_overlooked(connection: Connection, scope: Scope) -> Iterator[Finding]:
+    for each in missed_records(connection, scope):
+        text = f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}"
+        yield make_finding(each.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=each.first, count=each.count)
