@@ -179,7 +179,7 @@ class Held(RecordStore):
 
 
 def parse(text: str) -> Where:
-    return parse_offsets("s", "startingOffsets", text, "earliest")
+    return parse_offsets(text, "earliest")
 
 
 def test_positions_are_words_or_offsets_for_each_shard() -> None:
@@ -209,7 +209,7 @@ def test_a_start_beyond_the_newest_offset_is_refused_unless_the_log_was_only_emp
 
 def test_a_start_after_the_newest_record_is_an_error_unless_latest_will_do() -> None:
     store, available = Held(), Held().available()
-    where = parse_time("s", "startingTimestamp", "2026-01-01T00:00:00Z")
+    where = parse_time("2026-01-01T00:00:00Z")
 
     with pytest.raises(InvalidSetting, match="c/0 has no record staged at the starting time"):
         find_start(store, where, available)

@@ -101,11 +101,11 @@ def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange
 
 
 def _read_number(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int) -> int:
-    [(number,)] = _read(connection, scope, statement, wanted)
+    [(number,)] = _rows(connection, scope, statement, wanted)
     return default if number is None else int(number)
 
 
-def _read(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
+def _rows(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
     where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
     with postgres_errors(f"reading {wanted.shard}"):
         return connection.execute(
@@ -129,7 +129,7 @@ def examine_range(
 
 def _read_expected(connection: Connection, scope: Scope, wanted: VerificationRange) -> list[ExpectedRecord]:
     """The records that Postgres names."""
-    rows = _read(connection, scope, "expected_records", wanted)
+    rows = _rows(connection, scope, "expected_records", wanted)
     return [
         ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
         for offset, record, entry, present, at_home, *values in rows

@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from pyspark.sql.types import StructField, StructType
 
@@ -15,6 +16,7 @@ from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.spark.sources.subscription import (
     EARLIEST,
     LATEST,
+    ShardPlace,
     Subscription,
     Where,
     parse_offsets,
@@ -32,6 +34,15 @@ SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname"})
 """Options for Spark itself, which it passes on to the source."""
 
 _DATABASE_URL, _REDIS_URL = "PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL"
+_OFFSETS = '\'earliest\', \'latest\', or JSON with an offset for each shard, such as {"0": 4118, "1": "latest"}'
+_TIMES = 'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
+_TIME = "milliseconds since 1970, or a time with its time zone, such as 2026-01-01T00:00:00Z"
+_NO_OPTIONS = (
+    ". In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"
+)
+
+_Parsed = TypeVar("_Parsed")
+
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -42,9 +53,8 @@ class GivenOptions:
         """Takes the options; ``known`` are their names as the documentation writes them."""
         names = {name.lower() for name in known} | SPARKS_OWN
         values = {str(name).lower(): str(value) for name, value in given.items()}
-        if of_table := find_table_options(
-            given
-        ):  # what else is not known are properties of the table, such as its owner
+        if of_table := find_table_options(given):
+            # What else is not known are properties of the table, such as its owner.
             values = of_table | {name: values[name] for name in values if name in names}
         self.source, self.values = source, values
         if unknown := sorted(values.keys() - names):
@@ -70,6 +80,13 @@ class GivenOptions:
         if len(given) > 1:
             raise self.error(f"give one of the options {' and '.join(given)}")
         return given[0] if given else None
+
+    def parse(self, name: str, parser: Callable[[str], _Parsed], takes: str) -> _Parsed:
+        """The value of an option, of which the parser raises an error of Python's own if it is not what the option ``takes``."""
+        try:
+            return parser(self[name])
+        except (ValueError, TypeError, AttributeError):
+            raise self.error(f"{name} is {self[name][:80]!r}; it takes {takes}") from None
 
     def whole_number(self, name: str, least: int = 1) -> int | None:
         """An option that takes a whole number; None if it is not given."""
@@ -155,14 +172,8 @@ KNOWN = (
     *("channel", "subscribe", "subscribePattern", "assign", "shards", "consumer"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *(
-        "maxRecordsPerTrigger",
-        "maxOffsetsPerTrigger",
-        "minRecordsPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-    ),
-    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders"),
+    *("maxRecordsPerTrigger", "maxOffsetsPerTrigger", "minRecordsPerTrigger", "minOffsetsPerTrigger"),
+    *("maxTriggerDelay", "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders"),
     *("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
     *("beginsAt", "entries", "compression", *SERVER_OPTIONS),
 )
@@ -207,7 +218,7 @@ class Options(ServerOptions):
         retries, interval_ms = (given.whole_number(f"fetchOffset.{n}", 0) for n in ("numRetries", "retryIntervalMs"))
         found = cls(
             **cls.parse_servers(given),
-            subscription=Subscription.parse(source, given.values),
+            subscription=_subscription(given),
             shards=given.whole_number("shards"),
             consumer=checked_name(given["consumer"], "consumer") if "consumer" in given else None,
             starting=_where(given, "starting", EARLIEST),
@@ -283,14 +294,34 @@ def _check_mode(given: GivenOptions, *, streaming: bool) -> None:
         raise given.error("consumer is for streams; a batch keeps no position")
 
 
-def _where(given: GivenOptions, side: Literal["starting", "ending"], default: Any) -> Where | None:
-    parsers = {
-        f"{side}Offsets": lambda name, text: parse_offsets(given.source, name, text, default),
-        f"{side}Timestamp": lambda name, text: parse_time(given.source, name, text),
-        f"{side}OffsetsByTimestamp": lambda name, text: parse_times(given.source, name, text, default),
+def _subscription(given: GivenOptions) -> Subscription:
+    name = given.find_one("channel", "subscribe", "subscribePattern", "assign")
+    match name:
+        case None:
+            raise given.error(
+                f"option channel is missing: the name of the channel{'' if given.values else _NO_OPTIONS}"
+            )
+        case "assign":
+            takes = 'JSON with shards for each channel, such as {"rides": [0, 1]}'
+            return given.parse(name, Subscription.parse_assigned, takes)
+        case "subscribePattern":
+            try:
+                return Subscription((), re.compile(given[name]).pattern)
+            except re.error as error:
+                takes = f"a regular expression: {error}"
+                raise given.error(f"{name} is {given[name][:80]!r}; it takes {takes}") from None
+        case _:
+            return Subscription.parse(given[name])
+
+
+def _where(given: GivenOptions, side: Literal["starting", "ending"], default: ShardPlace) -> Where | None:
+    parsers: dict[str, tuple[Callable[[str], Where], str]] = {
+        f"{side}Offsets": (partial(parse_offsets, default=default), _OFFSETS),
+        f"{side}Timestamp": (parse_time, _TIME),
+        f"{side}OffsetsByTimestamp": (partial(parse_times, default=default), _TIMES),
     }
     name = given.find_one(*parsers)
-    return None if name is None else parsers[name](name, given[name])
+    return None if name is None else given.parse(name, *parsers[name])
 
 
 def _limit(given: GivenOptions, which: Literal["max", "min"]) -> int | None:
@@ -310,10 +341,12 @@ def _stored_as(given: GivenOptions) -> str:
 def _begins(given: GivenOptions) -> dict[int, int] | None:
     if "beginsAt" not in given:
         return None
-    where = parse_offsets(given.source, "beginsAt", given["beginsAt"], EARLIEST)
-    named = {shard: place for (channel, shard), place in where.named.items() if not channel}
-    if not named or not all(isinstance(offset, int) for offset in named.values()):
-        raise given.error(
-            f'beginsAt is {given["beginsAt"][:80]!r}; it takes JSON with an offset for each shard, such as {{"0": 4118}}'
-        )
-    return {shard: int(offset) for shard, offset in named.items() if isinstance(offset, int)}
+    return given.parse("beginsAt", _parse_begins, 'JSON with an offset for each shard, such as {"0": 4118}')
+
+
+def _parse_begins(text: str) -> dict[int, int]:
+    places = parse_offsets(text, EARLIEST).named
+    offsets = {shard: place for (channel, shard), place in places.items() if not channel and isinstance(place, int)}
+    if not offsets or len(offsets) < len(places):
+        raise ValueError(text)
+    return {shard: int(offset) for shard, offset in offsets.items()}

@@ -11,12 +11,6 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.parsing import parse_json
 from penstock.records import Offset, Shard, ShardName
 
-_NAMES = ("channel", "subscribe", "subscribePattern", "assign")
-
-_OF_A_TABLE = (
-    ". In Spark's catalog, a table that names its columns has no options: SELECT * FROM t WITH ('channel' = '…')"
-)
-
 
 @dataclass(frozen=True)
 class Subscription:
@@ -30,37 +24,16 @@ class Subscription:
     numbers: Mapping[str, frozenset[int]] | None = None
 
     @classmethod
-    def parse(cls, source: str, options: Mapping[str, str]) -> "Subscription":
-        """The one of the options ``channel`` (or ``subscribe``), ``subscribePattern`` and ``assign`` that is given."""
-        given = [name for name in _NAMES if name.lower() in options]
-        if not given:
-            raise InvalidSetting(
-                f"{source}: option channel is missing: the name of the channel" + ("" if options else _OF_A_TABLE)
-            )
-        if len(given) > 1:
-            raise InvalidSetting(f"{source}: give one of the options {' and '.join(given)}")
-        text = options[given[0].lower()]
-        match given[0]:
-            case "assign":
-                return cls._assigned(source, text)
-            case "subscribePattern":
-                return cls((), _checked_pattern(source, text))
-            case _:
-                return cls(_checked(name.strip() for name in text.split(",")))
+    def parse(cls, text: str) -> "Subscription":
+        """That of channels, by their names."""
+        return cls(_checked(name.strip() for name in text.split(",")))
 
     @classmethod
-    def _assigned(cls, source: str, text: str) -> "Subscription":
-        try:
-            given = {
-                channel: frozenset(_number(each) for each in numbers) for channel, numbers in parse_json(text).items()
-            }
-        except (ValueError, TypeError, AttributeError):
-            given = {}
+    def parse_assigned(cls, text: str) -> "Subscription":
+        """That of shards of channels, as JSON."""
+        given = {channel: frozenset(map(_number, numbers)) for channel, numbers in parse_json(text).items()}
         if not given or not all(given.values()):
-            raise InvalidSetting(
-                f"{source}: assign is {text[:80]!r}; it takes JSON with shards for each channel, such as "
-                '{"rides": [0, 1]}'
-            )
+            raise ValueError(text)
         return cls(_checked(given), None, given)
 
     @property
@@ -96,16 +69,6 @@ def _checked(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(checked_channel(name) for name in names))
 
 
-def _checked_pattern(source: str, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise InvalidSetting(
-            f"{source}: subscribePattern is {text[:80]!r}; it takes a regular expression: {error}"
-        ) from None
-    return text
-
-
 def _number(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(value)
@@ -122,10 +85,6 @@ _NUMBERS: dict[int, Literal["earliest", "latest"]] = {-2: EARLIEST, -1: LATEST}
 
 BEGIN = "begin:"
 """Prefix of a channel's name in a Spark offset: where the query began.  No name of a channel has a colon."""
-
-_OFFSETS = '\'earliest\', \'latest\', or JSON with an offset for each shard, such as {"0": 4118, "1": "latest"}'
-_TIMES = 'JSON with a time for each shard, such as {"0": 1767225600000} or {"0": "2026-01-01T00:00:00Z"}'
-_TIME = "milliseconds since 1970, or a time with its time zone, such as 2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,40 +127,32 @@ class Where:
             )
 
 
-def parse_offsets(source: str, name: str, text: str, default: ShardPlace) -> Where:
-    """The value of an option that takes words and offsets."""
+def parse_offsets(text: str, default: ShardPlace) -> Where:
+    """Words and offsets.  Raises like all of these, which take the value of an option, errors of Python's own."""
     if text.lower() in {EARLIEST, LATEST}:
         return Where(EARLIEST if text.lower() == EARLIEST else LATEST)
-    return Where(default, _parse_shards(source, name, text, _parse_offset, _OFFSETS))
+    return Where(default, _parse_shards(text, _parse_offset))
 
 
-def parse_times(source: str, name: str, text: str, default: ShardPlace) -> Where:
-    """The value of an option that takes a time for each shard."""
-    return Where(default, _parse_shards(source, name, text, _parse_since, _TIMES))
+def parse_times(text: str, default: ShardPlace) -> Where:
+    """A time for each shard."""
+    return Where(default, _parse_shards(text, _parse_since))
 
 
-def parse_time(source: str, name: str, text: str) -> Where:
-    """The value of an option that takes one time for all shards."""
-    try:
-        return Where(_parse_since(text))
-    except ValueError:
-        raise InvalidSetting(f"{source}: {name} is {text[:80]!r}; it takes {_TIME}") from None
+def parse_time(text: str) -> Where:
+    """One time for all shards."""
+    return Where(_parse_since(text))
 
 
-def _parse_shards(
-    source: str, name: str, text: str, parse: Callable[[Any], ShardPlace], takes: str
-) -> dict[tuple[str, int], ShardPlace]:
+def _parse_shards(text: str, parse: Callable[[Any], ShardPlace]) -> dict[tuple[str, int], ShardPlace]:
     """Kafka's nested form, ``{"rides": {"0": 4118}}``, or that of one channel, ``{"0": 4118}``."""
-    try:
-        found: dict[tuple[str, int], ShardPlace] = {}
-        for key, value in parse_json(text).items():
-            if key.startswith(BEGIN):  # of a progress's endOffset, which may be given as it is
-                continue
-            of_channel = {(key, shard): each for shard, each in value.items()} if isinstance(value, dict) else None
-            shards = {("", key): value} if of_channel is None else of_channel
-            found |= {(channel, int(shard)): parse(each) for (channel, shard), each in shards.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidSetting(f"{source}: {name} is {text[:80]!r}; it takes {takes}") from None
+    found: dict[tuple[str, int], ShardPlace] = {}
+    for key, value in parse_json(text).items():
+        if key.startswith(BEGIN):  # of a progress's endOffset, which may be given as it is
+            continue
+        of_channel = {(key, shard): each for shard, each in value.items()} if isinstance(value, dict) else None
+        shards = {("", key): value} if of_channel is None else of_channel
+        found |= {(channel, int(shard)): parse(each) for (channel, shard), each in shards.items()}
     return found
 
 

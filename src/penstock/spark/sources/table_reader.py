@@ -114,10 +114,10 @@ class TableRelation:
             raise options.error("give one of the options table and query")
         _check_snapshot(options)
         url = ServerOptions(**ServerOptions.parse_servers(options)).database()
-        table = quote(*_names("table", options["table"], ".")) if "table" in options else None
+        table = quote(*_names(options, "table", ".")) if "table" in options else None
         source = table or f"({options['query']}) AS q"
         columns = _describe(options, url, source)
-        texts = frozenset(_names("textColumns", options.get("textColumns") or ""))
+        texts = frozenset(_names(options, "textColumns"))
         _check_names(columns, texts)
         return cls(source, columns, options, url, table, texts)
 
@@ -163,8 +163,7 @@ class TableRelation:
 
 
 def _describe(options: GivenOptions, url: str, source: str) -> tuple[PostgresColumn, ...]:
-    wanted = options.get("columns")
-    names = "*" if wanted is None else ", ".join(map(quote, _names("columns", wanted)))
+    names = ", ".join(map(quote, _names(options, "columns"))) if "columns" in options else "*"
     with reading(url, options.get("snapshot")) as connection:
         try:
             described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
@@ -331,19 +330,19 @@ def _sample(connection: Any, relation: TableRelation) -> str:
     return f" TABLESAMPLE SYSTEM ({100 * SAMPLE_BYTES / size})"
 
 
-def _names(option: str, given: str, separator: str = ",") -> list[str]:
+def _names(options: GivenOptions, option: str, separator: str = ",") -> list[str]:
     """Names of columns, or the parts of a table's: separated, or as a JSON list, in which a name may contain anything."""
-    if not given.lstrip().startswith("["):
-        return [name.strip() for name in given.split(separator) if name.strip()]
-    try:
-        names = parse_json(given)
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidSetting(
-            f"penstock.table: {option} is {given[:80]!r}; it takes names with {separator!r} between them, or a JSON list of names"
-        )
-    return names
+
+    def parse(text: str) -> list[str]:
+        if not text.lstrip().startswith("["):
+            return [name.strip() for name in text.split(separator) if name.strip()]
+        names = parse_json(text)
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(text)
+        return [*names]
+
+    takes = f"names with {separator!r} between them, or a JSON list of names"
+    return options.parse(option, parse, takes) if option in options else []
 
 
 class TableDataSource(PenstockSource):
