@@ -29,8 +29,8 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.tracing.causes import trace
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.spark.sources import task_process
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import BatchReader
+from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 

@@ -15,8 +15,8 @@ from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import Gap
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import BatchReader
+from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 

@@ -19,8 +19,8 @@ from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.log_examiner import SparkExaminer
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import StreamReader
+from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 from penstock.verifying import FindingKind, verify

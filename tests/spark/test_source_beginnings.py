@@ -14,9 +14,8 @@ from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import SparkOffset, StreamReader
-from penstock.spark.sources.record_store import JournalStore
+from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.stream_position import lag
 from penstock.streaming import Streamer

@@ -14,8 +14,8 @@ from penstock.database.connections import Connection
 from penstock.errors import Gap, InvalidSetting
 from penstock.spark.sources import LogDataSource, StagedDataSource
 from penstock.spark.sources.dirty_members import IckDataSource
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import StreamReader, from_offset
+from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import GivenOptions, Options, with_kept_options
 from penstock.spark.sources.table_reader import TableDataSource, reading
 

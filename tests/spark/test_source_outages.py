@@ -8,10 +8,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.proxy import Proxy, behind
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.spark.sources import log_store, record_store
-from penstock.spark.sources.log_store import LogStore
+from penstock.spark.sources import record_store
 from penstock.spark.sources.record_readers import StreamReader
-from penstock.spark.sources.record_store import JournalStore
+from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 
 RETRIES = {"fetchOffset.numRetries": "50", "fetchOffset.retryIntervalMs": "20"}
@@ -35,7 +34,7 @@ def test_a_query_reads_on_when_its_server_is_back(
     make_store: Callable[[Options], LogStore | JournalStore],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_store, "ENTRIES_A_READ", 1)
+    monkeypatch.setattr(record_store, "ENTRIES_A_READ", 1)
     monkeypatch.setattr(record_store, "RECORDS_A_QUERY", 10)
     proxy = redis_proxy if make_store is LogStore else postgres_proxy
     urls = {

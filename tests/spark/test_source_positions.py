@@ -17,9 +17,8 @@ from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, retire
 from penstock.spark.sources import record_readers
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader, from_offset
-from penstock.spark.sources.record_store import JournalStore
+from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 

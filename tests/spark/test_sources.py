@@ -24,10 +24,9 @@ from penstock.records import BEGINNING
 from penstock.spark import lag
 from penstock.spark.sources import LogDataSource
 from penstock.spark.sources.log_appender import AppendedRows
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.ranges import RangesPartition
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader
-from penstock.spark.sources.record_store import JournalStore
+from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.task_process import redis_client
 from penstock.streaming import Streamer

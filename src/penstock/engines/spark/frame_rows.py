@@ -15,11 +15,10 @@ from penstock.engines.spark.spark_errors import reading_errors
 from penstock.errors import ServerUnavailable
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.jobs import read_in_tasks
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.ranges import plan_tasks
 from penstock.spark.sources.record_columns import SPARK_SCHEMA
 from penstock.spark.sources.record_readers import BatchReader
-from penstock.spark.sources.record_store import JournalStore, RecordStore
+from penstock.spark.sources.record_store import JournalStore, LogStore, RecordStore
 from penstock.spark.sources.source_options import Options
 
 

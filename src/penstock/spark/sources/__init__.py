@@ -13,7 +13,7 @@ stay text, unless the query's schema gives them a type.
     source_options, subscription  the options, named like those of Spark's Kafka source: shards, offsets, times
     record_columns                the columns of a record, and typed payloads
     record_readers                the readers, over any store of records; ranges: what a batch reads
-    record_store                  the store: that of the journal in Postgres; log_store in Redis
+    record_store                  the stores: the journal in Postgres, and logs in Redis
     entry_arrays                  the entries of a log in Arrow
     stream_position               a stream's position in Postgres, for which retention waits, and its lag
     log_appender, staged_writer   write into a log: compare and append; stage new records

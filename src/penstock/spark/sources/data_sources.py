@@ -7,10 +7,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
-from penstock.spark.sources.log_store import LogStore
 from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
-from penstock.spark.sources.record_store import JournalStore, RecordStore
+from penstock.spark.sources.record_store import JournalStore, LogStore, RecordStore
 from penstock.spark.sources.source_options import Options, includes_headers, keep_options, with_kept_options
 from penstock.spark.sources.staged_writer import BatchStager, StreamStager
 from penstock.spark.sources.task_process import planning

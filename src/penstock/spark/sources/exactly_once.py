@@ -22,7 +22,8 @@ from penstock.database.connections import Connection, TableConnection, connect_p
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote
 from penstock.errors import Fenced, Gap, InvalidSetting
-from penstock.records import Shard, ShardName
+from penstock.records import ShardName
+from penstock.spark.sources.record_columns import split_shards
 
 log = logging.getLogger("penstock.spark")
 
@@ -143,21 +144,10 @@ def new_records(rows: pa.Table, position: Callable[[str], int | None]) -> dict[s
     if missing:
         raise InvalidSetting(f"new_records: the rows have no column {missing[0]!r}; it needs {', '.join(PLACE)}")
     ordered = rows.sort_by([(name, "ascending") for name in PLACE])
-    new = {str(shard): _continue(shard, of, position(str(shard))) for shard, of in _split(ordered)}
+    new = {str(shard): _continue(shard, of, position(str(shard))) for shard, of in split_shards(ordered)}
     if known := rows.num_rows - sum(each.num_rows for each in new.values()):
         log.warning("the sink has %d of %d records already", known, rows.num_rows)
     return {shard: each for shard, each in new.items() if each.num_rows}
-
-
-def _split(ordered: pa.Table) -> list[tuple[ShardName, pa.Table]]:
-    """The rows of each shard."""
-    counted = ordered.group_by(["channel", "shard"]).aggregate([([], "count_all")]).to_pylist()
-    shards, first = [], 0
-    for each in sorted(counted, key=lambda row: (row["channel"], row["shard"])):
-        name = ShardName(each["channel"], Shard(each["shard"]))
-        shards.append((name, ordered.slice(first, each["count_all"])))
-        first += each["count_all"]
-    return shards
 
 
 def _continue(shard: ShardName, rows: pa.Table, last: int | None) -> pa.Table:

@@ -7,7 +7,6 @@ follow its tail, and recognises those it has.  Use it to refill an empty log, or
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +20,8 @@ from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, 
 from penstock.channels.routing import log_keys
 from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
-from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, Shard, ShardName
-from penstock.spark.sources.record_columns import ARROW_SCHEMA
+from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, ShardName
+from penstock.spark.sources.record_columns import ARROW_SCHEMA, split_shards
 from penstock.spark.sources.record_store import read_bounds, read_shards
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.subscription import Subscription
@@ -161,11 +160,7 @@ def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]
     for name, most in _MAX_CHARACTERS.items():
         if (pc.max(pc.utf8_length(part.column(name))).as_py() or 0) > most:
             raise InvalidRecord(name, f"of a row is longer than {most} characters")
-    channels, shards = part.column("channel"), part.column("shard")
-    changes = pc.or_(pc.not_equal(channels[1:], channels[:-1]), pc.not_equal(shards[1:], shards[:-1]))
-    edges = {0, *pc.add(pc.indices_nonzero(changes), 1).to_pylist(), part.num_rows}
-    for begin, end in pairwise(sorted(edges)):
-        yield ShardName(channels[begin].as_py(), Shard(shards[begin].as_py())), part.slice(begin, end - begin)
+    return split_shards(part)
 
 
 def _pack(rows: pa.RecordBatch) -> Columns:

@@ -8,9 +8,10 @@ Spark does not tell a Python data source which columns a query needs, so the sch
 import io
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidSetting, UnreadableValue
+from penstock.records import Shard, ShardName
 
 _DATA, HEADERS = "data", "headers"
 
@@ -72,6 +74,15 @@ def text(values: Sequence[bytes | None]) -> pa.Array:
 def batch(columns: Sequence[Any]) -> pa.RecordBatch:
     """A batch of these columns, in the order of the schema."""
     return pa.RecordBatch.from_arrays(list(columns), schema=ARROW_SCHEMA)
+
+
+def split_shards(rows: Any) -> Iterator[tuple[ShardName, Any]]:
+    """Runs of consecutive rows of the same shard, of a table or a batch."""
+    channels, shards = rows.column("channel"), rows.column("shard")
+    changes = pc.or_(pc.not_equal(channels[1:], channels[:-1]), pc.not_equal(shards[1:], shards[:-1]))
+    edges = {0, *pc.add(pc.indices_nonzero(changes), 1).to_pylist(), rows.num_rows}
+    for begin, end in pairwise(sorted(edges)):
+        yield ShardName(channels[begin].as_py(), Shard(shards[begin].as_py())), rows.slice(begin, end - begin)
 
 
 @dataclass(frozen=True)
