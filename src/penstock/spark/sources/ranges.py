@@ -7,7 +7,6 @@ from itertools import pairwise
 from pyspark.sql.datasource import InputPartition
 
 from penstock.display import format_count
-from penstock.errors import Gap
 from penstock.records import Offset, OffsetRange, ShardName
 
 Positions = dict[ShardName, int]
@@ -102,14 +101,6 @@ def describe_loss(ranges: Sequence[OffsetRange], available: Available, source: s
         if (oldest := available[each.shard].first) > each.first
     ]
     return f"{source}: removed before they were read: {'; '.join(lost)}" if lost else None
-
-
-def make_loss_error(loss: str) -> Gap:
-    """The error for lost records."""
-    return Gap(
-        f"{loss}. Start from what there is (startingOffsets, and a new checkpointLocation), keep records longer (Log.keep), "
-        "or accept the loss: failOnDataLoss=false"
-    )
 
 
 def clip(ranges: Sequence[OffsetRange], available: Available) -> list[OffsetRange]:

@@ -17,7 +17,6 @@ from penstock.spark.sources.ranges import (
     RangesPartition,
     clip,
     describe_loss,
-    make_loss_error,
     plan_tasks,
     ranges_between,
     share_limit,
@@ -45,12 +44,56 @@ micro-batch ends, and asks where the query begins again if the first one has to 
 """
 
 
-class BatchReader(DataSourceReader):
-    """Reads the records between two positions."""
+class _Reader:
+    """Reads the ranges that its tasks are given."""
 
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
         self._store = RetryingStore(store)
         self._projection = projection
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, shard after shard."""
+        if not isinstance(partition, RangesPartition):
+            return  # Spark's own, for a plan without tasks
+        warm()
+        with one_line_errors():
+            yield from map(self._projection.apply, chain.from_iterable(map(self._counted, partition.ranges)))
+
+    def _counted(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range.  Missing records are never skipped silently: they are a loss."""
+        expected = int(wanted.first)
+        for batch in self._store.read(wanted):
+            self._check_next(wanted, expected, batch.column("offset")[0].as_py())
+            expected = batch.column("offset")[-1].as_py() + 1
+            yield batch
+        self._check_next(wanted, expected, wanted.last + 1)
+
+    def _check_next(self, wanted: OffsetRange, expected: int, found: int) -> None:
+        missing = OffsetRange(wanted.shard, Offset(expected), Offset(found - 1))
+        rest = OffsetRange(wanted.shard, Offset(found), wanted.last)
+        if missing and (loss := describe_loss([missing], {wanted.shard: rest}, self._store.options.source)):
+            self._report(loss)
+
+    def _plan(self, ranges: Sequence[OffsetRange], available: Available) -> list[InputPartition]:
+        """Tasks for ranges; without lost records, if the query accepts their loss."""
+        options = self._store.options
+        if (loss := describe_loss(ranges, available, options.source)) is not None:
+            self._report(loss)
+            ranges = clip(ranges, available)
+        return list(plan_tasks(ranges, options.min_partitions, options.max_partition_records))
+
+    def _report(self, loss: str) -> None:
+        """Raises a loss as an error, or logs it if the query accepts it."""
+        if self._store.options.fail_on_data_loss:
+            raise Gap(
+                f"{loss}. Start from what there is (startingOffsets, and a new checkpointLocation), keep records longer (Log.keep), "
+                "or accept the loss: failOnDataLoss=false"
+            )
+        log.warning("going on without records: %s", loss)
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Reads the records between two positions."""
 
     @one_line_errors()
     def partitions(self) -> list[InputPartition]:
@@ -58,22 +101,16 @@ class BatchReader(DataSourceReader):
         options, available = self._store.options, self._store.available()
         start = find_start(self._store, options.starting or Where(EARLIEST), available)
         end = find_end(self._store, options.ending, available)
-        return _plan(self._store, ranges_between(start, end), available)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        return _read(self._store, self._projection, partition)
+        return self._plan(ranges_between(start, end), available)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads records as they come; Spark's offsets are the positions of the shards."""
 
     def __init__(self, store: RecordStore, projection: Projection = ALL_COLUMNS) -> None:
-        options = store.options
-        self._store = RetryingStore(store)
-        self._projection = projection
-        self._pace = Pace(options)
-        self._registered = None if options.consumer is None else RegisteredPosition(options)
+        super().__init__(store, projection)
+        self._pace = Pace(store.options)
+        self._registered = None if store.options.consumer is None else RegisteredPosition(store.options)
         self._began: Positions | None = None
         self._target: Positions | None = None
         self._seen: Available | None = None
@@ -138,11 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where the first micro-batch began when it was planned: the log has moved on if it is repeated.
         first = from_offset(start) if end == start else find_begin(end) or from_offset(start)
         begin = {shard: first.get(shard, available[shard].first - 1) for shard in last}
-        return _plan(self._store, ranges_between(begin, last), available)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
-        return _read(self._store, self._projection, partition)
+        return self._plan(ranges_between(begin, last), available)
 
     def _find_default(self) -> Where:
         """The registered position; the newest record if there is none, and the oldest in a shard that is new to a name."""
@@ -230,53 +263,6 @@ class Pace:
         least = self._options.min_records
         waited_s = self._clock() - self._last_batch
         return least is not None and waiting < least and waited_s < self._options.max_delay_s
-
-
-def _plan(store: RecordStore, ranges: Sequence[OffsetRange], available: Available) -> list[InputPartition]:
-    """Tasks for ranges; without lost records, if the query accepts their loss."""
-    options = store.options
-    loss = describe_loss(ranges, available, options.source)
-    if loss is not None:
-        _report(store, loss)
-        ranges = clip(ranges, available)
-    return list(plan_tasks(ranges, options.min_partitions, options.max_partition_records))
-
-
-def _report(store: RecordStore, loss: str) -> None:
-    """Raises a loss as an error, or logs it if the query accepts it."""
-    if store.options.fail_on_data_loss:
-        raise make_loss_error(loss)
-    log.warning("going on without records: %s", loss)
-
-
-def _read(store: RecordStore, projection: Projection, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, shard after shard."""
-    if not isinstance(partition, RangesPartition):
-        return  # Spark's own, for a plan without tasks
-    warm()
-    with one_line_errors():
-        yield from map(projection.apply, chain.from_iterable(_counted(store, each) for each in partition.ranges))
-
-
-def _counted(store: RecordStore, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """The records of a range.  Missing records are never skipped silently: they are a loss."""
-    expected = int(wanted.first)
-    for batch in store.read(wanted):
-        first = batch.column("offset")[0].as_py()
-        if first != expected:
-            _report_missing(store, wanted, expected, first)
-        expected = batch.column("offset")[-1].as_py() + 1
-        yield batch
-    if expected <= wanted.last:
-        _report_missing(store, wanted, expected, wanted.last + 1)
-
-
-def _report_missing(store: RecordStore, wanted: OffsetRange, expected: int, found: int) -> None:
-    missing = OffsetRange(wanted.shard, Offset(expected), Offset(found - 1))
-    rest = OffsetRange(wanted.shard, Offset(found), wanted.last)
-    loss = describe_loss([missing], {wanted.shard: rest}, store.options.source)
-    assert loss is not None
-    _report(store, loss)
 
 
 def to_offset(positions: Positions, *, begin: Positions | None = None) -> SparkOffset:

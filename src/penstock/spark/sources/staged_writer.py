@@ -37,14 +37,8 @@ HEADERS, CHANNEL = "headers", "channel"
 
 STAGED = (
     *(spark_types.NullType, spark_types.BooleanType, spark_types.NumericType, spark_types.DayTimeIntervalType),
-    *(
-        spark_types.StringType,
-        spark_types.CharType,
-        spark_types.VarcharType,
-        spark_types.DateType,
-        spark_types.TimeType,
-    ),
-    *(spark_types.TimestampType, spark_types.TimestampNTZType),
+    *(spark_types.StringType, spark_types.CharType, spark_types.VarcharType),
+    *(spark_types.DateType, spark_types.TimeType, spark_types.TimestampType, spark_types.TimestampNTZType),
 )
 """The types of single values that are staged as ``stage`` writes them."""
 
@@ -235,12 +229,12 @@ def _parse(text: str, field: str) -> Any:
 
 def _execute(connection: Connection, statement: bytes, rows: str) -> None:
     """Executes the INSERT; an error holds no payload."""
-    refusal = None
     try:
         connection.execute(statement, (rows,))
     except psycopg.Error as error:
         refusal = make_refusal(error)
         if refusal is None:
             raise
-    if refusal is not None:
-        raise refusal
+    else:
+        return
+    raise refusal
