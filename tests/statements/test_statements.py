@@ -59,7 +59,7 @@ def test_every_statement_fits_the_schema(connection: Connection) -> None:
     assert refused == {}
 
 
-EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "rows"}
+EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "fetch", "rows"}
 """Functions that take the name of a statement."""
 
 
@@ -78,8 +78,9 @@ def used_in(path: Path) -> Iterator[tuple[str, str]]:
     ]
     for place in places:
         for chosen in [place.body, place.orelse] if isinstance(place, ast.IfExp) else [place]:
-            if name := constant(chosen):
-                yield from ((package, name) for package in packages)
+            package, _, name = constant(chosen).rpartition(".")
+            if name:
+                yield from ((package or each, name) for each in packages)
 
 
 def constant(node: ast.AST) -> str:

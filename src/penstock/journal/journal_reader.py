@@ -92,8 +92,11 @@ def journal_bounds(
 
     Two index probes for each of ``shards``; None takes all that the journal has, with one more probe for each.
     """
-    name, values = ("every_bounds", None) if shards is None else ("bounds", name_shards(shards))
-    rows = fetch(connection, scope, f"penstock.journal.{name}", "reading the ends of the journal", values)
+    doing = "reading the ends of the journal"
+    if shards is None:
+        rows = fetch(connection, scope, "penstock.journal.every_bounds", doing)
+    else:
+        rows = fetch(connection, scope, "penstock.journal.bounds", doing, name_shards(shards))
     return {ShardName(channel, Shard(shard)): (Offset(first), Offset(last)) for channel, shard, first, last in rows}
 
 
