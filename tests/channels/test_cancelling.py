@@ -29,7 +29,7 @@ async def cancel_everywhere(start: Callable[[], Awaitable[object]]) -> None:
         at = monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert monotonic() - at < 2
+        assert monotonic() - at < 30
 
 
 def test_a_blocking_read_ends_wherever_it_is_cancelled(redis_url: str) -> None:
@@ -38,7 +38,7 @@ def test_a_blocking_read_ends_wherever_it_is_cancelled(redis_url: str) -> None:
         await client.set("a", "1")
 
         async def wait() -> None:
-            await cancellable(client.xread({"none": "0-0"}, block=10_000))
+            await cancellable(client.xread({"none": "0-0"}, block=60_000))
 
         await cancel_everywhere(wait)
 
@@ -84,9 +84,9 @@ def test_a_waiting_reader_of_a_queue_ends_wherever_it_is_cancelled(redis_url: st
     async def story() -> None:
         queue = AsyncFairQueue.connect(redis_url, "receipts")
         async with queue.reader() as reader:
-            await cancel_everywhere(lambda: reader.read(block_s=20))
+            await cancel_everywhere(lambda: reader.read(block_s=60))
             await queue.write("t", "x")
-            [lease] = await reader.read(block_s=10)
+            [lease] = await reader.read(block_s=60)
             await lease.done()
         await queue.aclose()
 

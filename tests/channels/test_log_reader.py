@@ -216,13 +216,13 @@ def test_a_read_waits_for_an_offset_of_the_future_and_skips_those_before(
 ) -> None:
     filled_log.add(3)
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(make_reader().read, 0, 12, 10, block_s=30)
+        reading = pool.submit(make_reader().read, 0, 12, 10, block_s=90)
         _wait_until_blocked(filled_log)
         filled_log.add(5)
         _wait_until_blocked(filled_log)
         filled_log.add(5)
 
-        assert offsets(reading.result(10)) == [12, 13]
+        assert offsets(reading.result(60)) == [12, 13]
 
 
 def test_a_read_blocks_only_if_nothing_is_there(filled_log: FilledLog, make_reader: MakeReader) -> None:
@@ -231,10 +231,10 @@ def test_a_read_blocks_only_if_nothing_is_there(filled_log: FilledLog, make_read
     filled_log.evict_before(11)
     at, reader = monotonic(), make_reader()
 
-    assert len(reader.read(0, 9, 100, block_s=30)) == 2
-    assert len(reader.read(0, 99, 0, block_s=30)) == 0
-    assert len(reader.read(0, 0, 5, backwards=True, block_s=30)) == 0
-    assert monotonic() - at < 15
+    assert len(reader.read(0, 9, 100, block_s=60)) == 2
+    assert len(reader.read(0, 99, 0, block_s=60)) == 0
+    assert len(reader.read(0, 0, 5, backwards=True, block_s=60)) == 0
+    assert monotonic() - at < 50
 
 
 def test_a_wait_that_is_over_gives_an_empty_slice_with_its_info(filled_log: FilledLog, make_reader: MakeReader) -> None:
@@ -261,11 +261,11 @@ def test_a_read_of_several_shards_is_woken_by_each_of_them(
 ) -> None:
     filled_log.add(4, 0)
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(make_reader(shards=3).read_any, {0: 5, 1: 1, 2: 1}, 10, block_s=30)
+        reading = pool.submit(make_reader(shards=3).read_any, {0: 5, 1: 1, 2: 1}, 10, block_s=90)
         _wait_until_blocked(filled_log)
         filled_log.add(2, shard)
 
-        found = reading.result(10)
+        found = reading.result(60)
     first = 5 if shard == 0 else 1
     assert {number: offsets(each) for number, each in found.items()} == {shard: [first, first + 1]}
 
@@ -283,11 +283,11 @@ def test_no_wake_up_is_lost_between_a_read_and_its_wait(
         return wait(*waiting)
 
     monkeypatch.setattr(inner, "_wait", late)
-    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 30)  # nobody polls before
+    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 60)  # nobody polls before
     at = monotonic()
 
-    assert offsets(reader.read_any({0: 1, 1: 1}, 10, block_s=30)[1]) == [1]
-    assert monotonic() - at < 20
+    assert offsets(reader.read_any({0: 1, 1: 1}, 10, block_s=60)[1]) == [1]
+    assert monotonic() - at < 50
 
 
 def test_a_log_that_lost_its_newest_records_differs_from_one_that_has_none_yet(
@@ -511,8 +511,8 @@ def test_a_channel_of_a_pipeline_names_its_log(filled_log: FilledLog, redis_url:
 
 def test_a_read_of_no_shards_is_over_at_once(make_reader: MakeReader) -> None:
     started = monotonic()
-    assert make_reader().read_any({}, block_s=5) == {}
-    assert monotonic() - started < 2
+    assert make_reader().read_any({}, block_s=60) == {}
+    assert monotonic() - started < 30
 
 
 def test_arguments_that_cannot_be_are_refused(make_reader: MakeReader) -> None:

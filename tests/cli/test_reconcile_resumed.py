@@ -26,7 +26,7 @@ $$
     "CREATE TRIGGER wait BEFORE INSERT ON public.copies EXECUTE FUNCTION public.wait()",
 )
 
-ENDED = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+ENDED = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
 
 LAST_RUN = """
 SELECT repaired, cardinality(remaining), outcome
@@ -65,7 +65,11 @@ def test_a_repair_that_is_killed_goes_on_where_it_was(
     """Guarantee 28: what was repaired stays, is not done again, and is not even compared again."""
     run = started("reconcile", "copies", "--apply")
     eventually(
-        lambda: bool(connection.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'").fetchall()),
+        lambda: bool(
+            connection.execute(
+                "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+            ).fetchall()
+        ),
         "the second batch is being repaired",
         timeout_s=120,
     )

@@ -15,12 +15,12 @@ from penstock.records import Shard, ShardName, parse_moment
 
 @pytest.fixture
 def streamed(penstock: CommandLine, connection: Connection) -> CommandLine:
-    """Records of two keys, of the last 40 minutes, in both shards."""
+    """Records of two keys, one for every ten minutes, in both shards."""
     connection.execute("CREATE TABLE public.effects (id bigint)")
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
         "SELECT 'things', i %% 2, 'k' || i / 2 %% 2, 'insert', 'thing', jsonb_build_object('number', i), "
-        "now() - (41 - i) * interval '1 min' FROM generate_series(1, 40) AS i",
+        "now() - (41 - i) * interval '10 min' FROM generate_series(1, 40) AS i",
         [],
     )
     penstock("stream", "--drain")
@@ -34,11 +34,11 @@ def numbers(command: CommandLine, *arguments: str) -> list[int]:
 
 
 def test_tail_shows_what_was_staged_since_a_time(streamed: CommandLine) -> None:
-    at = (datetime.now(UTC) - timedelta(seconds=330)).replace(tzinfo=None).isoformat()
+    at = (datetime.now(UTC) - timedelta(minutes=55)).replace(tzinfo=None).isoformat()
 
     assert numbers(streamed, "--since", at) == [36, 37, 38, 39, 40]
-    assert numbers(streamed, "--since", "330s", "--key", "k0") == [36, 37, 40]
-    assert len(numbers(streamed, "--since", "330s", "--count", "2")) == 2
+    assert numbers(streamed, "--since", "55min", "--key", "k0") == [36, 37, 40]
+    assert len(numbers(streamed, "--since", "55min", "--count", "2")) == 2
 
 
 def test_tail_shows_what_redis_has_evicted_and_the_journal_still_has(
@@ -48,7 +48,7 @@ def test_tail_shows_what_redis_has_evicted_and_the_journal_still_has(
         keys = log_keys("penstock", ShardName("things", Shard(shard)))
         redis_client.xtrim(keys.stream, maxlen=0, approximate=False)
 
-    assert numbers(streamed, "--since", "330s") == [36, 37, 38, 39, 40]
+    assert numbers(streamed, "--since", "55min") == [36, 37, 38, 39, 40]
     assert numbers(streamed, "--from", "19") == [37, 38, 39, 40]
 
 
@@ -114,9 +114,9 @@ def test_tail_shows_the_newest_records_of_a_key(streamed: CommandLine) -> None:
 def test_a_checkpoint_goes_back_to_a_time(streamed: CommandLine) -> None:
     streamed("consume", "reader", "--drain")
 
-    plan = streamed("reset", "checkpoint", "reader", "--to", "570s", "--json")
-    shown = streamed("reset", "checkpoint", "reader", "--to", "570s", "--apply")
-    again = streamed("reset", "checkpoint", "reader", "--to", "570s", "--json")
+    plan = streamed("reset", "checkpoint", "reader", "--to", "95min", "--json")
+    shown = streamed("reset", "checkpoint", "reader", "--to", "95min", "--apply")
+    again = streamed("reset", "checkpoint", "reader", "--to", "95min", "--json")
 
     assert sum(move["again"] for move in json.loads(plan.stdout)) == 9
     assert (shown.returncode, "applied again" in shown.stdout) == (0, True)

@@ -261,7 +261,7 @@ def test_a_row_factory_set_by_a_handler_does_not_stop_its_shard(reader: Reader) 
         cast("Any", session.connection().connection.dbapi_connection).row_factory = dict_row
 
     reader.declare(changes, batch=3)
-    reader.run(lambda: reader.effects() == ALL, 2)
+    reader.run(lambda: reader.effects() == ALL)
 
     assert reader.effects() == ALL
 

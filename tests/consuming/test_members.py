@@ -495,8 +495,8 @@ def test_a_round_ends_as_soon_as_members_are_done(
     streamer.drain()
     began = monotonic()
 
-    assert make_worker(copy_documents).round(block_ms=20_000).applied == 1
-    assert monotonic() - began < 15
+    assert make_worker(copy_documents).round(block_ms=100_000).applied == 1
+    assert monotonic() - began < 60
 
 
 def test_after_a_drain_the_checkpoints_are_where_the_members_are_done(

@@ -119,20 +119,16 @@ def test_who_fails_after_it_was_cancelled_is_not_tried_again(
     attempts: list[int] = []
 
     def fail(session: Session, job: Job) -> None:
-        attempts.append(job.attempts)
         apply(session, job)
+        attempts.append(job.attempts)
         eventually(lambda: job.is_cancelled, "it learns")
         raise ValueError("stopped half-way")
 
     [job] = bench.stage()
     worker = start_worker(fail)
-    eventually(lambda: worker.round(block_ms=10) is not None and bool(attempts), "it runs")
-
-    def asked() -> bool:
-        with sessions.begin() as session:
-            return cancel(session, job, of=JOBS).running == (job,)
-
-    eventually(asked, "it has written")
+    eventually(lambda: worker.round(block_ms=10) is not None and bool(attempts), "it has written")
+    with sessions.begin() as session:
+        assert cancel(session, job, of=JOBS).running == (job,)
     worker.drain()
     assert (attempts, bench.effects, bench.unfinished) == ([1], [], [])
 

@@ -303,20 +303,21 @@ def test_an_async_handler_that_hangs_is_cancelled_at_its_limit(start_worker: Any
             await asyncio.sleep(60)
 
     [record] = bench.stage()
-    start_worker(handler, limit=0.3, lease=1.0).drain()
+    start_worker(handler, limit=1.0, lease=2.0).drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
 def test_async_jobs_run_beside_each_other_in_one_loop(start_worker: Any, bench: Bench) -> None:
     running = most = 0
     loops = set()
+    all_lanes = asyncio.Barrier(6)
 
     async def handler(_: AsyncSession, _job: Job) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
         loops.add(id(asyncio.get_running_loop()))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(all_lanes.wait(), 60)
         running -= 1
 
     bench.stage(12)

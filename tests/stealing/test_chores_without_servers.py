@@ -137,10 +137,12 @@ def test_chores_give_up_and_go_on_when_the_server_is_back(
         for part in flow_parts(chores):
             began = monotonic()
             assert part() is Outcome.GAVE_UP
-            assert monotonic() - began < 6
-        began = monotonic()
+            assert monotonic() - began < 60
+        chores._tools()._resume_at += 600  # however slow the machine
+        asked = proxy.accepted
         outcomes = {part() for part in flow_parts(chores)}
-        is_left_alone = monotonic() - began < 0.1
+        is_left_alone = proxy.accepted == asked
+        chores._tools()._resume_at = 0
 
     assert outcomes == {Outcome.GAVE_UP}
     assert is_left_alone
@@ -187,7 +189,7 @@ def test_a_server_that_is_away_is_counted_as_aborted_and_the_caller_never_waits(
     taken = [recruiter.enlist() for _ in range(10)]
 
     assert taken == [True, *[False] * 9], "the first one still waits"
-    eventually(lambda: recruiter.counters()["stream"].aborted == 1, "it gives up", timeout_s=30)
+    eventually(lambda: recruiter.counters()["stream"].aborted == 1, "it gives up", timeout_s=90)
     assert recruiter.counters()["stream"].failed == 0
     redis_proxy.heal()
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,11 @@ from penstock.testing import eventually
 
 def wait_for(length: int, collected: Sequence[object]) -> None:
     eventually(lambda: len(collected) == length, f"{length} times")
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What recruiters have logged, and nothing of others."""
+    return [record.getMessage() for record in caplog.records if record.name == recruiter_module.__package__]
 
 
 def raises() -> None:
@@ -54,7 +60,7 @@ def test_a_job_that_fails_is_counted_and_the_next_one_runs(
     eventually(recruiter.enlist, "the thread is free")
 
     eventually(lambda: recruiter.counters()["good"].finished == 1, "the next job runs")
-    [message] = [record.getMessage() for record in caplog.records]
+    [message] = messages(caplog)
     assert message.startswith("job bad failed: ")
     assert "4111" not in message
 
@@ -67,7 +73,7 @@ def test_a_failure_is_logged_once_a_minute(recruiter: Recruiter, caplog: pytest.
         return recruiter.counters()["bad"].failed >= 5
 
     eventually(failed, "it fails again and again")
-    assert len(caplog.records) == 1
+    assert len(messages(caplog)) == 1
     assert "ValueError" in caplog.text
     assert "test_misbehaving_jobs.py" in caplog.text
 
@@ -170,14 +176,17 @@ def test_another_thread_takes_over_from_one_that_hangs(
 
     eventually(recruiter.enlist, "another thread takes over")
 
-    eventually(lambda: recruiter.counters()["good"].finished == 1, "its job is done")
+    eventually(lambda: recruiter.enlist() or recruiter.counters()["good"].finished, "its job is done")
     hanging.release(0).join(60)
     assert not hanging.threads[0].is_alive()
     counters = recruiter.counters()["hanging"]
     assert (counters.recruited, counters.failed, counters.finished) == (1, 1, 0)
-    eventually(lambda: caplog.records, "it is logged")
-    assert [r.getMessage() for r in caplog.records] == ["job hanging has not returned after 0 s"]
-    assert caplog.records[0].levelno == logging.ERROR
+
+    def said() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if "job hanging has not returned" in each.getMessage()]
+
+    eventually(said, "it is logged")
+    assert [each.levelno for each in said()] == [logging.ERROR]
 
 
 def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
@@ -196,6 +205,7 @@ def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
 
     eventually(stopped, "the recruiter stops")
     assert len(set(hanging.threads)) == 4
+    recruiter._supervisor._limits = replace(recruiter._supervisor._limits, hangs_s=600.0)  # of the thread to come
     hanging.release(1).join(60)
     eventually(recruiter.enlist, "it works again")
     wait_for(5, hanging.threads)
@@ -208,7 +218,15 @@ def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
     assert caplog.text.count("4 threads hang") == 1
 
 
-def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
+@pytest.fixture
+def patient_recruiter(make_recruiter: MakeRecruiter, monkeypatch: pytest.MonkeyPatch) -> Recruiter:
+    """It waits for its job when it is closed, however slow the machine."""
+    monkeypatch.setattr(recruiter_module, "MAX_END_S", 60.0)
+    return make_recruiter(budget_s=60.0, hangs_s=100.0, idle_s=0.05)
+
+
+def test_a_closed_recruiter_does_nothing_more(patient_recruiter: Recruiter) -> None:
+    recruiter = patient_recruiter
     left: list[float] = []
     began = threading.Event()
 
@@ -220,7 +238,7 @@ def test_a_closed_recruiter_does_nothing_more(recruiter: Recruiter) -> None:
 
     recruiter.install(job, "job", 1.0)
     recruiter.enlist()
-    assert began.wait(15)
+    assert began.wait(60)
 
     recruiter.close()
 
@@ -242,8 +260,8 @@ def test_a_recruiter_closed_while_it_hangs_starts_no_other_thread(make_recruiter
     hanging.release(0)
 
 
-def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(make_recruiter: MakeRecruiter) -> None:
-    recruiter = make_recruiter(idle_s=0.05)
+def test_what_a_job_keeps_open_is_closed_when_the_thread_is_idle(patient_recruiter: Recruiter) -> None:
+    recruiter = patient_recruiter
     closed: list[str] = []
     runs: list[int] = []
 
@@ -317,7 +335,7 @@ def test_a_forked_process_has_its_own_thread_counters_and_draws(run_program: Run
                 recruited = recruiter.counters()["half"].recruited
                 recruiter.enlist()
                 draws += str(recruiter.counters()["half"].recruited - recruited)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not recruiter.counters()["half"].finished and time.monotonic() < deadline:
                 recruiter.enlist()
             os.write(1, f"{draws} {recruiter.counters()['half'].finished > 0}\\n".encode())
@@ -437,7 +455,7 @@ def test_all_recruiters_are_asked_to_end_before_one_is_waited_for(
         began.release()
         while time_left_s() > 0:
             threading.Event().wait(0.001)
-        both_asked.wait(20)
+        both_asked.wait(60)
 
     for recruiter in recruiters:
         recruiter.install(job, "job", 1.0)

@@ -96,7 +96,7 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
 
             eventually(gives_up, "it gives up", timeout_s=90)
             with pytest.raises(ServerUnavailable, match="canceling statement"):
-                waiting.result(10)
+                waiting.result(60)
         contended = tick(rival, DEFAULT_SCOPE)
 
     assert contended.number == 1
@@ -115,7 +115,7 @@ def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
             )
             losing = thread.submit(Sequencer(rival, DEFAULT_SCOPE).tick)
             eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
-        lost = losing.result(10)
+        lost = losing.result(60)
 
     assert (lost.number, lost.sequenced, lost.inline_records) == (1, 0, [])
     assert sequenced_ids(connection) == []

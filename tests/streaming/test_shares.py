@@ -175,8 +175,15 @@ def test_tails_are_not_read_after_every_tick(
 
 
 def test_the_inline_engine_streams_the_share_that_it_is_given(
-    flow: Pipeline, database_url: str, redis_url: str, connection: Connection, things: Log, logged: ReadLog
+    flow: Pipeline,
+    database_url: str,
+    redis_url: str,
+    connection: Connection,
+    things: Log,
+    logged: ReadLog,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 600.0)
     run = partial(inline.run, flow, database_url, redis_url, share=Share(1, 2))
     with running(lambda stop: run(stop=stop)):
         stage_rows(connection, things, 1)
@@ -264,8 +271,11 @@ def test_a_streamer_that_moves_its_shards_is_left_alone_however_large_its_backlo
     assert [e for e in logs if "taking" in e["event"]] == []
 
 
-def test_jobs_of_a_missing_streamer_are_fed_now_and_then(start: Start, connection: Connection) -> None:
+def test_jobs_of_a_missing_streamer_are_fed_now_and_then(
+    start: Start, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Jobs that are due move no log, so nobody could see that they wait."""
+    monkeypatch.setattr("penstock.streaming.queues.MAINTAIN_S", 60.0)
     first = start("1/2")
     connection.execute(STAGE_JOBS)
     first.round()
@@ -278,7 +288,7 @@ def test_jobs_of_a_missing_streamer_are_fed_now_and_then(start: Start, connectio
     assert connection.execute(waiting).fetchone() == (2,)
 
     def has_fed_all() -> bool:
-        first.maintain()  # for a while, which may be too short for all shards
+        first.maintain()
         return connection.execute(waiting).fetchone() == (0,)
 
     eventually(has_fed_all, "the other share's jobs are fed, too")

@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,14 +45,21 @@ def troubled(flow: Pipeline, things: Log, reported: list[TroubleReport]) -> Pipe
 
 
 @pytest.fixture
+def quiet_streamer(things: Log, database_url: str, redis_url: str) -> Iterator[Streamer]:
+    """A streamer that looks for no troubles, beside the test."""
+    with Streamer(Pipeline([things]), database_url, redis_url) as made:
+        yield made
+
+
+@pytest.fixture
 def fail(
-    troubled: Pipeline, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
+    troubled: Pipeline, quiet_streamer: Streamer, connection: Connection, database_url: str, redis_url: str
 ) -> Callable[[str], None]:
     """Stages a record, and has both consumers fail with it."""
 
     def stage_and_fail(key: str) -> None:
         connection.execute(STAGE, (key,))
-        streamer.drain()
+        quiet_streamer.drain()
         for name in troubled.consumers:
             worker = make_worker(troubled, troubled.get_consumer(name), database_url, redis_url)
             worker.drain()
@@ -165,9 +172,9 @@ def test_one_process_reports_at_a_time_and_one_without_functions_nothing(
 
 
 def test_an_epoch_and_a_stopped_shard_are_told_and_the_first_epoch_is_not(
-    watch: TroubleWatch, streamer: Streamer, reported: list[TroubleReport], connection: Connection
+    watch: TroubleWatch, quiet_streamer: Streamer, reported: list[TroubleReport], connection: Connection
 ) -> None:
-    streamer.drain()
+    quiet_streamer.drain()
     watch.look()
     assert reported == []
 
@@ -213,6 +220,7 @@ def test_a_function_that_hangs_or_fails_stops_no_record(
     connection: Connection,
     reported: list[TroubleReport],
 ) -> None:
+    before = {*threading.enumerate()}
     fail("one")
     begun, release = threading.Event(), threading.Event()
 
@@ -221,10 +229,9 @@ def test_a_function_that_hangs_or_fails_stops_no_record(
         assert release.wait(60)
 
     troubled.trouble_handlers[:0] = [hang]
-    streamer.close()
     for _ in range(3):  # a streamer that reconnects begins no second thread beside the one that hangs
         streamer.open()
-    assert sum(thread.name == "penstock troubles" for thread in threading.enumerate()) == 1
+    assert sum(each.name == "penstock troubles" for each in {*threading.enumerate()} - before) == 1
     with running(streamer.run):
         assert begun.wait(60)
         connection.execute(STAGE, ("two",))

@@ -67,7 +67,7 @@ def test_a_reader_that_waits_is_woken_by_a_write(redis_url: str) -> None:
             waiting = asyncio.create_task(reader.read(block_s=30))
             await asyncio.sleep(0.2)
             await queue.write("t", "x")
-            [lease] = await asyncio.wait_for(waiting, 10)
+            [lease] = await asyncio.wait_for(waiting, 25)
             await lease.done()
         await queue.aclose()
 
@@ -87,7 +87,7 @@ def test_a_cancelled_read_loses_nothing(redis_url: str) -> None:
         async with queue.reader() as another:
             left = await another.read(100)
             # What the last read was given comes again after its lease, if it was cancelled before the reply.
-            while len(left) < 40 and (more := await another.read(100, block_s=10)):
+            while len(left) < 40 and (more := await another.read(100, block_s=60)):
                 left += more
             assert len(left) == 40
             await another.done(left)
@@ -100,9 +100,9 @@ def test_a_busy_event_loop_keeps_its_leases(redis_url: str) -> None:
     async def story() -> None:
         queue = AsyncFairQueue.connect(redis_url, "receipts")
         await queue.write("t", "x")
-        async with queue.reader(lease_s=0.6) as reader, queue.reader() as other:
+        async with queue.reader(lease_s=1.5) as reader, queue.reader() as other:
             [lease] = await reader.read()
-            until = time.monotonic() + 1.5
+            until = time.monotonic() + 2.0
             while time.monotonic() < until:
                 pass
             assert await other.read() == []

@@ -16,6 +16,7 @@ from fixtures.queue_readers import finish_all, killed_after_reading
 from fixtures.queues import Probe
 from penstock.clients import FairQueue, Lease, QueueReader
 from penstock.errors import ServerUnavailable, StaleLease
+from penstock.testing import eventually
 
 
 @pytest.fixture
@@ -31,14 +32,14 @@ def read_one(reader: QueueReader, block_s: float = 0.0) -> Lease:
 def test_01_a_job_that_keeps_its_thread_busy_keeps_its_lease_and_a_hung_one_does_not(queue: FairQueue) -> None:
     """BullMQ 3183: renewed on the loop that is busy.  Here by a thread, up to the job's time limit; ends are fenced."""
     queue.write("t", "busy")
-    with queue.reader(lease_s=0.3, limit_s=1.2) as reader, queue.reader() as other:
+    with queue.reader(lease_s=0.9, limit_s=2.0) as reader, queue.reader() as other:
         lease = read_one(reader)
-        until = monotonic() + 0.7
+        until = monotonic() + 1.2
         while monotonic() < until:
             sum(range(1000))
         assert other.read() == []
         assert not lease.is_stale
-        again = read_one(other, block_s=3)
+        again = read_one(other, block_s=30)
 
         with pytest.raises(StaleLease):
             lease.done()
@@ -58,7 +59,7 @@ def test_02_a_reader_whose_connection_falls_silent_goes_on(
         redis_proxy.heal()
         queue.write("t", "one")
 
-        read_one(reader, block_s=5).done()
+        read_one(reader, block_s=30).done()
         reader.close()
 
 
@@ -67,11 +68,11 @@ def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(
 ) -> None:
     """BullMQ 2466: a wake-up depends on a marker.  Here a reader sleeps until the next is due, at most a second."""
     monkeypatch.setattr("penstock.clients.queue.rounds.MAX_WAIT_S", 30)
+    began = monotonic()
     queue.write("t", "one", delay_s=0.2)
     with queue.reader() as reader:
-        began = monotonic()
         read_one(reader, block_s=30).done()
-        assert 0.1 < monotonic() - began < 20
+        assert 0.1 < monotonic() - began < 25
 
 
 def test_04_a_tick_is_written_once_for_its_time_though_many_write_it(queue: FairQueue) -> None:
@@ -162,12 +163,12 @@ def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(que
     """Sidekiq 4937: recovery waits for the next start.  Within the lease and one second, by any reader, though it is asleep."""
     queue.write("t", "one")
     crashed = queue.reader(lease_s=0.4)
+    began = monotonic()
     read_one(crashed)
     crashed._heartbeat.stop()
     with queue.reader() as reader:
-        began = monotonic()
         lease = read_one(reader, block_s=30)
-        assert 0.2 < monotonic() - began < 20
+        assert 0.2 < monotonic() - began < 25
         assert lease.message.attempts == 2
         lease.done()
 
@@ -206,10 +207,15 @@ def test_11_a_job_that_kills_its_worker_is_dead_after_its_attempts(queue: FairQu
     attempts = []
     for _ in range(3):
         crashed = queue.reader(lease_s=0.05, attempts=3)
-        attempts.append(read_one(crashed, block_s=2).message.attempts)
+        attempts.append(read_one(crashed, block_s=30).message.attempts)
         crashed._heartbeat.stop()
     with queue.reader(attempts=3) as reader:
-        assert reader.read(block_s=0.3) == []
+
+        def is_dead() -> bool:
+            assert reader.read(block_s=0.1) == []
+            return queue.dead_letters() != []
+
+        eventually(is_dead, "its last lease has ended")
 
     assert attempts == [1, 2, 3]
     [dead] = queue.dead_letters()
@@ -217,14 +223,14 @@ def test_11_a_job_that_kills_its_worker_is_dead_after_its_attempts(queue: FairQu
 
 
 def test_12_recovery_takes_a_lease_however_long_jobs_are(queue: FairQueue) -> None:
-    """arq 343: a key lives as long as a job may run.  Here a job may take hours under a lease of half a second."""
+    """arq 343: a key lives as long as a job may run.  Here a job may take hours under a lease of a second."""
     queue.write("t", "one")
-    crashed = queue.reader(lease_s=0.4, limit_s=86_400)
+    crashed = queue.reader(lease_s=1.0, limit_s=86_400)
     read_one(crashed)
-    sleep(0.6)
+    sleep(1.2)
     with queue.reader() as reader:
         assert reader.read() == []  # its heartbeat goes on
         crashed._heartbeat.stop()
         began = monotonic()
         read_one(reader, block_s=30).done()
-        assert monotonic() - began < 20
+        assert monotonic() - began < 25

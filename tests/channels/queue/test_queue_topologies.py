@@ -30,7 +30,7 @@ def write_to_all(queue: FairQueue) -> set[str]:
 
 def finish(queue: FairQueue, messages: int) -> set[str]:
     done: set[str] = set()
-    until = monotonic() + 20
+    until = monotonic() + 60
     with queue.reader(lease_s=1) as reader:
         while len(done) < messages and monotonic() < until:
             with suppress(ServerUnavailable):

@@ -117,7 +117,7 @@ def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queu
     gc.collect()
 
     with queue.reader() as other:
-        [lease] = other.read(block_s=5)
+        [lease] = other.read(block_s=60)
         assert lease.message.attempts == 2
 
 
