@@ -289,6 +289,8 @@ RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET row_security = off
+SET plan_cache_mode = force_generic_plan  -- planning takes longer than the rest
+SET enable_seqscan = off  -- a plan that is kept must hold when the table has grown
 BEGIN ATOMIC
     WITH outstanding AS MATERIALIZED (
         SELECT r.id

@@ -51,6 +51,24 @@ def test_a_handler_may_use_the_pipeline_mode_of_the_driver(start_worker: Any, be
     assert bench.effects == staged
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_handler_may_have_postgres_forget_what_was_prepared(
+    start_worker: Any, bench: Bench, *, is_first: bool
+) -> None:
+    """Also if it begins the transaction with a statement that SQLAlchemy does not see."""
+
+    def handler(session: Session, job: Job) -> None:
+        driver: Any = session.connection().connection.driver_connection
+        if is_first:
+            driver.execute("DEALLOCATE ALL", prepare=False)
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        driver.execute("DEALLOCATE ALL", prepare=False)
+
+    staged = bench.stage(3)
+    start_worker(handler, attempts=1).drain()
+    assert bench.effects == staged
+
+
 def test_what_is_staged_takes_effect_once(
     working: Pipeline, sessions: sessionmaker[Session], bench: Bench, database_url: str, redis_url: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Results of jobs: written with the effect, and read by the application; a job without one costs nothing."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -75,14 +75,17 @@ def test_only_a_job_with_a_result_costs_a_statement(
     start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch, *, has_result: bool
 ) -> None:
     sent: list[bytes] = []
-    execute = executing._Direct.execute
 
-    def count(self: Any, query: bytes, params: Mapping[str, Any] | None = None, /) -> Any:
-        if b"checkpoints" not in query and b".journal" not in query:  # those of the worker's own thread
-            sent.append(query)
-        return execute(self, query, params)
+    def counting(send: Callable[..., Any]) -> Callable[..., Any]:
+        def count(self: Any, query: bytes, params: Mapping[str, Any] | None = None, /) -> Any:
+            if b"checkpoints" not in query and b".journal" not in query:  # those of the worker's own thread
+                sent.append(query)
+            return send(self, query, params)
 
-    monkeypatch.setattr(executing._Direct, "execute", count)
+        return count
+
+    for name in ("begin_with", "execute"):
+        monkeypatch.setattr(executing._Direct, name, counting(getattr(executing._Direct, name)))
 
     def handler(_: Session, job: Job) -> None:
         if has_result:

@@ -296,13 +296,15 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
   AND key = ANY (%(keys)s::text[]);
 
 -- :name finish_record
--- Opening: with the schema of each function and operator, it needs no settings but the timeouts of the transaction that it begins.
--- The first statement of a job's transaction: an empty array if the record was finished before.  The row's lock makes a second
--- worker wait for the first one's end.  The transaction's id proves later that the effects are in the same one.
+-- Begins a job's transaction: 0 if the record was finished before.  The row's lock makes a second worker wait for the first one's end.
+-- The transaction's id proves later that the effects are in the same one.
 -- A restored Postgres gives ids out again: a record of another time is another record, and another start another server.
+-- Qualified: with the schema of each function and operator, it needs no settings of its own.
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
-       ARRAY(SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[], %(staged_us)s)),
-       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8;
+       pg_catalog.cardinality(ARRAY(
+           SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[], %(staged_us)s)
+       ))::pg_catalog.text,
+       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
 
 -- :name cancelled
 SELECT record_id

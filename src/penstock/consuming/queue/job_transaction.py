@@ -21,7 +21,7 @@ from penstock.consuming.delivery import AskedToWait
 from penstock.consuming.failures import NotApplied, Repeated, find_outcome
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
-from penstock.database.executor import CommittingExecutor, Executor
+from penstock.database.executor import CommittingExecutor
 from penstock.database.statements import statements
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
@@ -119,19 +119,19 @@ class JobTransaction(HandlerTransaction):
         if self._job is not None and self._executing is not None and not self._xid:
             self._finish(self._executing, self._job)
 
-    def _finish(self, executor: Executor, job: Job[Any]) -> None:
+    def _finish(self, executor: CommittingExecutor, job: Job[Any]) -> None:
         """Finishes the record, unless it was finished before or another Postgres answers."""
         if self._is_repeated:
             raise Repeated
         try:
-            [(*_, xid, finished, started_us)] = executor.execute(
+            *_, xid, finished, started_us = executor.begin_with(
                 self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
             )
-            check_same_server(started_us, self._server_start_us)
+            check_same_server(int(started_us), self._server_start_us)
         except Exception as error:
             self._error = self._error or error  # even if the handler hides it
             raise
-        if not finished:
+        if finished == "0":
             self._is_repeated = True
             raise Repeated
         self._xid, self._called_at = xid, monotonic()
@@ -163,7 +163,7 @@ class JobTransaction(HandlerTransaction):
         """Commits, if this still is the transaction in which the record was finished: the handler has not ended it."""
         assert self._executing is not None
         try:
-            self._executing.commit_after(self._sql["check_transaction"], {"transaction": self._xid})
+            self._executing.commit_with(self._sql["check_transaction"], {"transaction": self._xid})
         except Exception as error:
             ended = self._explained(self._find_end(error))
             raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
