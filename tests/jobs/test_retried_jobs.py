@@ -12,7 +12,7 @@ from fixtures.jobs import JOBS, Bench
 from penstock import DeadLetter, Job, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.retrying import RetriedJobs, retry_jobs
+from penstock.operating.jobs.changes import RetriedJobs, retry_jobs
 from penstock.operating.pausing import list_actions
 from penstock.streaming import Streamer
 

@@ -1,6 +1,7 @@
 """Many dead letters are listed in pages, counted by reason and chosen by filters, without reading all of them."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_page_is_read_by_the_index_wherever_it_begins(reading: Connection) -> 
     sql = statements("penstock.operating", "penstock")["dead_letters"]
     [last] = newest(reading, limit=5_000)[-1:]
     values = {
-        **LetterFilter().values,
+        **asdict(LetterFilter()),
         "limit": 100,
         "after_time": last.failed_at,
         "after_consumer": last.consumer,

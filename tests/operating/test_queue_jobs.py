@@ -13,7 +13,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.cancellation import Cancellation, cancel_jobs, jobs_command, move_due
+from penstock.operating.jobs.changes import Cancellation, cancel_jobs, jobs_command, move_due
 from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
 from penstock.records import DEFAULT_SCOPE

@@ -192,15 +192,15 @@ def test_streaming_does_not_wait_while_records_are_counted(
 ) -> None:
     """With a key, all of the range is read."""
     locked = "SELECT FROM penstock.channels WHERE channel = 'things' FOR UPDATE NOWAIT"
-    count, counts = replay._ReplayRun._count, 0
+    count, counts = replay._ReplayRun.count, 0
 
-    def watch(*arguments: Any) -> int:
+    def watch(*arguments: Any) -> Any:
         nonlocal counts
         counts += 1
         connection.execute(locked)
         return count(*arguments)
 
-    monkeypatch.setattr(replay._ReplayRun, "_count", watch)
+    monkeypatch.setattr(replay._ReplayRun, "count", watch)
     assert ask(apply=True, key="k1").staged == 10
     assert counts
 

@@ -25,7 +25,7 @@ from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import letters as dead_letters
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.cancellation import move_due
+from penstock.operating.jobs.changes import move_due
 from penstock.operating.pausing import note_action
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer

@@ -56,7 +56,7 @@ Repair  comparisons    reconcile     Compare what consumers hold with the canoni
 Repair  resets         replay        Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
 Repair  jobs           jobs          List, show, cancel, retry or move the jobs of a queue that are not done.
-Repair  queue_settings queues        List or set limits of the tenants and keys of a queue.
+Repair  jobs           queues        List or set limits of the tenants and keys of a queue.
 Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
 Repair  registrations  channels      List channels, or change one while it is used.
 Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.

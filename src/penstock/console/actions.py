@@ -24,7 +24,7 @@ from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.cancellation import cancel_jobs, jobs_command
+from penstock.operating.jobs.changes import cancel_jobs, jobs_command
 from penstock.operating.jobs.queue_limits import KINDS, LimitChange
 from penstock.operating.pausing import check_pausable, note_action, pause, resume
 from penstock.operating.reset.checkpoint import reset_checkpoint

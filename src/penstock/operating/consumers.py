@@ -208,10 +208,3 @@ def how_to_go_on(name: str, kind: ReaderKind, *, verb: str = "consume", more: st
     if kind == "reported":
         return f"run {name} with its own database, which reports its checkpoints here{more}"
     return f"penstock {verb} {name}{more}"
-
-
-def how_to_end(name: str, kind: ReaderKind) -> str:
-    """Remedy if it never comes back, appended to ``how_to_go_on``; empty for a replay."""
-    if kind == "replay":
-        return ""
-    return f"; if it is gone for good: penstock consumers retire {name} --apply"

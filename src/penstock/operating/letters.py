@@ -1,7 +1,7 @@
 """Dead letters: listed, dropped, retried here or by the consumer's workers: see ``consuming.letter_retry``."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -38,11 +38,6 @@ class LetterFilter:
     since: datetime | None = None  # they failed then or later
     until: datetime | None = None  # they failed before
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """As parameters of a statement."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
 
 class LetterPosition(NamedTuple):
     """Where a page of the newest dead letters ends: it need not be there any more."""
@@ -67,7 +62,7 @@ def newest(
     names = ("failed_at", "consumer", "channel", "shard", "offset")
     time, *rest = (getattr(after, name) for name in names) if after else (None, "", "", 0, 0)
     begin = dict(zip((f"after_{name}" for name in names[1:]), rest, strict=True))
-    return _read(connection, sql, {**of.values, "after_time": time, **begin, "limit": limit})
+    return _read(connection, sql, {**asdict(of), "after_time": time, **begin, "limit": limit})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def group(
     """The newest ``MAX_GROUPED`` dead letters, counted by the class of their error; the largest groups first."""
     sql = statements("penstock.operating", scope.schema)["dead_letter_groups"]
     with postgres_errors("counting dead letters"):
-        rows = connection.execute(sql, {**of.values, "most": MAX_GROUPED}, binary=True)
+        rows = connection.execute(sql, {**asdict(of), "most": MAX_GROUPED}, binary=True)
         return [LetterGroup(*row) for row in rows]
 
 
@@ -101,7 +96,7 @@ def of_consumer(
 ) -> list[DeadLetterRow]:
     """All dead letters of a consumer, or those that a filter takes, in the order of the log."""
     sql = statements("penstock.operating", scope.schema)["dead_letters_of"]
-    return _read(connection, sql, {**of.values, "consumer": consumer})
+    return _read(connection, sql, {**asdict(of), "consumer": consumer})
 
 
 def find(connection: Connection, consumer: str, place: Place, *, scope: Scope = DEFAULT_SCOPE) -> DeadLetterRow:

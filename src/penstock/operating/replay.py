@@ -188,19 +188,16 @@ class _ReplayRun:
 
     def count(self, planned: Replay) -> Replay:
         """The same, with the number of records that are still to be copied.  With a filter, it reads all of the range."""
-        return replace(planned, records=0 if planned.ended_at else self._count(planned))
-
-    def _count(self, planned: Replay) -> int:
-        left = [(each.shard, each.done + 1, each.last) for each in planned.shards]
+        if planned.ended_at:
+            return replace(planned, records=0)
         if not self._request.key and not planned.since and not planned.until:
-            return sum(max(0, last - first + 1) for _, first, last in left)
-        return sum(
-            int(count)
-            for shard, first, last in left
-            for (count,) in self._rows(
-                "count_to_replay", {**self._get_filter(planned), "shard": shard, "first": first, "last": last}
-            )
-        )
+            return replace(planned, records=sum(max(0, each.last - each.done) for each in planned.shards))
+        of, records = self._get_filter(planned), 0
+        for each in planned.shards:
+            where = {"shard": each.shard, "first": each.done + 1, "last": each.last}
+            [(count,)] = self._rows("count_to_replay", of | where)
+            records += count
+        return replace(planned, records=records)
 
     def _get_filter(self, planned: Replay) -> dict[str, Any]:
         return {"channel": planned.channel, "key": self._request.key, "since": planned.since, "until": planned.until}

@@ -42,15 +42,8 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
     """
     schema = schema or _find_schema(source)
     table = staged_records(schema)
-    query = select(
-        table.c.channel,
-        table.c.shard,
-        table.c.key,
-        table.c.action,
-        table.c.object,
-        cast(table.c.data, Text),
-        cast(table.c.headers, Text),
-    ).order_by(table.c.id)
+    columns = (table.c[name] for name in ("channel", "shard", "key", "action", "object"))
+    query = select(*columns, cast(table.c.data, Text), cast(table.c.headers, Text)).order_by(table.c.id)
     return [
         StagedRecord(channel, Shard(shard), key, action, what, parse_json(data), headers and parse_json(headers))
         for channel, shard, key, action, what, data, headers in _read(source, schema, query)

@@ -178,24 +178,18 @@ class _Failures:
     def stopped(self, consumers: Iterable[str]) -> list[str]:
         """The pauses, and the halted shards."""
         rows = self._rows("halted_shards", consumers=list(consumers))
-        return [
-            *(f"{pause}" for pause in read_pauses(self.connection, self.scope)),
-            *(
-                f"consumer {consumer} is halted in {channel}/{shard}: {reason}"
-                for consumer, channel, shard, reason in rows
-            ),
-        ]
+        pauses = [str(pause) for pause in read_pauses(self.connection, self.scope)]
+        return pauses + [f"consumer {name} is halted in {channel}/{shard}: {why}" for name, channel, shard, why in rows]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
         """The dead letters by consumer, channel, shard and offset."""
+        rows = self._rows("dead_letters_written")
         return {
             (consumer, channel, shard, offset): (
                 f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {what}, "
                 f"after {format_count(attempts, 'attempt')}: {reason}"
             )
-            for consumer, channel, shard, offset, key, action, what, attempts, reason in self._rows(
-                "dead_letters_written"
-            )
+            for consumer, channel, shard, offset, key, action, what, attempts, reason in rows
         }
 
     def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:

@@ -41,13 +41,9 @@ def verify(
     with open_connections(settings, "verify") as servers, open_examiner(settings, servers) as examiner:
         # What is neither an offset nor a place is a time, which Postgres parses.
         begin = parse_position(start) if start is not None and means_position(start) else start
+        declared = servers.pipeline.shard_names if servers.pipeline else ()
         done = run_verification(
-            servers.connection,
-            servers.client,
-            examiner,
-            start=begin,
-            scope=servers.scope,
-            declared=servers.pipeline.shard_names if servers.pipeline else (),
+            servers.connection, servers.client, examiner, start=begin, scope=servers.scope, declared=declared
         )
     if json:
         names = ("clean", "records", "shards", "unpublished", "overtaken", "counts", "findings", "seconds")

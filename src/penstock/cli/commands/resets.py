@@ -53,14 +53,9 @@ def checkpoint(  # noqa: PLR0917  options
     if to is None and not resume:
         raise InvalidSetting("reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume")
     with open_connections(settings, "reset") as servers:
+        target = _parse_target(to)
         moves = reset_checkpoint(
-            servers.connection,
-            consumer,
-            _parse_target(to),
-            shard=shard,
-            resume=resume,
-            apply=apply,
-            scope=servers.scope,
+            servers.connection, consumer, target, shard=shard, resume=resume, apply=apply, scope=servers.scope
         )
     columns = "consumer, shard, #from=before, #to=after, #applied again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"

@@ -120,15 +120,8 @@ def consume(
     ):
         if begin is not None:
             _bootstrap(settings, pipeline, name)
-        worker = make_worker(
-            pipeline,
-            consumer,
-            urls.database_url,
-            urls.redis_url,
-            shards=chosen,
-            prepare=settings.prepare,
-            sources=settings.source_urls,
-        )
+        how: dict[str, Any] = {"shards": chosen, "prepare": settings.prepare, "sources": settings.source_urls}
+        worker = make_worker(pipeline, consumer, urls.database_url, urls.redis_url, **how)
         run_loop(worker, stop, progress.add, drain=drain)
         if drain:
             raise_if_stopped(settings, pipeline, name)

@@ -95,23 +95,13 @@ class LogComparison:
         where = {"channel": shard.channel, "shard": shard.shard}
         [(is_log,)] = self.connection.execute(sql["is_log"], where).fetchall()
         readers = self.connection.execute(sql["checkpoints_of_shard"], where).fetchall()
-        return OffsetsInDoubt(
-            str(shard),
-            after + 1,
-            extent.tail,
-            journal,
-            max(0, end - begin + 1),
-            kept_key(self.scope, shard, new_epoch) if is_log and extent.last > after else None,
-            tuple(
-                ConsumerInDoubt(
-                    consumer,
-                    offset,
-                    max(0, min(offset, extent.tail) - after),
-                    find_kind(consumer, is_reported=is_reported),
-                )
-                for consumer, offset, is_reported in readers
-            ),
+        last, compared = extent.tail, max(0, end - begin + 1)
+        kept_as = kept_key(self.scope, shard, new_epoch) if is_log and extent.last > after else None
+        consumers = tuple(
+            ConsumerInDoubt(name, offset, max(0, min(offset, last) - after), find_kind(name, is_reported=is_reported))
+            for name, offset, is_reported in readers
         )
+        return OffsetsInDoubt(str(shard), after + 1, last, journal, compared, kept_as, consumers)
 
     def _differs(self, shard: ShardName, offset: Offset) -> int:
         """1 if the log has another record at an offset than the journal names, or none; else 0."""

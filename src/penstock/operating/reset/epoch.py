@@ -21,7 +21,7 @@ has of them may be the only copy of what was committed: it stays in Redis, under
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psycopg
@@ -195,23 +195,19 @@ class _Opening:
             return EpochPlan(None, epoch, epoch)
         unsequenced = self._connection.execute(self._sql["unsequenced"]).fetchall()
         beyond = self._connection.execute(self._sql["checkpoints_beyond"]).fetchall()
+        rewound = tuple(
+            RewoundCheckpoint(
+                name, f"{channel}/{shard}", offset, journal, letters, find_kind(name, is_reported=reported)
+            )
+            for name, channel, shard, offset, journal, letters, reported in beyond
+        )
         return EpochPlan(
             reason,
             epoch,
             max(epoch, in_redis.epoch) + 1,
             self._value("count_foreign", snapshot=snapshot),
-            {str(ShardName(channel, shard)): count for channel, shard, count in unsequenced},
-            tuple(
-                RewoundCheckpoint(
-                    consumer,
-                    str(ShardName(channel, shard)),
-                    offset,
-                    journal,
-                    letters,
-                    find_kind(consumer, is_reported=is_reported),
-                )
-                for consumer, channel, shard, offset, journal, letters, is_reported in beyond
-            ),
+            {f"{channel}/{shard}": count for channel, shard, count in unsequenced},
+            rewound,
             self._find_disagreeing(in_redis),
             missing=self._value("count_missing"),
         )
@@ -248,15 +244,8 @@ class _Opening:
     def _write(self, snapshot: str, plan: EpochPlan, identity: ServerIdentity, in_redis: _RedisLogs) -> None:
         connection, sql = self._connection, self._sql
         connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute(
-            statements("penstock.journal", self._scope.schema)["open_epoch"],
-            {
-                "epoch": plan.new_epoch,
-                "system_identifier": identity.system_identifier,
-                "timeline": identity.timeline,
-                "reason": f"penstock reset epoch: {plan.reason}",
-            },
-        )
+        opened = {"epoch": plan.new_epoch, "reason": f"penstock reset epoch: {plan.reason}", **asdict(identity)}
+        connection.execute(statements("penstock.journal", self._scope.schema)["open_epoch"], opened)
         # Before anything is added to the journal: its current end is the last record that the consumers have passed.
         for rewound in plan.rewound:
             channel, _, shard = rewound.shard.rpartition("/")

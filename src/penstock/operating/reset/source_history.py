@@ -105,15 +105,8 @@ def reset_source(  # noqa: PLR0913  three servers, and what to do
         database = read_database(connection, scope) if apply else ""
         for each, accepted in zip(chosen, plan, strict=True) if apply else ():
             record = _accept_at_source(source_connection, scope, accepted, each.shard, (database, state.epoch))
-            connection.execute(
-                sql["accept_source"],
-                {
-                    **_locate(accepted, each.shard),
-                    "epoch": state.epoch,
-                    "record_id": record and record.id,
-                    "staged_us": record and record.staged_us,
-                },
-            )
+            last = {"record_id": record and record.id, "staged_us": record and record.staged_us}
+            connection.execute(sql["accept_source"], _locate(accepted, each.shard) | last | {"epoch": state.epoch})
     names = ("consumer", "shard", "before", "after", "in_doubt", "dead_letters")
     for accepted in plan if apply else ():
         facts = {name: getattr(accepted, name) for name in names}

@@ -19,7 +19,7 @@ from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, RegisteredChannel, read_pauses, registered_channels
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
 from penstock.database.transactions import Timeouts
 from penstock.declaring.kinds import Channel
 from penstock.errors import AppendRefused, PenstockError, SchemaMissing, ServerUnavailable
@@ -60,21 +60,14 @@ def status(
     damage, tables = dict(redis.damage), _read_postgres(connection, scope)
     declared = None if pipeline is None else pipeline.channels
     known = {**(declared or {}), **tables.registered}
-    of_kind = {
-        kind: [each for each in shards if each.channel in known and known[each.channel].kind == kind]
-        for kind in ("log", "ick", "queue")
-    }
+    of_kind: dict[str, list[ShardName]] = defaultdict(list)
+    for each in shards:
+        of_kind[known[each.channel].kind if each.channel in known else "unknown"].append(each)
     elsewhere = redis.ask_extents(_find_elsewhere(tables))
     limited = [s for s in log if s.channel in tables.registered and tables.registered[s.channel].redis_memory]
-    found = _Shards(
-        tables,
-        declared,
-        log,
-        damage,
-        redis.ask(memory_used, limited),
-        redis.ask(inspect_shards, of_kind["ick"]),
-        redis.ask(inspect_queues, of_kind["queue"]),
-    )
+    memory = redis.ask(memory_used, limited)
+    icks, queues = redis.ask(inspect_shards, of_kind["ick"]), redis.ask(inspect_queues, of_kind["queue"])
+    found = _Shards(tables, declared, log, damage, memory, icks, queues)
     sequencer = tables.sequencer
     return Status(
         scope.schema,
@@ -162,15 +155,12 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
         if sequencer is None:
             raise SchemaMissing(f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init")
         bounds = journal_bounds(connection, scope)
-        sequenced = {
-            "channels": [shard.channel for shard in bounds],
-            "shards": [shard.shard for shard in bounds],
-            "firsts": [first for first, _ in bounds.values()],
-        }
+        sequenced = {**name_shards(bounds), "firsts": [first for first, _ in bounds.values()]}
         registered = registered_channels(connection, scope)
         progress = connection.execute(sql["progress"], sequenced, binary=True).fetchall()
         resharded = {name for name, each in registered.items() if each.generations}
         waiting = connection.execute(sql["waiting"], {**sequencer, "most": MAX_COUNTED})
+        readers = {(consumer, channel) for consumer, channel, *_ in progress if channel in resharded}
         return _Tables(
             sequencer,
             registered,
@@ -180,11 +170,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             },
             bounds,
             progress,
-            {
-                (consumer, channel): find_unpassed(connection, scope, consumer, channel)
-                for consumer, channel in {(row[0], row[1]) for row in progress}
-                if channel in resharded
-            },
+            {reader: find_unpassed(connection, scope, *reader) for reader in readers},
             last_runs(connection, scope),
             read_faults(connection, scope),
             read_pauses(connection, scope),

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.channels.queue.stats import QueueStats
 from penstock.database.registry import Pause
-from penstock.operating.consumers import ReaderKind, how_to_end, how_to_go_on
+from penstock.operating.consumers import ReaderKind, how_to_go_on
 from penstock.reconciling.reconciliation import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
@@ -136,8 +136,9 @@ class ConsumerStatus:
 
     @property
     def how_to_end(self) -> str:
-        """Remedy if it never comes back, appended to ``how_to_go_on``."""
-        return how_to_end(self.consumer, self.kind)
+        """Remedy if it never comes back, appended to ``how_to_go_on``; empty for a replay."""
+        gone = f"; if it is gone for good: penstock consumers retire {self.consumer} --apply"
+        return "" if self.kind == "replay" else gone
 
 
 @dataclass(frozen=True, slots=True)
