@@ -25,7 +25,8 @@ from penstock.consuming.ick_worker import IckWorker
 from penstock.database.connections import Connection
 from penstock.database.transactions import Timeouts
 from penstock.engines.stealing import Chores, Outcome, Recruiter
-from penstock.engines.stealing.job_threads import JobContext, context
+from penstock.engines.stealing.job_threads import Run, current_run
+from penstock.engines.stealing.sampler import Assignment
 from penstock.errors import DamagedJournal, DeclarationError, InvalidChore
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -61,11 +62,11 @@ def drain(*chores: Callable[[], Outcome]) -> list[Outcome]:
 
 def with_time_left(seconds: float, chore: Callable[[], Outcome]) -> Outcome:
     """Runs a chore as a recruiter with so large a budget does."""
-    token = context.set(JobContext(monotonic() + seconds, lambda _: None))
+    token = current_run.set(Run(Assignment("test", print, 0.0, 0), monotonic() + seconds, lambda _: None))
     try:
         return chore()
     finally:
-        context.reset(token)
+        current_run.reset(token)
 
 
 def test_a_slice_publishes_at_most_so_many_records(

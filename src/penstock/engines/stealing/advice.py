@@ -137,12 +137,6 @@ def advise(requests_s: float, load: Load, *, records: int) -> Advice:
     return Advice(min(1.0, rate), keeps_up, requests_s, load)
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
-    gauges: Gauges
-    requests: int
-
-
 class Advisor:
     """Watches the chores of a pipeline in this process, and says which rates would keep up; may set them, within bounds."""
 
@@ -166,7 +160,7 @@ class Advisor:
         """
         self._recruiter, self._bounds = recruiter, bounds
         self._records, self._processes, self._prefix = records, processes, prefix
-        self._seen: deque[_Observation] = deque(maxlen=2)
+        self._seen: deque[tuple[Gauges, int]] = deque(maxlen=2)  # each with the requests so far
 
     def advise(self) -> dict[str, Advice]:
         """The advice for streaming and for each consumer, by the names of their chores; empty before two measurements.
@@ -181,9 +175,9 @@ class Advisor:
 
     def observe(self, gauges: Gauges) -> None:
         """Takes a measurement, and sets the rates within their bounds."""
-        if self._seen and gauges.measured_at - self._seen[-1].gauges.measured_at < 1:
+        if self._seen and gauges.measured_at - self._seen[-1][0].measured_at < 1:
             return
-        self._seen.append(_Observation(gauges, self._requests()))
+        self._seen.append((gauges, self._requests()))
         for name, advice in self.advise().items():
             least, most = self._bounds.get(name, (0.0, 0.0))
             if advice.rate is not None and least < most:
@@ -209,12 +203,11 @@ class Advisor:
     def _requests_s(self) -> float:
         """Requests a second of this process: since the last measurement, unless that is a moment ago."""
         first, last = self._seen
-        is_old = monotonic() - last.gauges.measured_at >= WINDOW_S
-        since = last if is_old else first
-        return (self._requests() - since.requests) / max(1e-9, since.gauges.age_s)
+        since, requests = last if last[0].age_s >= WINDOW_S else first
+        return (self._requests() - requests) / max(1e-9, since.age_s)
 
     def _loads(self) -> dict[str, Load]:
-        first, last = (each.gauges for each in self._seen)
+        (first, _), (last, _) = self._seen
         seconds = last.measured_at - first.measured_at
         loads = {"stream": Load((last.staged - first.staged) / seconds, last.unsequenced + last.unpublished)}
         for name, lag in last.consumers.items():

@@ -13,7 +13,7 @@ import logging
 import os
 import queue
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from math import inf
@@ -24,15 +24,27 @@ from time import monotonic
 from penstock.engines.stealing.sampler import Assignment, Job, Outcome
 
 
-@dataclass(slots=True)
-class JobContext:
-    """Context of one run of a job: its end by ``time.monotonic``, and what collects calls for its thread when that is idle."""
+@dataclass(eq=False, slots=True)
+class Run:
+    """A job that runs now; ``settle`` is true for the first caller only, who counts it."""
 
-    ends_at: float
-    when_idle: Callable[[Callable[[], object]], None] = field(repr=False)
+    assignment: Assignment
+    ends_at: float  # by ``time.monotonic``
+    when_idle: Callable[[Callable[[], object]], None]  # collects calls for its thread when that is idle
+    began: float = field(default_factory=monotonic)
+    _unsettled: Lock = field(default_factory=Lock)
+
+    def settle(self) -> bool:
+        """True if the caller is the one who counts the run."""
+        return self._unsettled.acquire(blocking=False)
+
+    @property
+    def seconds(self) -> float:
+        """Since the job was called."""
+        return monotonic() - self.began
 
 
-context: ContextVar[JobContext] = ContextVar("penstock.engines.stealing.context")
+current_run: ContextVar[Run] = ContextVar("penstock.engines.stealing.run")
 
 
 def time_left_s() -> float:
@@ -40,7 +52,7 @@ def time_left_s() -> float:
 
     A job looks at it between its steps.  Outside of a job, the time is unlimited: ``math.inf``.
     """
-    given = context.get(None)
+    given = current_run.get(None)
     return inf if given is None else max(given.ends_at - monotonic(), 0.0)
 
 
@@ -50,7 +62,7 @@ def when_idle(close: Callable[[], object]) -> None:
     For what a job keeps open for the next one, such as a connection.  The same function given twice is called once.
     Outside of a job, nothing calls it.
     """
-    given = context.get(None)
+    given = current_run.get(None)
     if given is not None:
         given.when_idle(close)
 
@@ -72,7 +84,10 @@ class JobFailureLog:
 
     def show(self, name: str, error: BaseException) -> None:
         """Logs the class of an error and where it was raised."""
-        where = _frames(error)
+        # The frames, outermost first: the last two parts of each path, line and function; no values.
+        walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
+        codes = [(Path(frame.f_code.co_filename).parts[-2:], line, frame.f_code.co_name) for frame, line in walked]
+        where = [f"{'/'.join(parts)}:{line} in {name}" for parts, line, name in codes]
         kind = type(error).__name__
         if self._is_due((name, kind, *where[-1:])):
             log.warning("job %s failed: %s at %s", name, kind, " < ".join(reversed(where)))
@@ -93,43 +108,10 @@ def run(job: Job, limit_s: float) -> Outcome:
     """
     returned = job()
     if inspect.isawaitable(returned):
-        returned = asyncio.run(_limited(returned, limit_s))
+        returned = asyncio.run(asyncio.wait_for(returned, limit_s))
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         raise TypeError("the job returned a generator, which nobody runs")
     return returned if isinstance(returned, Outcome) else Outcome.FINISHED
-
-
-async def _limited(awaitable: Awaitable[object], limit_s: float) -> object:
-    async with asyncio.timeout(limit_s):
-        return await awaitable
-
-
-def _frames(error: BaseException) -> list[str]:
-    """Frames in which an error was raised, outermost first: the last two parts of each path, line and function; no values."""
-    walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
-    return [
-        f"{'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{line} in {frame.f_code.co_name}"
-        for frame, line in walked
-    ]
-
-
-@dataclass(eq=False, slots=True)
-class Run:
-    """A job that runs now; ``settle`` is true for the first caller only, who counts it."""
-
-    assignment: Assignment
-    context: JobContext
-    began: float = field(default_factory=monotonic)
-    _unsettled: Lock = field(default_factory=Lock)
-
-    def settle(self) -> bool:
-        """True if the caller is the one who counts the run."""
-        return self._unsettled.acquire(blocking=False)
-
-    @property
-    def seconds(self) -> float:
-        """Since the job was called."""
-        return monotonic() - self.began
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +149,7 @@ class JobThread:
     def hanging(self) -> Run | None:
         """The run that takes too long, if there is one."""
         running = self.running
-        hangs = running is not None and running.seconds > self._limits.hangs_s
-        return running if hangs else None
+        return running if running is not None and running.seconds > self._limits.hangs_s else None
 
     def abandon(self) -> None:
         """The thread gets no more jobs, and ends when it has returned from the present one."""
@@ -182,7 +163,7 @@ class JobThread:
         self.abandon()
         running, thread = self.running, self._thread
         if running is not None:
-            running.context.ends_at = 0.0
+            running.ends_at = 0.0
         if thread is not None and thread is not current_thread():
             thread.join(wait_s)
 
@@ -236,8 +217,7 @@ class JobThread:
             assignment.counters.dismiss()
 
     def _do(self, assignment: Assignment) -> None:
-        ends_at = monotonic() + self._limits.budget_s
-        self.running = running = Run(assignment, JobContext(ends_at, self._keep))
+        self.running = running = Run(assignment, monotonic() + self._limits.budget_s, self._keep)
         outcome = Context().run(self._attempt, running)
         if running.settle():
             assignment.counters.settle(outcome, running.seconds)
@@ -246,7 +226,7 @@ class JobThread:
 
     def _attempt(self, running: Run) -> Outcome:
         """In a context of its own, so that no job sees what another, or a request, has set."""
-        context.set(running.context)
+        current_run.set(running)
         try:
             outcome = run(running.assignment.job, self._limits.hangs_s)
         except BaseException as error:  # noqa: BLE001  also SystemExit: it would end this thread, silently
@@ -315,18 +295,15 @@ class ThreadSupervisor:
             _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)
         hung = [*(each for each in self._hung if each.is_alive()), thread]
         if len(hung) > MAX_HUNG:
-            self._log_stuck(len(hung))
+            if not self._is_stuck:
+                _log_aside("%d threads hang in their jobs: no job is done until one returns", len(hung))
+            self._is_stuck = True
             return thread
         self._is_stuck = False
         self._hung = hung
         self._in_charge = self._make_thread()
         thread.abandon()
         return self._in_charge
-
-    def _log_stuck(self, count: int) -> None:
-        if not self._is_stuck:
-            self._is_stuck = True
-            _log_aside("%d threads hang in their jobs: no job is done until one returns", count)
 
 
 def _log_aside(message: str, *values: object) -> None:

@@ -70,8 +70,7 @@ class JobTally:
     def __init__(self) -> None:
         self.recruited = AtomicCounter()
         self._outcomes = {outcome: AtomicCounter() for outcome in Outcome}
-        self._seconds = 0.0
-        self._lock = Lock()
+        self._seconds, self._lock = 0.0, Lock()
 
     def dismiss(self) -> None:
         """The job was drawn, and does not run."""
@@ -85,16 +84,8 @@ class JobTally:
 
     def read(self, enlisted: int) -> JobCounters:
         """The counters; ``enlisted`` is counted by the recruiter."""
-        ended = {outcome: counter.read() for outcome, counter in self._outcomes.items()}
-        return JobCounters(
-            enlisted,
-            self.recruited.read(),
-            dismissed=ended[Outcome.NOTHING_TO_DO],
-            finished=ended[Outcome.FINISHED],
-            aborted=ended[Outcome.GAVE_UP],
-            failed=ended[Outcome.FAILED],
-            seconds=self._seconds,
-        )
+        finished, dismissed, aborted, failed = (self._outcomes[outcome].read() for outcome in Outcome)
+        return JobCounters(enlisted, self.recruited.read(), dismissed, finished, aborted, failed, self._seconds)
 
 
 TOLERANCE = 1e-9
@@ -130,9 +121,9 @@ class Sampler:
 
     def find(self, name: str) -> Assignment:
         """The job of this name.  Raises ``Unknown``."""
-        for assignment in self.assignments:
-            if assignment.name == name:
-                return assignment
+        for each in self.assignments:
+            if each.name == name:
+                return each
         names = ", ".join(each.name for each in self.assignments) or "nothing"
         raise Unknown(f"no job {name!r} is installed; installed: {names}")
 
