@@ -164,16 +164,19 @@ class Barrier:
 class Pinned:
     """A consumer's state, exactly as the records up to a cut have made it.
 
-    The snapshot shows it while it is pinned; ``paused_s`` is the longest pause of one of its shards.
+    The snapshot shows it while it is pinned.  The first shard has paused ``since``, and ``paused_s`` is how long.
     """
 
     snapshot: str
+    since: float  # by ``time.monotonic``
     paused_s: float
 
 
 @contextmanager
-def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0) -> Iterator[Pinned]:
-    """Waits until the consumer has reached the cut, pins its state, and lets it continue.
+def pinned(
+    connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0, holds: bool = False
+) -> Iterator[Pinned]:
+    """Waits until the consumer has reached the cut, pins its state, and lets it continue, or holds it until the block ends.
 
     Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``, ``Paused``, ``Unknown`` or
     ``ServerUnavailable``.
@@ -188,8 +191,9 @@ def pinned(connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60
                     raise BarrierMissed(
                         f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
                     )
-                barrier.lift(watcher)
-                yield Pinned(snapshot, monotonic() - arrived)
+                if not holds:
+                    barrier.lift(watcher)
+                yield Pinned(snapshot, arrived, monotonic() - arrived)
         finally:
             barrier.lift(watcher)
 

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any, Literal, Protocol
 
 import structlog
-from psycopg import IsolationLevel
 from psycopg.rows import class_row
 
 from penstock.database.connections import Connection
@@ -29,7 +28,7 @@ from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import DeclarationError, PenstockError, Refused
 from penstock.pipeline import Pipeline
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
-from penstock.reconciling.cut import EXPIRES_S, Barrier, Connect, Cut, cut, export_snapshot, pinned, wait_until_reached
+from penstock.reconciling.cut import EXPIRES_S, Barrier, Connect, cut, pinned
 from penstock.reconciling.state_repair import CanonicalRows, choose_batch, repair_rows, replace_state
 from penstock.records import Scope
 
@@ -252,9 +251,8 @@ class _Reconciliation:
         left = remaining.take_over(self.spec, self.comparer.engine)
         if left is None:
             return False
-        result.resumed = left.run
-        found = [without_rows(each) for each in self._repair(left.keys, remaining, result)]
-        result.comparison = combine(found)
+        result.resumed, keys = left
+        result.comparison = combine([without_rows(each) for each in self._repair(keys, remaining, result)])
         return True
 
     def _repair(self, keys: Sequence[str], remaining: "RemainingKeys", result: Reconciled) -> Iterator[StateComparison]:
@@ -274,21 +272,22 @@ class _Reconciliation:
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
             cut(self.connect, self.scope, barrier.place) as at,
-            self._held(barrier, at) as (snapshot, since),
+            pinned(self.connect, barrier, at, timeout_s=self.wait_s, holds=True) as state,
+            self._extended(barrier),
             self.connect() as connection,
         ):
-            now = self.comparer.compare(self.spec, at.snapshot, snapshot, keys)
+            now = self.comparer.compare(self.spec, at.snapshot, state.snapshot, keys)
             result.repaired += repair_rows(
                 connection, self.scope, self.spec, at, now.differences, now.columns, result.run
             )
-            result.held_s = max(result.held_s, monotonic() - since)
+            result.held_s = max(result.held_s, monotonic() - state.since)
         if result.resumed is not None:
             result.tick = at.tick
         return now
 
     @contextmanager
-    def _held(self, barrier: Barrier, at: Cut) -> Iterator[tuple[str, float]]:
-        """Pauses the consumer at the cut until the block ends; yields a snapshot of its state, and the monotonic start."""
+    def _extended(self, barrier: Barrier) -> Iterator[None]:
+        """Keeps the barrier from expiring until the block ends."""
         ended = threading.Event()
 
         def extend() -> None:
@@ -296,17 +295,11 @@ class _Reconciliation:
                 while not ended.wait(EXPIRES_S / 3):
                     barrier.extend(extender)
 
-        extending = threading.Thread(target=extend, name="barrier", daemon=True)
-        with postgres_errors("holding a consumer"), self.connect() as watcher, self.connect() as holder:
-            try:
-                since = wait_until_reached(watcher, barrier, at, timeout_s=self.wait_s)
-                extending.start()
-                holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
-                with holder.transaction():
-                    yield export_snapshot(holder), since
-            finally:
-                ended.set()
-                barrier.lift(watcher)
+        threading.Thread(target=extend, name="barrier", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def replace(self, result: Reconciled) -> None:
         with cut(self.connect, self.scope) as at, self.connect() as connection:
@@ -340,14 +333,6 @@ def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
         return tuple(cursor.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """The number of an interrupted run, and the keys that it left, each as JSON."""
-
-    run: int
-    keys: Sequence[str]
-
-
 @dataclass(frozen=True)
 class RemainingKeys:
     """The list of one run, on connections to the primary."""
@@ -366,8 +351,8 @@ class RemainingKeys:
         with postgres_errors("keeping the keys to repair"), self.connect() as connection:
             connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
 
-    def take_over(self, spec: ReconciliationSpec, engine: str) -> Remaining | None:
-        """The list of the last run of a reconciliation that was interrupted; None if there is none."""
+    def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
+        """The last run of a reconciliation that was interrupted, and its list, of keys as JSON; None if there is none."""
         with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
             found = connection.execute(
                 self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}
@@ -376,7 +361,7 @@ class RemainingKeys:
                 return None
             number, written_by, keys = found
             _check_fits(spec, engine, written_by, keys)
-        return Remaining(number, keys)
+        return number, keys
 
     @property
     def _sql(self) -> dict[str, bytes]:

@@ -64,44 +64,38 @@ class RepairStatements:
         self.find_unfit = self._build(
             "SELECT unfit.name FROM (SELECT {unfit} AS name FROM {rows} d) unfit WHERE unfit.name IS NOT NULL LIMIT 1"
         )
-        self.keys = self._build(
-            'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '
-            "FROM pg_temp.penstock_differences d"
-        )
-        self.analyse = self._build("ANALYZE pg_temp.penstock_keys")
-        self.note_before = self._build_note("before")
-        self.note_after = self._build_note("after")
-        # Deletes surplus rows, and all rows of a doubled key.
-        self.delete = self._build(
-            "DELETE FROM {table} s USING pg_temp.penstock_keys k, pg_temp.penstock_differences d "
-            """WHERE {same} AND d.number = k."penstock number" AND (d.expected IS NULL OR d.kind = 'doubled')"""
-        )
-        self.update = self._build(
-            "UPDATE {table} s SET {set} FROM pg_temp.penstock_keys k, pg_temp.penstock_differences d "
-            """WHERE {same} AND d.number = k."penstock number" AND d.kind = 'different'"""
-        )
-        # A concurrent run may have inserted the row already: at the same cut, so it is the same row.
-        self.insert = self._build(
-            "INSERT INTO {table} ({columns}) SELECT {expected} FROM pg_temp.penstock_differences d "
-            "WHERE d.kind IN ('missing', 'doubled') AND d.expected IS NOT NULL AND NOT EXISTS ("
-            """SELECT FROM {table} s, pg_temp.penstock_keys k WHERE {same} AND k."penstock number" = d.number)"""
-        )
-
-    @property
-    def repair(self) -> tuple[sql.Composed, ...]:
-        """The statements of a repair, in order."""
-        return (self.keys, self.analyse, self.note_before, self.delete, self.update, self.insert, self.note_after)
-
-    def _build_note(self, column: str) -> sql.Composed:
-        """Records the current rows of each key in a column of the differences."""
-        return sql.SQL(
+        note: LiteralString = (  # the current rows of each key, in a column of the differences
             "UPDATE pg_temp.penstock_differences d SET {column} = rows.found FROM ("
             'SELECT k."penstock number" AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s)) -> 0 ELSE jsonb_agg(to_jsonb(s)) END AS found '
             'FROM {table} s, pg_temp.penstock_keys k WHERE {same} GROUP BY k."penstock number") rows WHERE rows.number = d.number'
-        ).format(column=sql.Identifier(column), **self._names)
+        )
+        self.repair = (
+            self._build(
+                'CREATE TEMPORARY TABLE penstock_keys ON COMMIT DROP AS SELECT d.number AS "penstock number" {key_values} '
+                "FROM pg_temp.penstock_differences d"
+            ),
+            self._build("ANALYZE pg_temp.penstock_keys"),
+            self._build(note, column=sql.Identifier("before")),
+            # Deletes surplus rows, and all rows of a doubled key.
+            self._build(
+                "DELETE FROM {table} s USING pg_temp.penstock_keys k, pg_temp.penstock_differences d "
+                """WHERE {same} AND d.number = k."penstock number" AND (d.expected IS NULL OR d.kind = 'doubled')"""
+            ),
+            self._build(
+                "UPDATE {table} s SET {set} FROM pg_temp.penstock_keys k, pg_temp.penstock_differences d "
+                """WHERE {same} AND d.number = k."penstock number" AND d.kind = 'different'"""
+            ),
+            # A concurrent run may have inserted the row already: at the same cut, so it is the same row.
+            self._build(
+                "INSERT INTO {table} ({columns}) SELECT {expected} FROM pg_temp.penstock_differences d "
+                "WHERE d.kind IN ('missing', 'doubled') AND d.expected IS NOT NULL AND NOT EXISTS ("
+                """SELECT FROM {table} s, pg_temp.penstock_keys k WHERE {same} AND k."penstock number" = d.number)"""
+            ),
+            self._build(note, column=sql.Identifier("after")),
+        )
 
-    def _build(self, text: LiteralString) -> sql.Composed:
-        return sql.SQL(text).format(**self._names)
+    def _build(self, text: LiteralString, **more: sql.Composable) -> sql.Composed:
+        return sql.SQL(text).format(**self._names, **more)
 
 
 def _check_columns(spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType]) -> None:
@@ -125,7 +119,10 @@ def _build_names(
     everything = (*spec.key, *columns)
     return {
         "table": sql.Identifier(*filter(None, (spec.schema, spec.table))),
-        "same": _match_key(spec.key, "s", "k"),
+        # Rows of two tables have the same key; always, without a key.
+        "same": sql.SQL(" AND ").join(sql.SQL("s.{0} = k.{0}").format(sql.Identifier(column)) for column in spec.key)
+        if spec.key
+        else sql.SQL("true"),
         "set": sql.SQL(", ").join(
             sql.SQL("{} = {}").format(sql.Identifier(column), value("d.expected", column))
             for column in columns or spec.key  # rows of nothing but a key do not differ
@@ -154,15 +151,6 @@ def _find_unfit(columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.
         for column in limited
     ]
     return sql.SQL("CASE {} END").format(sql.SQL(" ").join(cases)) if cases else sql.SQL("NULL")
-
-
-def _match_key(key: Sequence[str], one: LiteralString, other: LiteralString) -> sql.Composable:
-    """The condition that rows of two tables have the same key; always true without a key."""
-    if not key:
-        return sql.SQL("true")
-    return sql.SQL(" AND ").join(
-        sql.SQL(one + ".{0} = " + other + ".{0}").format(sql.Identifier(column)) for column in key
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +192,10 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
             )
         state.refuse_dead_letters(checkpoints, at)
         state.execute("differences")
-        _copy_differences(connection, differences)
+        columns_of_differences = "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
+        with connection.cursor().copy(columns_of_differences) as copy:
+            for number, each in enumerate(differences):
+                copy.write_row((number, each.kind, each.key, each.expected))
         connection.execute(ROLES_SEARCH_PATH)
         state.refuse_unfit(types, repair.find_unfit)
         for statement in repair.repair:
@@ -238,12 +229,6 @@ def replace_state(
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
     return written
-
-
-def _copy_differences(connection: Connection, differences: Sequence[Difference]) -> None:
-    with connection.cursor().copy("COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN") as copy:
-        for number, difference in enumerate(differences):
-            copy.write_row((number, difference.kind, difference.key, difference.expected))
 
 
 class _State:

@@ -22,8 +22,9 @@ from typing import Any
 from alembic.operations import MigrateOperation, Operations
 
 from penstock.errors import DeclarationError
+from penstock.schema.capture import make_triggers
 from penstock.staging.rules import Declarations
-from penstock.staging.triggers import Trigger, make_trigger
+from penstock.staging.triggers import Trigger
 
 __all__ = ["TriggerOperation"]
 
@@ -70,13 +71,13 @@ def _execute(operations: Operations, operation: TriggerOperation) -> None:
 
 def _find_triggers(pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
     """Finds the triggers of the classes, in the order of their rules' declaration."""
-    rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     wanted = tuple(classes)
-    missing = [cls.__name__ for cls in wanted if all(rule.model is not cls for rule in rules)]
+    found = [trigger for trigger in make_triggers(pipeline) if trigger.rule.model in wanted]
+    missing = [cls.__name__ for cls in wanted if all(trigger.rule.model is not cls for trigger in found)]
     if missing or not wanted:
         raise DeclarationError(
             f'no staging rule with capture="trigger" is declared for {missing[0]}'
             if missing
             else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, Order)"
         )
-    return [make_trigger(rule, pipeline.scope.schema) for rule in rules if rule.model in wanted]
+    return found

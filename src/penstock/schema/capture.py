@@ -120,11 +120,7 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bo
 
 def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
     """Reads no row of the table with the function's columns and condition: Postgres looks at them only when it fires."""
-    [(qualified,)] = connection.execute(
-        "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
-        [table],
-    ).fetchall()
+    [(qualified,)] = connection.execute("SELECT %s::oid::regclass::text", [table]).fetchall()  # with its schema
     columns = ", ".join(quote("changed", name) for name in trigger.columns)
     condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
     connection.execute(f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode())

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from alembic import command, context, op
@@ -14,7 +14,6 @@ from sqlalchemy import Connection, text
 
 from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.driver_errors import CONFLICTS, postgres_errors
-from penstock.database.executor import Executor
 from penstock.database.statements import directory, quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable, UnsafeSetting
@@ -109,7 +108,8 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
     for setting in _SETTINGS:
         connection.execute(setting)
     lock_migrations(connection, schema)
-    before = find_revision(_driver_connection(connection), schema)
+    driver: Any = connection.connection
+    before = find_revision(driver.driver_connection, schema)
     if before is not None and not _may_migrate(before, schema):
         return before
     connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
@@ -161,11 +161,6 @@ def _describe_blocker(pid: int, user: str, application: str) -> str:
         f"waiting for a lock of process {pid} ({application or 'of no name'}, user {user}). "
         f"To end that: SELECT pg_terminate_backend({pid})"
     )
-
-
-def _driver_connection(connection: Connection) -> Executor:
-    driver: Any = connection.connection
-    return cast("Executor", driver.driver_connection)
 
 
 def _may_migrate(before: FoundRevision, schema: str) -> bool:

@@ -15,7 +15,7 @@ Works with every driver, asynchronous ones too, and offline (``alembic upgrade -
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from alembic import context, op
 from alembic.script import Script, ScriptDirectory
@@ -47,13 +47,7 @@ def upgrade(to: str, *, start: str = _BASE, schema: str = DEFAULT_SCOPE.schema) 
         SchemaMissing: The tables are there, and their revision is kept elsewhere.
         InvalidName: The schema's name is not valid.
     """
-    with _history(schema) as scripts:
-        goal = _position(scripts, to)
-        current = _position(scripts, _read_revision(schema, start))
-        for script in scripts[current:goal]:
-            script.module.upgrade()
-        if goal > current:
-            _write_revision(schema, to)
+    _migrate("upgrade", to, start, schema)
 
 
 def downgrade(to: str, *, start: str = "head", schema: str = DEFAULT_SCOPE.schema) -> None:
@@ -68,12 +62,17 @@ def downgrade(to: str, *, start: str = "head", schema: str = DEFAULT_SCOPE.schem
         Unknown: This release ships no such revision.
         InvalidName: The schema's name is not valid.
     """
+    _migrate("downgrade", to, start, schema)
+
+
+def _migrate(direction: Literal["upgrade", "downgrade"], to: str, start: str, schema: str) -> None:
     with _history(schema) as scripts:
         goal = _position(scripts, to)
         current = _position(scripts, _read_revision(schema, start))
-        for script in reversed(scripts[goal:current]):
-            script.module.downgrade()
-        if goal < current:
+        due = scripts[current:goal] if direction == "upgrade" else scripts[goal:current][::-1]
+        for script in due:
+            getattr(script.module, direction)()
+        if due:
             _write_revision(schema, to)
 
 

@@ -7,23 +7,14 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
-from penstock.errors import PrivilegeMissing, SchemaMissing
+from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
-from penstock.schema.roles import (
-    ROLE_NAMES,
-    Right,
-    RoleName,
-    checked_prefix,
-    describe,
-    full_name,
-    grant_sql,
-    object_sql,
-    revoke_sql,
-    rights,
-)
+from penstock.schema.roles import ROLE_NAMES, Right, RoleName, describe, grant_sql, object_sql, revoke_sql, rights
 
 _WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
 """The roles that live by their privileges; the owner owns."""
+
+_MAX_PREFIX = 63 - len("_producer")
 
 _WRITES = {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
@@ -62,7 +53,7 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         found = _read_present(connection, schema, names)
     shows = found.sees_activity or found.may_show_activity
     planned = [
-        *(_create(name) for name in names.values() if name not in found.roles),
+        *(f"CREATE ROLE {quote(name)} NOLOGIN" for name in names.values() if name not in found.roles),
         *_own(found, schema, names["owner"]),
         *(sql for role in _WORKING for sql in _grant(found, schema, role, names[role])),
         *([] if found.reads_new_tables else [_let_read_new_tables(schema, names)]),
@@ -98,10 +89,12 @@ def roles_sql(schema: str, prefix: str) -> str:
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
     owned = [("TABLE", name) for name in TABLE_NAMES] + [("FUNCTION", name) for name in FUNCTIONS]
+    create = "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{}') THEN CREATE ROLE {} NOLOGIN; END IF; END $$"
+    join = "DO $$ BEGIN IF NOT pg_has_role('{}', 'USAGE') THEN GRANT {} TO CURRENT_USER; END IF; END $$"
     parts = [
         "BEGIN",
-        *map(_create_if_missing, names.values()),
-        _join_owner(names["owner"]),
+        *(create.format(name, quote(name)) for name in names.values()),
+        join.format(names["owner"], quote(names["owner"])),
         *grant_sql(rights("owner"), schema, names["owner"]),
         *(_hand_over(kind, name, schema, names["owner"]) for kind, name in owned),
         *(
@@ -117,8 +110,13 @@ def roles_sql(schema: str, prefix: str) -> str:
 
 
 def _full_names(prefix: str) -> dict[RoleName, str]:
-    checked_prefix(prefix)
-    return {role: full_name(prefix, role) for role in ROLE_NAMES}
+    """The names of the roles in Postgres: ``penstock_streamer``."""
+    checked_schema(prefix, "role prefix")
+    if len(prefix) > _MAX_PREFIX:
+        raise InvalidName(
+            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_MAX_PREFIX}"
+        )
+    return {role: f"{prefix}_{role}" for role in ROLE_NAMES}
 
 
 def _read_present(connection: Connection, schema: str, names: dict[RoleName, str]) -> _Present:
@@ -176,20 +174,6 @@ def _note_others(found: _Present, schema: str, names: dict[RoleName, str]) -> li
                 f"{role} has privileges of its own: {describe(writes)}. Once it is a member of the roles that it needs: {revokes}"
             )
     return notes
-
-
-def _create(name: str) -> str:
-    return f"CREATE ROLE {quote(name)} NOLOGIN"
-
-
-def _create_if_missing(name: str) -> str:
-    return f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN {_create(name)}; END IF; END $$"
-
-
-def _join_owner(owner: str) -> str:
-    return (
-        f"DO $$ BEGIN IF NOT pg_has_role('{owner}', 'USAGE') THEN GRANT {quote(owner)} TO CURRENT_USER; END IF; END $$"
-    )
 
 
 def _hand_over(kind: str, name: str, schema: str, owner: str) -> str:

@@ -15,8 +15,8 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
-from penstock.errors import InvalidName, PrivilegeMissing
-from penstock.records import Scope, checked_schema
+from penstock.errors import PrivilegeMissing
+from penstock.records import Scope
 
 RoleName = Literal["owner", "producer", "streamer", "consumer", "viewer", "monitor"]
 """A role without its prefix."""
@@ -28,8 +28,6 @@ Kind = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
 STAGED_COLUMNS = ("channel", "shard", "key", "action", "object", "data", "headers")
 """Columns that a producer may set.  Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a
 record from the sequencer, or put it before others."""
-
-_MAX_PREFIX = 63 - len("_producer")
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
@@ -157,21 +155,6 @@ class Right:
         return _KINDS.index(self.kind), self.name, privilege, column, self.column
 
 
-def checked_prefix(prefix: str) -> str:
-    """Returns a prefix of role names, if it is valid."""
-    checked_schema(prefix, "role prefix")
-    if len(prefix) > _MAX_PREFIX:
-        raise InvalidName(
-            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_MAX_PREFIX}"
-        )
-    return prefix
-
-
-def full_name(prefix: str, role: RoleName) -> str:
-    """The name of a role in Postgres: ``penstock_streamer``."""
-    return f"{prefix}_{role}"
-
-
 @cache
 def working_rights(role: RoleName) -> frozenset[Right]:
     """Rights for the work of a producer, streamer or consumer."""
@@ -226,17 +209,11 @@ def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
     """Kind and name of each object, with the privileges on it: ``SELECT, UPDATE (keep)``."""
     ordered = sorted(chosen, key=lambda right: right.place)
     for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
-        yield kind, name, _render_privileges(group)
-
-
-def _render_privileges(group: Iterable[Right]) -> str:
-    by_privilege = groupby(group, key=lambda right: right.privilege)
-    return ", ".join(_render_privilege(privilege, each) for privilege, each in by_privilege)
-
-
-def _render_privilege(privilege: str, group: Iterable[Right]) -> str:
-    columns = ['"offset"' if right.column == "offset" else right.column for right in group]  # a word of SQL
-    return privilege if "" in columns else f"{privilege} ({', '.join(columns)})"
+        privileges = []
+        for privilege, some in groupby(group, key=lambda right: right.privilege):
+            columns = ['"offset"' if right.column == "offset" else right.column for right in some]  # a word of SQL
+            privileges.append(privilege if "" in columns else f"{privilege} ({', '.join(columns)})")
+        yield kind, name, ", ".join(privileges)
 
 
 def object_sql(kind: str, name: str, schema: str) -> str:
