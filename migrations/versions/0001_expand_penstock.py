@@ -118,33 +118,26 @@ BEGIN ATOMIC
 END
 """,
     """
--- Offsets and ids of the first records of a shard's journal after an offset, in order, `most` at most.  A view with four
--- parameters, likewise.  From the row that holds the first of them, or the journal's oldest; offsets are dense, so no row that
--- begins `most` beyond it can hold any.
-CREATE FUNCTION {schema}.journal_places(of_channel text, of_shard integer, "after" bigint, most bigint)
-RETURNS TABLE ("offset" bigint, id bigint)
+-- The rows of a shard's journal with the first records after an offset, `most` at most.  A view with four parameters, likewise.
+-- From the row that holds the first of them, or the journal's oldest; offsets are dense, so no row that begins `most` beyond it can
+-- hold any.
+CREATE FUNCTION {schema}.journal_entries(of_channel text, of_shard integer, "after" bigint, most bigint)
+RETURNS TABLE (first_offset bigint, last_offset bigint, record_ids bigint[])
 LANGUAGE sql STABLE PARALLEL SAFE
 BEGIN ATOMIC
-    SELECT e.first_offset + n.position - 1, n.id
-    FROM (
-        SELECT j.first_offset, j.record_ids
-        FROM {schema}.journal j,
-             LATERAL (
-                 SELECT coalesce(
-                            (SELECT max(first_offset)
-                             FROM {schema}.journal
-                             WHERE channel = of_channel AND shard = of_shard AND first_offset <= "after" + 1),
-                            (SELECT first_offset FROM {schema}.journal_bounds(of_channel, of_shard))
-                        ) AS at
-             ) start
-        WHERE j.channel = of_channel AND j.shard = of_shard
-          AND j.first_offset >= start.at
-          AND j.first_offset < greatest(start.at, "after" + 1) + most
-    ) e,
-    LATERAL unnest(e.record_ids) WITH ORDINALITY AS n (id, position)
-    WHERE e.first_offset + n.position - 1 > "after"
-    ORDER BY 1
-    LIMIT most;
+    SELECT j.first_offset, j.last_offset, j.record_ids
+    FROM {schema}.journal j,
+         LATERAL (
+             SELECT coalesce(
+                        (SELECT max(first_offset)
+                         FROM {schema}.journal
+                         WHERE channel = of_channel AND shard = of_shard AND first_offset <= "after" + 1),
+                        (SELECT first_offset FROM {schema}.journal_bounds(of_channel, of_shard))
+                    ) AS at
+         ) start
+    WHERE j.channel = of_channel AND j.shard = of_shard
+      AND j.first_offset >= start.at
+      AND j.first_offset < greatest(start.at, "after" + 1) + most;
 END
 """,
     """
@@ -664,7 +657,7 @@ END
 $$
 """
 
-FUNCTIONS = ("cancel_jobs", "move_jobs", "finish_records", "check_channel", "journal_places", "journal_bounds")
+FUNCTIONS = ("cancel_jobs", "move_jobs", "finish_records", "check_channel", "journal_entries", "journal_bounds")
 
 TABLES = (
     *(

@@ -39,7 +39,7 @@ TABLE_NAMES = (
 
 FUNCTIONS = {
     "journal_bounds": "(text, integer)",
-    "journal_places": "(text, integer, bigint, bigint)",
+    "journal_entries": "(text, integer, bigint, bigint)",
     "finish_records": "(text, bigint[], bigint)",
     "cancel_jobs": "(text, bigint[], text, text)",
     "check_channel": "(text, text, integer)",

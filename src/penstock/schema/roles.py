@@ -57,7 +57,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         **_REGISTERING,
         "staged_records": "SELECT, DELETE",
         "journal": "SELECT, INSERT, DELETE",
-        "FUNCTION journal_places": "EXECUTE",
+        "FUNCTION journal_entries": "EXECUTE",
         "ticks": "SELECT, INSERT, DELETE",
         "isolated_records": "SELECT, INSERT, UPDATE, DELETE",
         "stopped_shards": "SELECT, INSERT, UPDATE, DELETE",
