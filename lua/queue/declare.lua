@@ -2,16 +2,18 @@
 -- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_openings, queue/_virtual, queue/_turns, queue/_line, queue/_moves
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: version, within, items...
--- returns: {"declared", is_new} | {"lost"} | {"foreign", key}
+-- returns: {"declared", is_new} | {"unknown"} | {"lost"} | {"foreign", key}
 --
 -- `version` stands for all of them, and "" for none; a tenant or a key is 3 arguments: "tenant" or "key", name, and text as in limit.lua.
--- Those declared before are replaced.  `within` is where keys are limited: "queue", "tenant", or "" for not at all; if it changes, the
+-- A version that comes without them is "unknown" if they are not there.  Those declared before are replaced.  `within` is where keys are limited: "queue", "tenant", or "" for not at all; if it changes, the
 -- next sweep rebuilds the queue, which counts what each key has in flight.  Cost: O(limits + blocked tenants) if it is new, and O(keys
 -- at a limit) as well if one of theirs is, or a pause of a tenant has ended.
 
 local VERSION = DECLARED .. DECLARED
 if (redis.call("HGET", limits, VERSION) or "") == version then
   return {"declared", 0}
+elseif version ~= "" and not ARGV[items] then
+  return {"unknown"}
 elseif is_lost(true) then
   return {"lost"}
 end

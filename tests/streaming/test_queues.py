@@ -180,6 +180,16 @@ def settle_down(streamer: Streamer) -> None:
         streamer.drain()
 
 
+def settle_until(streamer: Streamer, condition: Callable[[], bool]) -> None:
+    """Until it has read the limits again, which is once a second."""
+
+    def settled() -> bool:
+        streamer.drain()
+        return condition()
+
+    eventually(settled, "the limits hold")
+
+
 HARMS = [
     flush,
     delete_streams,
@@ -367,6 +377,24 @@ def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_
     with Streamer(flow, database_url, redis_url) as streamer:
         settle_down(streamer)
         assert hold(worker) == {"a": 2, "b": 1}
+
+
+def test_a_limit_that_is_committed_after_a_later_one_holds(
+    jobs: Queue, put: Put, sessions: sessionmaker[Session], database_url: str, redis_url: str, worker: Worker
+) -> None:
+    """Limits are read again if any has changed, whatever the order of commits."""
+    put(*range(5))
+    put(*range(5), tenant="b")
+    with sessions.begin() as session:
+        for tenant in "ab":
+            limit(session, TenantLimits(in_flight=4), of=jobs, tenant=tenant)
+    with Streamer(Pipeline([jobs]), database_url, redis_url) as streamer, sessions() as earlier:
+        limit(earlier, TenantLimits(in_flight=2), of=jobs, tenant="a")
+        with sessions.begin() as later:
+            limit(later, TenantLimits(in_flight=1), of=jobs, tenant="b")
+        settle_until(streamer, lambda: hold(worker) == {"a": 4, "b": 1})
+        earlier.commit()
+        settle_until(streamer, lambda: hold(worker) == {"a": 2, "b": 1})
 
 
 def test_limits_of_something_else_are_refused(jobs: Queue, connection: Connection, flow: Pipeline) -> None:

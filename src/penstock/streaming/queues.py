@@ -184,18 +184,23 @@ class Queues:
         self._given: dict[ShardName, RecordId] = {}
         self._named: dict[str, str] = {}
         self._next = 0
+        self._limited: dict[str, RegisteredChannel] = {}
+        self._limits_state: object = None
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered channels: the streams of a queue may have changed."""
         found = {name: each for name, each in channels.items() if each.kind == "queue"}
-        found |= self._with_limits(found) if found else {}
+        found = found | self._with_limits(found) if found else {}
         if found != self._channels:
             self._channels = found
             self._writers = {}
 
     def _with_limits(self, queues: Mapping[str, RegisteredChannel]) -> dict[str, RegisteredChannel]:
-        """Those queues of which limits were set, with these before the declared ones."""
+        """Those queues of which limits were set, with these before the declared ones; read again if any has changed."""
         with postgres_errors("reading limits of queues"):
+            state = queues, self._connection.execute(self._sql["queue_limits_version"]).fetchone()
+            if state == self._limits_state:
+                return self._limited
             rows = self._connection.execute(self._sql["queue_limits"]).fetchall()
         limited: dict[str, RegisteredChannel] = {}
         for name, kinds in rows:
@@ -203,6 +208,7 @@ class Queues:
                 declared = {"within": "queue", **queue.limits}
                 limits = {**declared, **{kind: {**declared.get(kind, {}), **own} for kind, own in kinds.items()}}
                 limited[name] = replace(queue, limits=limits)
+        self._limited, self._limits_state = limited, state
         return limited
 
     def __contains__(self, channel: object) -> bool:
@@ -211,14 +217,16 @@ class Queues:
     def _writer(self, shard: ShardName) -> QueueWriter:
         if shard not in self._writers:
             channel = self._channels[shard.channel]
-            made = QueueWriter(self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1)
-            made.declare(channel.limits)  # before the first message
+            made = QueueWriter(
+                self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1, channel.limits
+            )
+            made.declare()  # before the first message
             self._writers[shard] = made
         return self._writers[shard]
 
     def _restore_limits(self, shard: ShardName) -> None:
         """Sets the limits again if Redis has lost them, or has those of before again."""
-        self._writer(shard).declare(self._channels[shard.channel].limits)
+        self._writer(shard).declare()
 
     def send(self, batch: Batch) -> Reply:
         """Writes a batch of the journal; what Redis does not get now waits in Postgres."""

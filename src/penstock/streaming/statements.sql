@@ -869,6 +869,11 @@ FROM (
 LEFT JOIN LATERAL (SELECT id FROM {schema}.staged_records WHERE id = w.record_id OFFSET 0) r ON true
 ORDER BY w.record_id;
 
+-- :name queue_limits_version
+-- Another one after each change: a row that is written has the number of a transaction that no row had before.
+SELECT count(*), sum(xmin::text::bigint)
+FROM {schema}.queue_limits;
+
 -- :name queue_limits
 -- By kind and name: {"tenants": {"account-7": {"weight": 3}}}.
 SELECT channel, jsonb_object_agg(kind || 's', own)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.queues import INDEXES, Given, Probe
+from penstock.channels.queue.shard import encode_declaration
 from penstock.declaring.unique import KeyLimits, TenantLimits
 
 ONE = KeyLimits(in_flight=1)
@@ -243,11 +244,11 @@ def test_a_changed_limit_holds_for_what_waits(probe: Probe) -> None:
 
 def test_a_pause_that_a_declaration_ends_lets_what_a_key_holds_go(probe: Probe) -> None:
     for paused, after in (("p", {}), ("", {"": TenantLimits(weight=2)})):
-        probe.run(probe.shard.declare({paused: TenantLimits(is_paused=True)}, {"": ONE}))
+        probe.run(probe.shard.declare(encode_declaration({paused: TenantLimits(is_paused=True)}, {"": ONE})))
         probe.sweep()
         fill(probe, "p", "k", count=2)
         assert probe.take(5) == []
-        probe.run(probe.shard.declare(after, {"": ONE}))
+        probe.run(probe.shard.declare(encode_declaration(after, {"": ONE})))
         assert probe.drain() == ["k0", "k1"]
 
 

@@ -14,7 +14,7 @@ import structlog
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps
 from penstock.channels.log.appending import Appended, Reply, parse_reply
-from penstock.channels.queue.shard import ITEMS, QueueShard, run
+from penstock.channels.queue.shard import ITEMS, QueueShard, encode_declaration, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
 from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key, parse_limits
@@ -89,11 +89,25 @@ def make_shard(namespace: str, shard: ShardName, streams: int, hand: int) -> Que
 class QueueWriter:
     """Writes to one shard of a queue, for a pipeline."""
 
-    def __init__(self, client: RedisClient, namespace: str, shard: ShardName, streams: int, hand: int) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        namespace: str,
+        shard: ShardName,
+        streams: int,
+        hand: int,
+        limits: Mapping[str, Any] | None = None,
+    ) -> None:
         self._client, self._shard = client, shard
         self._streams, self._hand = streams, hand
         self._own = make_shard(namespace, shard, streams, hand)
         self._log = log_keys(namespace, shard)
+        given = limits or {}
+        tenants = parse_limits(TenantLimits, given.get("tenants", {}))
+        keys = parse_limits(KeyLimits, given.get("keys", {}))
+        self._declared = encode_declaration(tenants, keys, given.get("within", ""))
+        ignored = sum(len(given.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
+        self._counts = {"tenants": len(tenants), "keys": len(keys), "ignored": ignored}
 
     def write(self, batch: QueueBatch) -> BatchWritten:
         """Compares and writes, ``ITEMS`` messages a call; safe to repeat.
@@ -146,13 +160,10 @@ class QueueWriter:
         reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
         return [RecordId(int(each)) for each in reply[2:]]
 
-    def declare(self, limits: Mapping[str, Any]) -> None:
+    def declare(self) -> None:
         """Sets the limits that the channel is registered with, unless they are there.  Raises as ``find_missing``."""
-        tenants = parse_limits(TenantLimits, limits.get("tenants", {}))
-        keys = parse_limits(KeyLimits, limits.get("keys", {}))
-        if self._run(self._own.declare(tenants, keys, limits.get("within", ""))):
-            ignored = sum(len(limits.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
-            log.info("limits declared", shard=str(self._shard), tenants=len(tenants), keys=len(keys), ignored=ignored)
+        if self._run(self._own.declare(self._declared)):
+            log.info("limits declared", shard=str(self._shard), **self._counts)
 
     def has_released(self, record: RecordId) -> bool:
         """True if the queue has a record's message, and that message no longer has its unique name.

@@ -103,6 +103,26 @@ class Settlement:
     reason: str = ""  # with ``dead``: why
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredLimits:
+    """Limits of tenants and keys, as the arguments of ``declare.lua``."""
+
+    version: str  # stands for all of them; empty if there are none
+    within: str  # where keys are limited: ``queue``, ``tenant``, or empty for not at all
+    items: Sequence[str]  # three for each: kind, name, limits
+
+
+def encode_declaration(
+    tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
+) -> DeclaredLimits:
+    """The limits of a declaration."""
+    rows = [("tenant", tenant, _encode_limits(each)) for tenant, each in sorted(tenants.items())]
+    rows += [("key", key, _encode_limits(each)) for key, each in sorted(keys.items())]
+    within = within if keys else ""
+    version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
+    return DeclaredLimits(version, within, tuple(chain.from_iterable(rows)))
+
+
 class QueueShard:
     """A shard of a queue.  ``streams`` is how many it has at least, as far as is known."""
 
@@ -274,15 +294,12 @@ class QueueShard:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
         yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
 
-    def declare(
-        self, tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
-    ) -> Steps[bool]:
+    def declare(self, limits: DeclaredLimits) -> Steps[bool]:
         """Sets the limits of a declaration, in place of those of an earlier one; returns whether they were not there."""
-        rows = [("tenant", tenant, _encode_limits(each)) for tenant, each in sorted(tenants.items())]
-        rows += [("key", key, _encode_limits(each)) for key, each in sorted(keys.items())]
-        within = within if keys else ""
-        version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
-        reply = yield from self.call("queue/declare", (version, within, *chain.from_iterable(rows)))
+        own = (limits.version, limits.within)
+        reply = yield from self.call("queue/declare", own)
+        if reply[0] == b"unknown":
+            reply = yield from self.call("queue/declare", (*own, *limits.items))
         return bool(reply[1])
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
