@@ -5,9 +5,10 @@
 -- returns: {"declared", is_new} | {"unknown"} | {"lost"} | {"foreign", key}
 --
 -- `version` stands for all of them, and "" for none; a tenant or a key is 3 arguments: "tenant" or "key", name, and text as in limit.lua.
--- A version that comes without them is "unknown" if they are not there.  Those declared before are replaced.  `within` is where keys are limited: "queue", "tenant", or "" for not at all; if it changes, the
--- next sweep rebuilds the queue, which counts what each key has in flight.  Cost: O(limits + blocked tenants) if it is new, and O(keys
--- at a limit) as well if one of theirs is, or a pause of a tenant has ended.
+-- A version that comes without them is "unknown" if they are not there.  Those declared before are replaced.
+-- `within` is where keys are limited: "queue", "tenant", or "" for not at all; if it changes, the next sweep rebuilds the queue, which
+-- counts what each key has in flight.
+-- Cost: O(limits + blocked tenants) if it is new, and O(keys at a limit) as well if one of theirs is, or a pause of a tenant has ended.
 
 local VERSION = DECLARED .. DECLARED
 if (redis.call("HGET", limits, VERSION) or "") == version then
