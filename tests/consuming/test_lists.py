@@ -7,6 +7,11 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.abc import Dumper
+from psycopg.adapt import PyFormat
+from psycopg.types.array import ListDumper
+from psycopg.types.json import JsonbBinaryDumper
+from psycopg.types.string import StrDumper
 from sqlalchemy import Engine
 from sqlalchemy.exc import DataError
 
@@ -54,17 +59,33 @@ def test_a_text_with_a_nul_is_refused_and_not_divided(engine: Engine) -> None:
         connection.exec_driver_sql("SELECT %s::text[]", (["a\0b", "c"],))
 
 
-def test_an_application_may_have_its_own_way(database_url: str) -> None:
-    class AsText(psycopg.types.array.ListDumper):
-        def dump(self, obj: list[object]) -> bytes:
-            return b"{%d}" % sum(map(int, map(str, obj)))
+class _Sum(ListDumper):
+    def dump(self, obj: list[object]) -> bytes:
+        return b"{%d}" % sum(map(int, map(str, obj)))
 
-    usual = psycopg.adapters.get_dumper(list, psycopg.adapt.PyFormat.TEXT)
-    psycopg.adapters.register_dumper(list, AsText)
+
+class _Upper(StrDumper):
+    def dump(self, obj: str) -> bytes:
+        return obj.upper().encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dumper", "query", "bound", "found"),
+    [
+        (list, _Sum, "SELECT %s::int[]", [1, 2], [3]),
+        (list, JsonbBinaryDumper, "SELECT pg_typeof(%s)::text", [1, 2], "jsonb"),
+        (str, _Upper, "SELECT %s::text[]", ["a", "b"], ["A", "B"]),
+    ],
+)
+def test_an_application_may_have_its_own_way_for_a_list_or_for_its_members(
+    database_url: str, kind: type, dumper: type[Dumper], query: str, bound: list[object], found: object
+) -> None:
+    usual = psycopg.adapters.get_dumper(kind, PyFormat.AUTO)
+    psycopg.adapters.register_dumper(kind, dumper)
     try:
         engine = make_engine(database_url, application="test")
         with engine.connect() as connection:
-            assert connection.exec_driver_sql("SELECT %s::int[]", ([1, 2],)).scalar() == [3]
+            assert connection.exec_driver_sql(query, (bound,)).scalar() == found
         engine.dispose()
     finally:
-        psycopg.adapters.register_dumper(list, usual)
+        psycopg.adapters.register_dumper(kind, usual)

@@ -289,7 +289,8 @@ class _ArrayDumper(ListDumper):
 
     @override
     def dump(self, obj: list[Any]) -> Buffer | None:
-        kinds = {*map(type, obj)}
+        # Members of an application's own dumper are written by that one.
+        kinds = {*map(type, obj)} if type(self.sub_dumper).__module__.startswith("psycopg") else ()
         if kinds == {int}:
             return int_array(obj).encode()
         if kinds == {str}:
@@ -302,7 +303,7 @@ class _ArrayDumper(ListDumper):
 
 def _write_arrays_at_once(adapters: AdaptersMap) -> None:
     """Does nothing if the application has psycopg write lists in a way of its own."""
-    if adapters.get_dumper(list, PyFormat.TEXT) is ListDumper:
+    if adapters.get_dumper(list, PyFormat.AUTO) is ListDumper:
         adapters.register_dumper(list, _ArrayDumper)
 
 
