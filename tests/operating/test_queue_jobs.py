@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.command_line import CommandLine
-from penstock import Pipeline, Queue
+from penstock import Pipeline, Queue, limit
 from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
@@ -187,19 +187,24 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     register_channel(connection, DEFAULT_SCOPE, Queue("jobs", key_limits={"": KeyLimits(in_flight=1)}))
     words = "queues", "limit", "jobs", "--key", "api", "--rate", "5"
     planned = penstock(*words)
-    assert planned.stdout.startswith("key 'api' of jobs: no limits of its own → {'rate': 5.0}"), planned.stderr
+    assert planned.stdout.startswith("key 'api' of jobs: no limits of its own → rate 5.0\n"), planned.stderr
     [declared] = json.loads(penstock("queues", "limits", "jobs", "--json").stdout)
     assert (declared["limits"], declared["set_at"]) == ({"in_flight": 1}, None)
+    nothing = penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply")
+    assert nothing.returncode == 2
+    assert "no limits of that key of jobs were set; what was set: penstock queues limits jobs" in nothing.stderr
     assert penstock(*words, "--apply").returncode == 0
     found, count = list_limits(connection, "jobs", limit=1)
     assert ([(each.name, each.set_at) for each in found], count) == ([("", None)], 2)
-    assert "api" in penstock("queues", "limits", "jobs").stdout
+    assert "api   rate 5.0 " in penstock("queues", "limits", "jobs").stdout
     [action] = list_actions(connection)
     assert action.title == "Limit a key of jobs"  # which one needs a right in the console
     assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
 
     assert penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply").returncode == 0
     assert connection.execute("SELECT count(*) FROM penstock.queue_limits").fetchone() == (0,)
+    limit(connection, TenantLimits(weight=1), of=Queue("jobs"), tenant="a", pipeline=Pipeline([Queue("jobs")]))
+    assert [(each.limits, each.text) for each in list_limits(connection, "jobs", name="a")[0]] == [({}, "none")]
     of_tenant = "queues", "limit", "jobs", "--tenant", "", "--elastic", "2", "--bytes", "900", "--apply"
     assert penstock(*of_tenant).returncode == 0
     [_, of_others] = list_limits(connection, "jobs", name="")[0]

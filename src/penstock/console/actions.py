@@ -292,8 +292,6 @@ def _choose_jobs(given: Given) -> JobFilter:
 def _plan_limit(connection: Connection, scope: Scope, given: Given) -> Plan:
     change = _read_change(given)
     before = change.find(connection, scope)
-    if not change.limits and (before is None or before.set_at is None):
-        raise Unknown(f"no limits were set of that {change.kind} of {change.queue}: give some")
     return Plan(
         change.title,
         (change.describe(before), "The streamer brings them to Redis within a second or two, also for what waits."),

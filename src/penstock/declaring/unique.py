@@ -131,7 +131,8 @@ def _check_limits(limits: TenantLimits | KeyLimits) -> None:
         if name == "is_paused" or (value is None and name not in ("weight", "burst")):
             continue
         if not isinstance(value, int | float) or not least <= value < most or value == 0:
-            raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}")
+            pause = "" if value or name not in {"in_flight", "rate"} else "; to have nothing handed over, pause it"
+            raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}{pause}")
 
 
 def check_unique(unique: object) -> None:

@@ -220,7 +220,7 @@ def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> Non
     """List the limits that hold: those that were set, and those that are declared beside them; no name is all others."""
     with open_connections(settings, "queues") as servers:
         found, _ = list_limits(servers.connection, queue, scope=servers.scope)
-    show_found(found, "kind, name, limits, set at", json=json)
+    show_found(found, "kind, name, limits=text, set at", json=json)
 
 
 @subcommand(queues, "limit")

@@ -12,6 +12,7 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
+from penstock.errors import Unknown
 from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import check_queue
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -31,6 +32,18 @@ class QueueLimit:
     name: str
     limits: dict[str, Any]
     set_at: datetime | None
+
+    @property
+    def text(self) -> str:
+        """The limits for people."""
+        return describe_limits(self.limits)
+
+
+def describe_limits(limits: object) -> str:
+    """Limits for people; ``none`` for those that keep nothing back, such as a weight of 1; what somebody wrote and is none, as it is."""
+    if not isinstance(limits, Mapping):
+        return str(limits)
+    return ", ".join("paused" if name == "is_paused" else f"{name} {value}" for name, value in limits.items()) or "none"
 
 
 def list_limits(
@@ -74,16 +87,24 @@ class LimitChange:
         return f"penstock queues limit {shlex.join([self.queue, f'--{self.kind}', self.name])} {options} --apply"
 
     def find(self, connection: Connection, scope: Scope) -> QueueLimit | None:
-        """The limits that hold now, if it has any of its own.  Raises as ``list_limits``, or ``InvalidMessage`` for the new ones."""
+        """The limits that hold now, if it has any of its own.
+
+        Raises as ``list_limits``, ``InvalidMessage`` for the new ones, or ``Unknown`` if there are none to take back.
+        """
         found, _ = list_limits(connection, self.queue, name=self.name, scope=scope)
         self._make_values(connection, scope)
-        return next((each for each in found if each.kind == self.kind), None)
+        before = next((each for each in found if each.kind == self.kind), None)
+        if not self.limits and (before is None or before.set_at is None):
+            raise Unknown(
+                f"no limits of that {self.kind} of {self.queue} were set; what was set: penstock queues limits {self.queue}"
+            )
+        return before
 
     def describe(self, before: QueueLimit | None) -> str:
         """Both, for people."""
         whose = f"{self.kind} {self.name!r}" if self.name else f"all other {self.kind}s"
-        now = before.limits if before else "no limits of its own"
-        return f"{whose} of {self.queue}: {now} → {self.limits or 'what is declared'}"
+        now = before.text if before else "no limits of its own"
+        return f"{whose} of {self.queue}: {now} → {describe_limits(self.limits) if self.limits else 'what is declared'}"
 
     def apply(self, connection: Connection, scope: Scope) -> None:
         """Has it hold, within a second or two.  Raises as ``find``."""
