@@ -172,11 +172,13 @@ def test_tail_prints_records_with_their_payloads(penstock: CommandLine, connecti
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_stopped(penstock: CommandLine, started: Started, connection: Connection) -> None:
+def test_tail_follows_until_it_is_stopped(
+    penstock: CommandLine, started: Started, connection: Connection, redis_client: redis.Redis
+) -> None:
     stage(connection, 1)
     penstock("stream", "--drain")
     process = started("tail", "things", "--follow", "--json", "--count", "0")
-    eventually(lambda: is_connected(connection), "it is at work", timeout_s=90)
+    eventually(lambda: redis_client.info("clients")["blocked_clients"], "it waits for what comes", timeout_s=90)
     stage(connection, 1)
     penstock("stream", "--drain")
 

@@ -140,7 +140,7 @@ def test_the_demo_ends_equal(bare: CommandLine, engine: str, seconds: str, drift
     done = bare(*("demo", "--duration", seconds, "--engine", engine, drift, "--json"), DEMO_TEST=mark)
     sys.stderr.write(done.stderr)
     assert "HTTP Request" not in done.stderr, "the requests of the simulated clients are not logged"
-    assert find_processes(mark) == []
+    eventually(lambda: not find_processes(mark), "no process is left")
     report = json.loads(done.stdout)
 
     assert (done.returncode, report["equal"], report["lost"], report["doubled"]) == (0, True, 0, 0)

@@ -1,5 +1,6 @@
 """A shard whose keys hold something that Penstock did not write is left out; the jobs of all others are done."""
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -179,14 +180,19 @@ def test_draining_does_the_jobs_of_the_others_then_says_what_is_wrong(world: Wor
 def test_jobs_of_others_are_settled_while_one_shard_cannot_be(world: World, worker: QueueWorker) -> None:
     """Its keys are overwritten while its jobs run."""
 
-    def overwrite(name: str) -> None:
+    def overwrite() -> None:
+        install_crashpoint(None)
+        another_type(world, "q-meta")
+
+    all_run = threading.Barrier(SHARDS, overwrite)
+
+    def wait(name: str) -> None:
         if name == "jobs.before_commit":
-            install_crashpoint(None)
-            another_type(world, "q-meta")
+            all_run.wait(60)
 
     world.stage(1)
     world.publish()
-    install_crashpoint(overwrite)
+    install_crashpoint(wait)
     with running(worker.run):
         eventually(lambda: world.effects() == sorted(world.jobs), "all effects are there")
         good = [queue_keys("penstock", ShardName("jobs", Shard(n))) for n in range(SHARDS) if n != BAD]
