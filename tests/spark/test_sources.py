@@ -26,7 +26,7 @@ from penstock.spark.sources import LogDataSource
 from penstock.spark.sources.log_appender import AppendedRows
 from penstock.spark.sources.ranges import RangesPartition
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader
-from penstock.spark.sources.record_store import JournalStore, LogStore
+from penstock.spark.sources.record_store import FIRST_ENTRIES, JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.task_process import redis_client
 from penstock.streaming import Streamer
@@ -342,6 +342,24 @@ def test_a_damaged_entry_is_reported_with_its_offsets(
     [planned] = BatchReader(store(where, endingOffsets='{"0": 20}')).partitions()
     read_all()  # only what is asked for is parsed
     assert seen == [*range(1, 20)]
+
+
+def test_no_record_is_read_twice_of_entries_that_overlap(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Guarantee 30.  Also where one read ends, and the next begins."""
+    packed, whole = Log("packed", shards=1), Log("whole", shards=1)
+    with Streamer(Pipeline([packed, whole]), database_url, redis_url) as streamer:
+        for channel, count in [*[(packed, 1)] * FIRST_ENTRIES, (whole, FIRST_ENTRIES + 2)]:
+            stage_rows(connection, channel, count)
+            streamer.drain()
+    entries: Any = redis_client.xrange("penstock:{whole/0}:log")
+    redis_client.xadd("penstock:{packed/0}:log", entries[0][1], id=entries[0][0])
+    reader = BatchReader(store({"databaseUrl": database_url, "redisUrl": redis_url, "channel": "packed"}))
+    [planned] = reader.partitions()
+
+    with pytest.raises(DamagedEntry, match="begins at offset 1, and the one before ends at 4"):
+        list(reader.read(planned))
 
 
 @pytest.mark.parametrize("fields", [*BROKEN.values(), OURS | {"id": "9" * 30}])

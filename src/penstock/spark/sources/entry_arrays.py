@@ -37,12 +37,12 @@ _Raw = tuple[bytes, list[bytes]]
 """An entry as the server sends it: its id, and its fields."""
 
 
-def read_entries(shard: ShardName, entries: Sequence[_Raw]) -> Iterator[pa.RecordBatch]:
-    """The records of entries, in order.
+def read_entries(shard: ShardName, entries: Sequence[_Raw], *, after: Offset = BEGINNING) -> Iterator[pa.RecordBatch]:
+    """The records of entries, in order, after the record at ``after`` if that was read.
 
     Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing`` where the first entry comes that cannot be read.
     """
-    last = BEGINNING
+    last = after
     for batches, part in groupby(entries, lambda entry: is_batch(entry[1])):
         for read in _read_batches(shard, part, last) if batches else _read_plain(shard, [*part]):
             last = read.column("offset")[-1].as_py()

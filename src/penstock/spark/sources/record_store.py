@@ -21,7 +21,7 @@ from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds
-from penstock.records import Offset, OffsetRange, Shard, ShardName
+from penstock.records import BEGINNING, Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources.entry_arrays import read_entries
 from penstock.spark.sources.ranges import Available, Positions
 from penstock.spark.sources.record_columns import ARROW_SCHEMA, batch
@@ -362,7 +362,7 @@ class LogStore(RecordStore):
 
     def _read_log(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries, each column straight from the wire."""
-        first, asked = int(wanted.first), min(FIRST_ENTRIES, len(wanted))
+        first, asked, last = int(wanted.first), min(FIRST_ENTRIES, len(wanted)), BEGINNING
         while first <= wanted.last:
             # Without an end: an entry that begins in the range may end beyond it.
             with redis_errors(f"reading {wanted.shard}"):
@@ -370,9 +370,10 @@ class LogStore(RecordStore):
                     "XRANGE", self._key(wanted.shard), f"{first}-0", "+", "COUNT", asked
                 )
             records = 0
-            for read in read_entries(wanted.shard, entries):
+            for read in read_entries(wanted.shard, entries, after=last):
                 records += read.num_rows
-                first = read.column("offset")[-1].as_py() + 1
+                last = read.column("offset")[-1].as_py()
+                first = last + 1
                 if (within := _within(read, wanted)).num_rows:
                     yield within
                 if first > wanted.last:
