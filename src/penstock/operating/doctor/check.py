@@ -1,7 +1,7 @@
 """The input and the result of a check."""
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -71,18 +71,6 @@ class Check(Protocol):
 
     def __call__(self, context: CheckContext, /) -> Results:
         """The results."""
-
-
-def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
-    """The results of a check: those that it yields; if there are none, that all is well."""
-    name, results = check.__name__.replace("_", " "), check(context)
-    found: list[CheckResult] = []
-    while True:
-        try:
-            result = next(results)
-        except StopIteration as ended:
-            return found or ([CheckResult(name, "ok", ended.value)] if ended.value else [])
-        found.append(replace(result, check=result.check or name))
 
 
 def format_age(seconds: float) -> str:

@@ -14,7 +14,7 @@ from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import known_shards
 from penstock.operating.doctor import database_checks, pipeline_checks, redis_checks
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade, run_check, warning
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade, warning
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope
 
@@ -82,9 +82,15 @@ def _run(checks: Sequence[Check], context: CheckContext) -> list[CheckResult]:
 
 
 def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
-    name = check.__name__.replace("_", " ")
+    """The results of a check: those that it yields; if there are none, that all is well."""
+    name, results = check.__name__.replace("_", " "), check(context)
+    found: list[CheckResult] = []
     try:
-        return run_check(check, context)
+        while True:
+            result = next(results)
+            found.append(replace(result, check=result.check or name))
+    except StopIteration as ended:
+        return found or ([CheckResult(name, "ok", ended.value)] if ended.value else [])
     except PrivilegeMissing as error:
         return [warning(str(error), _SEE_PRIVILEGES, name)]
     except PenstockError as error:
