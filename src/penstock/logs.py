@@ -52,7 +52,13 @@ def configure(*, console: bool, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(number),
         cache_logger_on_first_use=False,
     )
-    ending = _console_processors() if console else _json_processors()
+    # JSON escapes everything that is not ASCII.  Its tracebacks are without local variables, which hold payloads.
+    tracebacks = structlog.processors.ExceptionRenderer(
+        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    )
+    ending: list[Any] = [tracebacks, structlog.processors.JSONRenderer()]
+    if console:
+        ending = [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=stamps, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending]
     )
@@ -93,18 +99,6 @@ def configure_task() -> None:
     """Sets up the log of a Spark task as its command's, once in a Python process; other applications set up their own."""
     if not _chosen and FORMAT in os.environ and LEVEL in os.environ:
         configure(console=os.environ[FORMAT] == "console", level=os.environ[LEVEL])
-
-
-def _json_processors() -> list[Any]:
-    """Tracebacks without local variables, which hold payloads; JSON escapes everything that is not ASCII."""
-    return [
-        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
-        structlog.processors.JSONRenderer(),
-    ]
-
-
-def _console_processors() -> list[Any]:
-    return [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
 
 
 def _escape_values(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

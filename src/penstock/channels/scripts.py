@@ -9,7 +9,7 @@ anew at each call.
 import hashlib
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -72,7 +72,7 @@ class Script:
     def steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
         """As ``call_each``, as an operation.  Raises as it does."""
         replies: list[Any] = yield ScriptRequest(self, calls)
-        if lost := [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]:
+        if lost := _find_lost(replies):
             yield lambda client: client.script_load(self.text)
             again = yield ScriptRequest(self, [calls[i] for i in lost])
             for i, reply in zip(lost, again, strict=True):
@@ -100,9 +100,7 @@ class Script:
         message = b"".join((_MULTI, *map(self.packed, calls), _EXEC))
         # Each is queued, or the transaction fails.
         *_, replies = _exchange(client, message, len(calls) + 2)
-        if isinstance(replies, redis.ResponseError) or any(
-            isinstance(reply, redis.exceptions.NoScriptError) for reply in replies
-        ):
+        if isinstance(replies, redis.ResponseError) or _find_lost(replies):
             return self.call_each(client, calls)
         return list(replies)
 
@@ -187,13 +185,9 @@ class CallsAhead:
         if isinstance(self._replies[0], redis.exceptions.NoScriptError):
             # Reads all replies before it loads the script, so that no call is executed out of order.
             self._replies.extend(_read_reply(self._connection) for _ in range(1, len(self._calls)))
-            calls = [
-                (index, call)
-                for index, (call, reply) in enumerate(zip(self._calls, self._replies, strict=True))
-                if isinstance(reply, redis.exceptions.NoScriptError)
-            ]
-            answers = self._script.call_each(self._client, [call for _, call in calls])
-            for (index, _), answer in zip(calls, answers, strict=True):
+            lost = _find_lost(self._replies)
+            answers = self._script.call_each(self._client, [self._calls[index] for index in lost])
+            for index, answer in zip(lost, answers, strict=True):
                 self._replies[index] = answer
 
     def close(self) -> None:
@@ -203,6 +197,11 @@ class CallsAhead:
             if len(self._replies) < len(self._calls):
                 connection.disconnect()
             self._pool.release(connection)
+
+
+def _find_lost(replies: Iterable[Any]) -> list[int]:
+    """The numbers of the calls whose script the server does not have."""
+    return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
 
 
 def _exchange(client: redis.Redis, message: bytes, count: int) -> list[Any]:
@@ -274,16 +273,15 @@ def _declarations(name: str, text: str) -> str:
     keys, args = _KEYS.search(text), _ARGS.search(text)
     if keys is None or args is None:
         raise ValueError(f"lua/{name}.lua: the header has no 'keys:' or no 'args:' line")
-    locals_ = [
-        # The remaining keys: the name is the index of the first.
-        f"local {key[:-3]} = {i}" if key.endswith("...") else f"local {key} = KEYS[{i}]"
-        for i, key in enumerate(keys["names"].split(", "), 1)
-    ]
-    for i, argument in enumerate(args["names"].split(", "), 1):
-        if argument.endswith("..."):  # the remaining arguments: the name is the index of the first
-            locals_.append(f"local {argument[:-3]} = {i}")
-        elif argument.endswith(":int"):
-            locals_.append(f"local {argument[:-4]} = tonumber(ARGV[{i}])")
-        else:
-            locals_.append(f"local {argument} = ARGV[{i}]")
+    locals_ = (*_declare(keys["names"], "KEYS"), *_declare(args["names"], "ARGV"))
     return "; ".join(locals_) + ";"
+
+
+def _declare(names: str, table: str) -> Iterator[str]:
+    for i, name in enumerate(names.split(", "), 1):
+        if name.endswith("..."):  # the remaining ones: the name is the index of the first
+            yield f"local {name[:-3]} = {i}"
+        elif name.endswith(":int"):
+            yield f"local {name[:-4]} = tonumber({table}[{i}])"
+        else:
+            yield f"local {name} = {table}[{i}]"

@@ -261,25 +261,21 @@ def translate_error(error: RedisFailure, what: str) -> PenstockError:
 def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable | None:
     """The error of a server that cannot be talked to; None if it has answered."""
     if isinstance(error, AuthenticationError) or _word(error) in ("WRONGPASS", "NOAUTH"):
-        return ServerUnavailable(
-            f"{what}: Redis refuses the user or the password of redis_url: {_reason(error)}. "
+        found = (
+            f"Redis refuses the user or the password of redis_url: {_reason(error)}. "
             "Special characters in them are percent-encoded: %40 for @. Users that were not saved are lost when Redis restarts"
         )
-    if isinstance(error, InvalidResponse):
-        return ServerUnavailable(
-            f"{what}: the server at redis_url does not speak Redis' protocol. Does the port belong to another server?"
-        )
-    if isinstance(error, MovedError) or _word(error) == "MOVED":  # a plain error before redis-py 6
-        return ServerUnavailable(
-            f"{what}: the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
-        )
-    if isinstance(error, RedisClusterException) or (
+    elif isinstance(error, InvalidResponse):
+        found = "the server at redis_url does not speak Redis' protocol. Does the port belong to another server?"
+    elif isinstance(error, MovedError) or _word(error) == "MOVED":  # a plain error before redis-py 6
+        found = "the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
+    elif isinstance(error, RedisClusterException) or (
         isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and _word(error) not in REFUSALS
     ):
-        return ServerUnavailable(
-            f"{what}: Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
-        )
-    return None
+        found = f"Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
+    else:
+        return None
+    return ServerUnavailable(f"{what}: {found}")
 
 
 def _translate_reply(error: RedisFailure, what: str) -> ForeignLog | AppendRefused:

@@ -322,8 +322,11 @@ class Publisher:
         """Sends what comes after ``tails``."""
         done = Published()
         ways: dict[str, _Way] = {"log": self._append, "ick": self._mark, "queue": self._write}
-        for send in [way for kind, way in ways.items() if kind in self.ends.kinds]:
-            with closing(send(tails, prefetched, may_begin=may_begin)) as replies:
+        for kind, send in [each for each in ways.items() if each[0] in self.ends.kinds]:
+            with (
+                closing(self._batches(kind, tails, prefetched, may_begin=may_begin)) as batches,
+                closing(send(batches, tails)) as replies,
+            ):
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
                     done = self._replies.add(done, batch, reply)
@@ -342,49 +345,37 @@ class Publisher:
                 raise error
 
     def _append(
-        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
+        self, read: Iterable[Batch], tails: Mapping[ShardName, Offset]
     ) -> Generator[tuple[Batch, Reply], None, None]:
         """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        target = self.ends.targets("log")
-        with closing(self._batches("log", tails, prefetched, may_begin=may_begin)) as read:
-            batches = self._stored(read)
-            if count_missing(target, tails) <= BATCH_RECORDS:
-                for group in group_batches(batches):
-                    yield from append_together(self._client, self._scope.namespace, group)
-                return
-            with (
-                closing(read_ahead(batches)) as ahead,
-                closing(append_ahead(self._client, self._scope.namespace, ahead)) as replies,
-            ):
-                yield from replies
+        batches = self._stored(read)
+        if count_missing(self.ends.targets("log"), tails) <= BATCH_RECORDS:
+            for group in group_batches(batches):
+                yield from append_together(self._client, self._scope.namespace, group)
+            return
+        with (
+            closing(read_ahead(batches)) as ahead,
+            closing(append_ahead(self._client, self._scope.namespace, ahead)) as replies,
+        ):
+            yield from replies
 
     def _stored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches as their channels store them, with room for each; without those of shards that cannot be used here."""
         for batch in batches:
-            ready = None
             with isolated(batch.shard, self.unusable.add):
                 formed = batch.stored_as(self.ends.entries(batch.shard))
                 self._budgets.make_room(formed)
-                ready = formed
-            if ready is not None:
-                yield ready
+                yield formed
 
-    def _mark(
-        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
-    ) -> Generator[tuple[MarkBatch, Reply], None, None]:
+    def _mark(self, read: Iterable[Batch], _: object) -> Generator[tuple[MarkBatch, Reply], None, None]:
         """Marks in Icks, one call after the other."""
-        with closing(self._batches("ick", tails, prefetched, may_begin=may_begin)) as batches:
-            for marks in map(coalesce, batches):
-                [reply] = mark_shards(self._client, self._scope.namespace, [marks])
-                yield marks, reply
+        for marks in map(coalesce, read):
+            [reply] = mark_shards(self._client, self._scope.namespace, [marks])
+            yield marks, reply
 
-    def _write(
-        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
-    ) -> Generator[tuple[Batch, Reply], None, None]:
+    def _write(self, read: Iterable[Batch], _: object) -> Generator[tuple[Batch, Reply], None, None]:
         """Writes to queues, a batch of each: it notes in Postgres what Redis refuses, so all are read first."""
-        with closing(self._batches("queue", tails, prefetched, may_begin=may_begin, for_s=0.0)) as batches:
-            read = [*batches]
-        for batch in read:
+        for batch in [*read]:
             with isolated(batch.shard, self.unusable.add):
                 yield batch, self._queues.send(batch)
 
@@ -401,13 +392,7 @@ class Publisher:
         return self._queues.maintain(tails, self.unusable.add)
 
     def _batches(
-        self,
-        kind: str,
-        tails: Mapping[ShardName, Offset],
-        prefetched: Sequence[Batch],
-        *,
-        may_begin: bool,
-        for_s: float | None = None,
+        self, kind: str, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
     ) -> Generator[Batch, None, None]:
         """Prefetched batches that continue a log, then batches of the journal."""
         following = [
@@ -425,7 +410,7 @@ class Publisher:
             self.ends.targets(kind),
             tails,
             epoch=self._epoch,
-            until=monotonic() + (ROUND_S if for_s is None else for_s),
+            until=monotonic() + (0.0 if kind == "queue" else ROUND_S),
             packed=self.ends.packed if kind == "log" else (),
             queues=self._queues,
             on_unusable=self.unusable.add,

@@ -11,7 +11,7 @@ from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import Fields, parse_leading
-from penstock.channels.log.streams import FIRST_ENTRIES, GROWTH, ask_for_more, read_leading
+from penstock.channels.log.streams import FIRST_ENTRIES, GROWTH, ask_for_more, read
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.errors import ForeignLog
@@ -100,7 +100,8 @@ class Follower:
         found: ReadRecords = {}
         for shard, after in positions.items():
             with isolated(shard, self._on_unusable):
-                if records := read_leading(self._client, self._namespace, shard, after, self._count):
+                records = read(self._client, self._namespace, shard, after, self._count, parse=parse_leading)
+                if records:
                     found[shard] = records
         return found
 

@@ -14,14 +14,7 @@ import redis
 from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.stream_entries import (
-    Fields,
-    parse_entries,
-    parse_first,
-    parse_last,
-    parse_leading,
-    parse_offset,
-)
+from penstock.channels.log.stream_entries import Fields, parse_entries, parse_first, parse_last, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
 from penstock.records import BEGINNING, LastRecord, Offset, ShardName
@@ -111,36 +104,26 @@ def _extent(found: Any, shard: ShardName) -> Extent:
     return Extent(parse_first(shard, *oldest), tail, found["length"], last)
 
 
-def read(
-    client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int, *, stream: str = ""
+def read(  # noqa: PLR0913  what is read, and how
+    client: RedisClient,
+    namespace: str,
+    shard: ShardName,
+    after: Offset,
+    count: int,
+    *,
+    stream: str = "",
+    parse: Callable[[ShardName, Sequence[tuple[bytes, Fields]]], Records] = parse_entries,
 ) -> Records:
     """Up to ``count`` records after ``after``; the first may have a higher offset if earlier records were evicted.
 
     Of another ``stream``, they are those of the shard that are kept there; none if there is no such key.  Raises
     ``ServerUnavailable`` or ``ForeignLog``.
     """
-    return _read(client, stream or log_keys(namespace, shard).stream, shard, after, count, parse_entries)
-
-
-def read_leading(client: RedisClient, namespace: str, shard: ShardName, after: Offset, count: int) -> Records:
-    """As ``read``, up to the first entry that Penstock did not write."""
-    return _read(client, log_keys(namespace, shard).stream, shard, after, count, parse_leading)
-
-
-def _read(
-    client: RedisClient,
-    stream: str,
-    shard: ShardName,
-    after: Offset,
-    count: int,
-    parse: Callable[[ShardName, Sequence[tuple[bytes, Fields]]], Records],
-) -> Records:
-    """Reads until there are enough: nobody knows how many records an entry holds."""
     found, entries = Records(), FIRST_ENTRIES
-    while len(found) < count:
+    while len(found) < count:  # nobody knows how many records an entry holds
         asked = min(entries, count - len(found))
         with redis_errors(f"reading {shard}"):
-            read = client.xrange(stream, f"{after + 1}-0", "+", asked)
+            read = client.xrange(stream or log_keys(namespace, shard).stream, f"{after + 1}-0", "+", asked)
         records = parse(shard, read)
         if records:
             found += records.after(after)
