@@ -11,7 +11,7 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import backfill
+from penstock.consuming.log.offset_source import Limit, backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
@@ -82,7 +82,7 @@ def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
     [shard] = things.shard_names
 
     def fill(after: int, before: int, count: int) -> list[int]:
-        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), count)
+        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), Limit(count))
         return [record.offset for record in found]
 
     assert fill(10, 13, 15) == [11, 12]

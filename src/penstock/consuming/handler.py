@@ -145,13 +145,7 @@ def _guard_django(*, connection: Any, **_: object) -> None:
         connection.execute_wrappers.append(_refuse_write)
 
 
-def _refuse_write(
-    execute: Callable[..., Any],
-    sql: Any,
-    params: Any,
-    many: bool,  # noqa: FBT001  Django's signature of a wrapper
-    context: Any,
-) -> Any:
+def _refuse_write(execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any) -> Any:
     database = context["connection"].settings_dict["NAME"]
     if database == _handled_in.get() and str(sql).lstrip().upper().startswith(_DJANGO_WRITES):
         raise BrokenTransaction(

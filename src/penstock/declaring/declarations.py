@@ -88,36 +88,34 @@ class StagingRule:
             object.__setattr__(self, part, self._checked_names(part))
         self._check_capture()
 
-    @property
-    def _whose(self) -> str:
-        """Its name in errors."""
-        return f"staging rule of {self.model.__name__}"
+    def _error(self, found: str) -> DeclarationError:
+        return DeclarationError(f"staging rule of {self.model.__name__}: {found}")
 
     def _check_parts(self) -> None:
         unknown = set(self.on) - set(CHANGES)
         if unknown or not self.on:
-            raise DeclarationError(f"{self._whose}: on={sorted(self.on)}; it takes any of {', '.join(CHANGES)}")
+            raise self._error(f"on={sorted(self.on)}; it takes any of {', '.join(CHANGES)}")
         if isinstance(self.data, str):
-            raise DeclarationError(f"{self._whose}: data is one str; it takes a list of names: data=[{self.data!r}]")
+            raise self._error(f"data is one str; it takes a list of names: data=[{self.data!r}]")
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
         if isinstance(self.channel, Ick) and self.data != ():
-            raise DeclarationError(
-                f"{self._whose}: channel {self.channel.name} is an Ick, which keeps members and no payloads: "
+            raise self._error(
+                f"channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
 
     def _check_tenant(self) -> None:
-        where, channel, is_queue = self._whose, self.channel, isinstance(self.channel, Queue)
+        channel, is_queue = self.channel, isinstance(self.channel, Queue)
         if is_queue and self.tenant is None:
-            raise DeclarationError(
-                f"{where}: channel {self.channel.name} is a queue, whose tenants take turns: "
+            raise self._error(
+                f"channel {channel.name} is a queue, whose tenants take turns: "
                 'say whose a message is, for example tenant="account_id"'
             )
         if not is_queue and self.tenant is not None:
-            raise DeclarationError(f"{where}: tenant is for queues, and channel {channel.name} is a {channel.kind}")
+            raise self._error(f"tenant is for queues, and channel {channel.name} is a {channel.kind}")
         if not is_queue and self.key is None:
-            raise DeclarationError(f'{where}: key is missing; name what keeps its order, for example key="id"')
+            raise self._error('key is missing; name what keeps its order, for example key="id"')
 
     def _checked_names(self, part: str) -> Named | None:
         """The names in key or tenant: one name as text, several as a tuple."""
@@ -126,21 +124,20 @@ class StagingRule:
             return given
         names = tuple(given)
         if not names:
-            raise DeclarationError(f"{self._whose}: {part} is empty; it takes at least one name of an attribute")
+            raise self._error(f"{part} is empty; it takes at least one name of an attribute")
         return names if len(names) > 1 else names[0]
 
     def _check_capture(self) -> None:
         if self.capture not in get_args(Capture):
-            raise DeclarationError(f"{self._whose}: capture={self.capture!r}; it takes 'orm' or 'trigger'")
+            raise self._error(f"capture={self.capture!r}; it takes 'orm' or 'trigger'")
         if self.capture == "orm" and isinstance(self.when, str):
-            raise DeclarationError(
-                f"{self._whose}: when is SQL text, which only triggers understand; "
-                "give a function of the object, or capture='trigger'"
+            raise self._error(
+                "when is SQL text, which only triggers understand; give a function of the object, or capture='trigger'"
             )
         functions = (self.key, self.tenant, self.data, self.when, self.headers)
         if self.capture == "trigger" and any(map(callable, functions)):
-            raise DeclarationError(
-                f"{self._whose}: a trigger cannot call Python; with capture='trigger', key, tenant and data are "
+            raise self._error(
+                "a trigger cannot call Python; with capture='trigger', key, tenant and data are "
                 "names of attributes, when is SQL text and headers is a dict"
             )
 
@@ -203,36 +200,33 @@ class ConsumerSpec:
             check_payload(self.whose, self.payload)
         for setting in ("batch", "attempts", "halt_after"):
             if not is_number(getattr(self, setting), 1, inf):
-                raise DeclarationError(
-                    f"consumer {self.name}: {setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
-                )
+                raise self._error(f"{setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1")
         for setting, choices in (("isolation", get_args(Isolation)), ("trace", get_args(Trace))):
             if (given := getattr(self, setting)) not in choices:
-                raise DeclarationError(f"consumer {self.name}: {setting}={given!r}; it takes {', '.join(choices)}")
+                raise self._error(f"{setting}={given!r}; it takes {', '.join(choices)}")
         if self.trace == "child" and not self.each:
-            raise DeclarationError(
-                f'consumer {self.name}: trace="child" takes each=True: the records of a batch are of many traces'
-            )
+            raise self._error('trace="child" takes each=True: the records of a batch are of many traces')
+
+    def _error(self, found: str) -> DeclarationError:
+        return DeclarationError(f"consumer {self.name}: {found}")
 
     def _check_shape(self) -> None:
         """Checks that the handler's arguments go with the channel and the other settings."""
         if isinstance(self.channel, Queue):
-            raise DeclarationError(
-                f"consumer {self.name}: channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
+            raise self._error(
+                f"channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
                 "pipeline.worker(reads=…)"
             )
         if self.each and self.dataframe:
-            raise DeclarationError(
-                f"consumer {self.name}: each and dataframe exclude each other: a handler gets a record, or a DataFrame"
-            )
+            raise self._error("each and dataframe exclude each other: a handler gets a record, or a DataFrame")
         if isinstance(self.channel, Ick) and (self.dataframe or self.park_key or self.payload):
-            raise DeclarationError(
-                f"consumer {self.name}: channel {self.channel.name} is an Ick; its members come as a list of str, without "
+            raise self._error(
+                f"channel {self.channel.name} is an Ick; its members come as a list of str, without "
                 "an order between them: dataframe, park_key and payload are for logs"
             )
         if self.dataframe and (self.payload is not None or self.is_async):
-            raise DeclarationError(
-                f"consumer {self.name}: a handler with dataframe=True is a plain function of a DataFrame: "
+            raise self._error(
+                "a handler with dataframe=True is a plain function of a DataFrame: "
                 "payload and async def are for the others"
             )
 

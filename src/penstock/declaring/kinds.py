@@ -175,12 +175,15 @@ class _Sharded:
 
     def _check_range(self, name: str, given: object, most: float, more: str = "") -> None:
         if not is_number(given, 1, most):
-            raise DeclarationError(f"channel {self.name}: {name} is {given!r}; it takes 1 to {most:,}{more}")
+            raise self._error(f"{name} is {given!r}; it takes 1 to {most:,}{more}")
 
     @property
     def whose(self) -> str:
         """Its name in errors."""
         return f"channel {self.name}"
+
+    def _error(self, found: str) -> DeclarationError:
+        return DeclarationError(f"{self.whose}: {found}")
 
     def _check_name(self) -> None:
         checked_name(self.name, "channel")
@@ -244,32 +247,27 @@ class Log(_Sharded, Generic[Payload]):
         self._check_choice("entries", self.entries, ("packed", "plain"))
         self._check_choice("compression", self.compression, ("none", "zstd"))
         if self.entries == "plain" and self.compression != "none":
-            raise DeclarationError(
-                f"channel {self.name}: entries is 'plain', and only packed entries are compressed: "
-                "leave out one of entries and compression"
+            raise self._error(
+                "entries is 'plain', and only packed entries are compressed: leave out one of entries and compression"
             )
         if self.redis_memory is not None and self.memory_bytes is None:
-            raise DeclarationError(
-                f"channel {self.name}: redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
+            raise self._error(
+                f"redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
                 'its unit, such as "64MB": B, kB, MB, GB or TB'
             )
 
     def _name_source(self) -> None:
         """Makes the source a part of the name, and the sources a tuple."""
         if isinstance(self.sources, str) or not isinstance(cast("object", self.sources), Iterable):
-            raise DeclarationError(
-                f"channel {self.name}: sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']"
-            )
+            raise self._error(f"sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']")
         object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
         base, at, named = str(self.name).partition("@")
         if self.source is not None and at and self.source != named:
-            raise DeclarationError(f"channel {self.name}: its name has another source than {self.source!r}")
+            raise self._error(f"its name has another source than {self.source!r}")
         if self.sources and (at or self.source is not None):
-            raise DeclarationError(
-                f"channel {self.name}: it has a source where it is staged, or sources where they are read together, not both"
-            )
+            raise self._error("it has a source where it is staged, or sources where they are read together, not both")
         if len(set(self.sources)) < len(self.sources):
-            raise DeclarationError(f"channel {self.name}: sources has a name twice: {', '.join(self.sources)}")
+            raise self._error(f"sources has a name twice: {', '.join(self.sources)}")
         if at:
             object.__setattr__(self, "source", named)
         elif self.source is not None:
@@ -346,9 +344,7 @@ class Log(_Sharded, Generic[Payload]):
 
     def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
         if chosen not in choices:
-            raise DeclarationError(
-                f"channel {self.name}: {what} is {chosen!r}; it takes {' or '.join(map(repr, choices))}"
-            )
+            raise self._error(f"{what} is {chosen!r}; it takes {' or '.join(map(repr, choices))}")
 
     @property
     def stored_as(self) -> str:
@@ -436,27 +432,21 @@ class Queue(_Sharded):
         self._check_limits("limits", TenantLimits)
         self._check_limits("key_limits", KeyLimits)
         if self.keys_within not in ("queue", "tenant"):
-            raise DeclarationError(
-                f"channel {self.name}: keys_within is {self.keys_within!r}; it takes queue or tenant"
-            )
+            raise self._error(f"keys_within is {self.keys_within!r}; it takes queue or tenant")
         if self.key_limits and self.shards > 1 and self.keys_within == "queue":
-            raise DeclarationError(
-                f"channel {self.name}: key_limits are over all tenants, and of its {self.shards} shards each knows only its own: "
+            raise self._error(
+                f"key_limits are over all tenants, and of its {self.shards} shards each knows only its own: "
                 "give the queue one shard, or declare keys_within='tenant'"
             )
 
     def _check_limits(self, field_: str, kind: type[TenantLimits | KeyLimits]) -> None:
         given = getattr(self, field_)
         if not isinstance(given, Mapping):
-            raise DeclarationError(
-                f"channel {self.name}: {field_} is {given!r}; it takes a mapping of names to {kind.__name__}"
-            )
+            raise self._error(f"{field_} is {given!r}; it takes a mapping of names to {kind.__name__}")
         for name, limits in given.items():
             checked_text(field_, name, may_be_empty=True)
             if not isinstance(limits, kind):
-                raise DeclarationError(
-                    f"channel {self.name}: {field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}"
-                )
+                raise self._error(f"{field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}")
         object.__setattr__(self, field_, dict(given))
 
     @property

@@ -69,6 +69,8 @@ _CHANGES: dict[str, tuple[Change, ...]] = {
     "copy": ("insert",),
 }
 
+_Context = DefaultExecutionContext | None
+
 _CONNECTIONS = "penstock.connections"
 """Key in ``Session.info``: the connections of the session's transaction."""
 
@@ -122,12 +124,7 @@ def unwatch(session: Session) -> None:
 
 
 def _check_statement(
-    connection: Connection,
-    _cursor: object,
-    statement: str,
-    _parameters: object,
-    context: DefaultExecutionContext | None,
-    _executemany: bool,  # noqa: FBT001  SQLAlchemy's event has it
+    connection: Connection, _cursor: object, statement: str, _parameters: object, context: _Context, _many: object
 ) -> None:
     """``before_cursor_execute``: nothing has been sent yet."""
     watched = _watched.get(connection)
@@ -147,12 +144,7 @@ def _check_statement(
 
 
 def _check_deleted_rows(
-    connection: Connection,
-    cursor: Any,
-    _statement: str,
-    parameters: Any,
-    context: DefaultExecutionContext | None,
-    executemany: bool,  # noqa: FBT001  SQLAlchemy's event has it
+    connection: Connection, cursor: Any, _statement: str, parameters: Any, context: _Context, many: object
 ) -> None:
     """``after_cursor_execute``: refuses a DELETE by the unit of work that found fewer rows than objects.
 
@@ -161,7 +153,7 @@ def _check_deleted_rows(
     """
     if context is None or not context.isdelete or (watched := _watched.get(connection)) is None:
         return
-    expected = len(parameters) if executemany else 1
+    expected = len(parameters) if many else 1
     if not 0 <= cursor.rowcount < expected or "compiled_cache" not in context.execution_options:
         return
     for session, is_writing in list(watched.sessions.items()):

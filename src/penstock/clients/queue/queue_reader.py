@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import redis
@@ -120,7 +119,7 @@ class Lease(_Lease[RedisClient, "QueueReader"], Blocking):
         self.begin()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self._drive(self._end(error))
 
 
@@ -131,9 +130,7 @@ class AsyncLease(_Lease[AsyncRedisClient, "AsyncQueueReader"], Asynchronous):
         self.begin()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         await self._drive(self._end(error))
 
 

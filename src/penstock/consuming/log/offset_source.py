@@ -29,7 +29,7 @@ class Limit:
     """Limit of one read: records, and bytes of their payloads."""
 
     records: int
-    bytes: int
+    bytes: int = MAX_BYTES  # as Postgres stores them; by default as many as a read of Redis
 
 
 class OffsetSource(Source[Placed]):
@@ -248,27 +248,16 @@ def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
     return Advance(checkpoint, _end(checkpoint, due), len(due.fresh), due.skipped)
 
 
-MAX_JOURNAL_BYTES = MAX_BYTES
-"""A read ends early once its payloads, as Postgres stores them, exceed this: as much as a read of Redis."""
-
-
-def backfill(  # noqa: PLR0913  between which offsets, and how much
-    executor: Executor,
-    scope: Scope,
-    shard: ShardName,
-    after: Offset,
-    before: Offset,
-    count: int,
-    *,
-    max_bytes: int = MAX_JOURNAL_BYTES,
+def backfill(
+    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, limit: Limit
 ) -> list[Record]:
-    """Up to ``count`` records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
+    """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
 
     At least one, and no more once their payloads exceed ``max_bytes``.
     """
-    last = Offset(min(before - 1, after + count))
+    last = Offset(min(before - 1, after + limit.records))
     wanted = OffsetRange(shard, Offset(after + 1), last)
-    found = read_records(executor, scope.schema, wanted, most_bytes=max_bytes).records
+    found = read_records(executor, scope.schema, wanted, most_bytes=limit.bytes).records
     if not found or found[0].offset != after + 1:
         sql = statements("penstock.consuming", scope.schema)["journal_begins"]
         where = {"channel": shard.channel, "shard": shard.shard, "after": after}
@@ -308,8 +297,7 @@ class LogRecords(OffsetSource[Record]):
     def find_missing(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> list[Record]:
-        limit = limit or Limit(self._consumer.batch, MAX_JOURNAL_BYTES)
-        return backfill(executor, self._scope, shard, after, before, limit.records, max_bytes=limit.bytes)
+        return backfill(executor, self._scope, shard, after, before, limit or Limit(self._consumer.batch))
 
     @override
     def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:

@@ -228,7 +228,7 @@ class SourceLink:
         self.confirm(position)
         with self._connected() as connection:
             shard, after = position.shard, position.offset
-            return backfill(connection, self._scope, shard, after, before, limit.records, max_bytes=limit.bytes)
+            return backfill(connection, self._scope, shard, after, before, limit)
 
     def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
         """Text about a source's history that has diverged from the applied records; None if it has not."""

@@ -19,7 +19,7 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import MAX_JOURNAL_BYTES, Limit, LogRecords, OffsetSource
+from penstock.consuming.log.offset_source import Limit, LogRecords, OffsetSource
 from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.transaction import Locked, Planner, Result, TransactionPlan
@@ -72,7 +72,7 @@ class SourceRecords(LogRecords):
         position = self._source_positions.all(executor)[shard]
         if position.offset != after:  # another process has gone on
             return []
-        return self._link.backfill(position, before, limit or Limit(self._consumer.batch, MAX_JOURNAL_BYTES))
+        return self._link.backfill(position, before, limit or Limit(self._consumer.batch))
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:

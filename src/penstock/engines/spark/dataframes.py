@@ -92,7 +92,7 @@ class FrameSource(OffsetSource[Place]):
     def find_missing(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Place]:
-        backfill(executor, self._scope, shard, after, before, 1)
+        backfill(executor, self._scope, shard, after, before, Limit(1))
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
         return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
 
@@ -105,7 +105,7 @@ class FrameSource(OffsetSource[Place]):
         """From the journal: Spark may be what has failed."""
         after, before = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
-            [record] = backfill(executor, self._scope, shard, after, before, 1)
+            [record] = backfill(executor, self._scope, shard, after, before, Limit(1))
         except Gap as error:
             raise NotApplied(Broken(), error) from error
         return record
