@@ -442,17 +442,10 @@ class Pipeline:
         def declare(canonical: Canonical) -> Canonical:
             consumer = self._find_consumer(of)
             check_reconciled(consumer.channel, f"reconciliation of {consumer.name}")
-            schema, table = table_named(state)
-            spec = ReconciliationSpec(
-                name if name is not None else consumer.name,
-                consumer,
-                schema,
-                table,
-                (key,) if isinstance(key, str) else tuple(key),
-                None if columns is None else tuple(columns),
-                dict(tolerance or {}),
-                canonical,
-            )
+            named = consumer.name if name is None else name
+            keys = (key,) if isinstance(key, str) else tuple(key)
+            values = None if columns is None else tuple(columns), dict(tolerance or {})
+            spec = ReconciliationSpec(named, consumer, *table_named(state), keys, *values, canonical)
             if spec.name in self._reconciliations:
                 raise DeclarationError(f"reconciliation {spec.name} is declared twice; give one of them another name")
             self._reconciliations[spec.name] = spec

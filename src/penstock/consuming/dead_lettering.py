@@ -28,23 +28,21 @@ class DeadLetters:
         self, executor: Executor, shard: ShardName, records: Sequence[Record], *, reason: str, attempts: int
     ) -> None:
         """Dead-letters records; those without an attempt are parked behind an earlier one of their key."""
-        executor.execute(
-            self._sql["dead_letter_records"],
-            {
-                **self._where(shard),
-                "reason": reason,
-                "attempts": attempts,
-                "parked": attempts == 0,
-                "offsets": [record.offset for record in records],
-                "ids": [record.id for record in records],
-                "keys": [record.key for record in records],
-                "actions": [record.action for record in records],
-                "objects": [record.object for record in records],
-                "data": [record.data_json for record in records],
-                "headers": [record.headers_json for record in records],
-                "staged": [record.staged_us for record in records],
-            },
-        )
+        values = {
+            **self._where(shard),
+            "reason": reason,
+            "attempts": attempts,
+            "parked": attempts == 0,
+            "offsets": [record.offset for record in records],
+            "ids": [record.id for record in records],
+            "keys": [record.key for record in records],
+            "actions": [record.action for record in records],
+            "objects": [record.object for record in records],
+            "data": [record.data_json for record in records],
+            "headers": [record.headers_json for record in records],
+            "staged": [record.staged_us for record in records],
+        }
+        executor.execute(self._sql["dead_letter_records"], values)
 
     def note_later(self, executor: Executor, shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]) -> None:
         """Notes at the dead letters of keys that later records of theirs, at these offsets, are applied."""
@@ -71,10 +69,8 @@ class DeadLetters:
         self, executor: Executor, shard: ShardName, member: str, *, since_us: int, reason: str, attempts: int
     ) -> None:
         """Dead-letters a member of an Ick; one that has a dead letter keeps it."""
-        executor.execute(
-            self._sql["dead_letter_member"],
-            {**self._where(shard), "key": member, "since": since_us, "reason": reason, "attempts": attempts},
-        )
+        values = {"key": member, "since": since_us, "reason": reason, "attempts": attempts}
+        executor.execute(self._sql["dead_letter_member"], {**self._where(shard), **values})
 
     def forget_members(self, executor: Executor, shard: ShardName, members: Sequence[str]) -> None:
         """Removes the dead letters of members that are done now."""

@@ -260,16 +260,9 @@ class Deliverer(Generic[Item]):
 
     def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
         """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
-        delivery.total.retry_after_s = after_s
-        log.warning(
-            "waiting",
-            consumer=self._consumer.name,
-            shard=str(delivery.shard),
-            reason=failed.kind,
-            retry_s=round(after_s, 1),
-        )
-
+        delivery.total.retry_after_s, seconds = after_s, round(after_s, 1)
         shard, said = delivery.shard, f"waiting after {failed.reason}"
+        log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
         try:
             delivery.transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, said))
         except ServerReplaced:

@@ -68,18 +68,8 @@ def make_worker(  # noqa: PLR0913  the choices of a worker
     timeouts: Timeouts | None = None,
 ) -> Worker | SeveralRunners:
     """The worker of a consumer; see ``WorkerSetup`` for the arguments."""
-    setup = WorkerSetup(
-        pipeline=pipeline,
-        consumer=consumer,
-        database=database,
-        redis_url=redis_url,
-        shards=shards,
-        prepare=prepare,
-        block_ms=block_ms,
-        concurrency=concurrency,
-        sources=sources or {},
-        timeouts=timeouts,
-    )
+    options = shards, prepare, block_ms, concurrency, sources or {}, timeouts
+    setup = WorkerSetup(pipeline, consumer, database, redis_url, *options)
     match consumer.channel:
         case Log(sources=[_, *_]):
             return _make_each(setup, consumer.channel)

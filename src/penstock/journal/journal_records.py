@@ -45,17 +45,9 @@ def read_records(
     The read ends with the record whose payload, as Postgres stores it, reaches ``most_bytes``; ``backwards`` it begins with
     the highest offset.
     """
-    rows = executor.execute(
-        statements("penstock.journal", schema)["records"],
-        {
-            "channel": wanted.shard.channel,
-            "shard": wanted.shard.shard,
-            "first": wanted.first,
-            "last": wanted.last,
-            "bytes": most_bytes,
-            "direction": -1 if backwards else 1,
-        },
-    ).fetchall()
+    where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard, "first": wanted.first, "last": wanted.last}
+    limits = {"bytes": most_bytes, "direction": -1 if backwards else 1}
+    rows = executor.execute(statements("penstock.journal", schema)["records"], {**where, **limits}).fetchall()
     found = make_records(wanted.shard, (row[1:] for row in rows))
     return FoundRecords(found, int(rows[-1][0]) if rows else 0)
 

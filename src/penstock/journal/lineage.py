@@ -7,7 +7,7 @@ Postgres has lost commits that were published, and stops everything until an ope
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from penstock.channels.commands import RedisClient
@@ -263,19 +263,11 @@ def _open_epoch(connection: Connection, scope: Scope, lineage: Lineage) -> Epoch
     """Opens a new epoch, because the server is another one and nothing published was lost."""
     sql = statements("penstock.journal", scope.schema)
     following, old, new = Epoch(lineage.epoch + 1), lineage.recorded, lineage.current
+    cluster = "the same" if old.system_identifier == new.system_identifier else "another"
+    reason = f"timeline {old.timeline} to {new.timeline}, cluster {cluster}; the log is not ahead of the journal"
     with postgres_errors("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute(
-            sql["open_epoch"],
-            {
-                "epoch": following,
-                "system_identifier": new.system_identifier,
-                "timeline": new.timeline,
-                "reason": f"timeline {old.timeline} to {new.timeline}, cluster "
-                + ("the same" if old.system_identifier == new.system_identifier else "another")
-                + "; the log is not ahead of the journal",
-            },
-        )
+        connection.execute(sql["open_epoch"], {"epoch": following, "reason": reason, **asdict(new)})
         connection.execute(sql["move_tick"], {"epoch": following})
         crashpoint("epoch.before_commit")
     crashpoint("epoch.after_commit")

@@ -170,21 +170,15 @@ def make_trigger(rule: StagingRule, schema: str) -> Trigger:
     types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
     if "delete" in rule.on:
         types[truncate] = _BEFORE + _TRUNCATE
-    return Trigger(
-        rule,
-        name,
-        source.schema,
-        source.name,
-        tuple(column.name for column in _find_columns(rule, mapper).values()),
-        create.split(QUOTE)[1],
-        types,
-        tuple(_render_statements(rule, create, function, table)),
-        (
-            f"DROP TRIGGER IF EXISTS {quote(name)} ON {table}",
-            f"DROP TRIGGER IF EXISTS {quote(truncate)} ON {table}",
-            f"DROP FUNCTION IF EXISTS {function}()",
-        ),
+    columns = tuple(column.name for column in _find_columns(rule, mapper).values())
+    statements = tuple(_render_statements(rule, create, function, table))
+    drops = (
+        f"DROP TRIGGER IF EXISTS {quote(name)} ON {table}",
+        f"DROP TRIGGER IF EXISTS {quote(truncate)} ON {table}",
+        f"DROP FUNCTION IF EXISTS {function}()",
     )
+    body = create.split(QUOTE)[1]
+    return Trigger(rule, name, source.schema, source.name, columns, body, types, statements, drops)
 
 
 def check_columns(rule: StagingRule) -> None:

@@ -227,20 +227,10 @@ class GroupReader:
         """Reads a shard; None if that fails and there are records of other shards, which the caller gets first."""
         options = self.options
         keys = self.shards[shard]
-        call = Call(
-            (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger),
-            (
-                count,
-                options.start or "",
-                int(shard in self._known),
-                _milliseconds(options.retry_s),
-                _milliseconds(options.expire_s),
-                options.max_pending,
-                int(options.evicted == "skip"),
-                most_bytes,
-                self._codecs,
-            ),
-        )
+        names = (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger)
+        pending = _milliseconds(options.retry_s), _milliseconds(options.expire_s), options.max_pending
+        limits = *pending, int(options.evicted == "skip"), most_bytes
+        call = Call(names, (count, options.start or "", int(shard in self._known), *limits, self._codecs))
         [reply] = yield from script("log/group/read").checked_steps([call])
         try:
             read = parse_read(reply, shard, options.group)

@@ -182,12 +182,8 @@ class Rounds:
     def report_lost(self, shard: QueueShard, lost: int) -> None:
         """Logs that messages are lost."""
         if lost:
-            log.error(
-                "messages lost",
-                reason="their bodies were deleted from Redis",
-                shard=f"{self.shape.name}/{shard.number}",
-                count=lost,
-            )
+            where, why = f"{self.shape.name}/{shard.number}", "their bodies were deleted from Redis"
+            log.error("messages lost", reason=why, shard=where, count=lost)
 
     def wait_s(self, left: float) -> float:
         """Seconds to wait before the next round."""

@@ -107,16 +107,14 @@ class SourceLink:
             # Retention takes the same lock, so it does not remove what is begun with.
             connection.execute(statements("penstock.database", self._scope.schema)["lock_channel"], self._where)
             known = [positions.get(shard) for shard in shards]
-            connection.execute(
-                self._sql["register"],
-                {
-                    **self._where,
-                    "shards": [shard.shard for shard in shards],
-                    "offsets": [each and each.offset for each in known],
-                    "latest": self._consumer.start == "latest",
-                    "database": database,
-                },
-            )
+            values = {
+                **self._where,
+                "shards": [shard.shard for shard in shards],
+                "offsets": [each and each.offset for each in known],
+                "latest": self._consumer.start == "latest",
+                "database": database,
+            }
+            connection.execute(self._sql["register"], values)
             offsets = {shard: at for shard, (at, _) in self._reported(connection).items()}
         records = records_at(connection, self._scope, offsets)
         return {shard: SourcePosition(shard, offset, Epoch(0), records.get(shard)) for shard, offset in offsets.items()}
@@ -180,16 +178,14 @@ class SourceLink:
     ) -> None:
         moved = [s for s, (at, _) in reported.items() if s in positions and positions[s].offset > at]
         if moved:
-            connection.execute(
-                self._sql["report"],
-                {
-                    **self._where,
-                    "shards": [shard.shard for shard in moved],
-                    "offsets": [positions[shard].offset for shard in moved],
-                    "epochs": [reported[shard][1] for shard in moved],
-                    "database": self._database,
-                },
-            )
+            values = {
+                **self._where,
+                "shards": [shard.shard for shard in moved],
+                "offsets": [positions[shard].offset for shard in moved],
+                "epochs": [reported[shard][1] for shard in moved],
+                "database": self._database,
+            }
+            connection.execute(self._sql["report"], values)
 
     def _compare_tails(
         self, connection: Connection, client: RedisClient, shards: list[ShardName]

@@ -48,29 +48,25 @@ class SourcePositions:
     def begin(self, executor: Executor, positions: Iterable[SourcePosition]) -> None:
         """Writes the checkpoints of shards in which the consumer has none."""
         new = list(positions)
-        executor.execute(
-            self._sql["begin"],
-            {
-                **self._where,
-                "source": self._source,
-                "shards": [each.shard.shard for each in new],
-                "offsets": [each.offset for each in new],
-                "ids": [each.record and each.record.id for each in new],
-                "staged": [each.record and each.record.staged_us for each in new],
-            },
-        )
+        values = {
+            **self._where,
+            "source": self._source,
+            "shards": [each.shard.shard for each in new],
+            "offsets": [each.offset for each in new],
+            "ids": [each.record and each.record.id for each in new],
+            "staged": [each.record and each.record.staged_us for each in new],
+        }
+        executor.execute(self._sql["begin"], values)
 
     def note_records(self, executor: Executor, records: Mapping[ShardName, Record]) -> None:
         """Writes which records the checkpoints are at when the transaction is committed."""
-        executor.execute(
-            self._sql["note_records"],
-            {
-                **self._where,
-                "shards": [shard.shard for shard in records],
-                "ids": [record.id for record in records.values()],
-                "staged": [record.staged_us for record in records.values()],
-            },
-        )
+        values = {
+            **self._where,
+            "shards": [shard.shard for shard in records],
+            "ids": [record.id for record in records.values()],
+            "staged": [record.staged_us for record in records.values()],
+        }
+        executor.execute(self._sql["note_records"], values)
 
     def accept_epoch(self, executor: Executor, shard: ShardName, epoch: Epoch) -> None:
         """Writes that what Redis holds of a shard in this epoch follows the checkpoint."""
