@@ -32,6 +32,7 @@ from penstock.database.transactions import Timeouts
 from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
 
 Asked = TypeVar("Asked")
+Client = TypeVar("Client")
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
@@ -61,14 +62,21 @@ def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
     if timeouts is not None:
         parsed = parsed.with_timeouts(timeouts.connect_s, timeouts.reply_s)
     _check_files(parsed.options)
+    retry = Retry(NoBackoff(), 0)
     with redis_errors("connecting to Redis"):
         match parsed.kind:
-            case "cluster":
-                return _connect_cluster(parsed)
+            case "cluster":  # whose client calls the check once it has set up the connection
+                node: Any = ClusterNode  # untyped in redis-py
+                return _connect_cluster(
+                    parsed, redis.RedisCluster, node, retry=retry, redis_connect_func=_check_version
+                )
             case "sentinel":
-                return _connect_sentinels(parsed)
+                found: RedisClient = _connect_sentinels(
+                    parsed, _Sentinels, retry=retry, redis_connect_func=_set_up_and_check
+                )
+                return found
             case _:
-                return _connect_server(parsed)
+                return _connect_server(parsed, retry=retry, redis_connect_func=_set_up_and_check)
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
@@ -89,20 +97,15 @@ def _timeouts_and_tls(parsed: RedisUrl) -> dict[str, Any]:
     return own | {name: value for name, value in parsed.options.items() if name in names}
 
 
-def _connect_server(parsed: RedisUrl) -> RedisClient:
+def _connect_server(parsed: RedisUrl, **own: Any) -> RedisClient:
     where: dict[str, Any] = {"path": parsed.path}
     kind: Any = redis.UnixDomainSocketConnection
     if parsed.kind == "server":
         [(host, port)] = parsed.hosts
         where = {"host": host, "port": port}
         kind = redis.SSLConnection if parsed.is_tls else redis.Connection
-    pool = redis.ConnectionPool(
-        connection_class=kind,
-        retry=Retry(NoBackoff(), 0),
-        redis_connect_func=_set_up_and_check,
-        **{**_timeouts_and_tls(parsed), **parsed.options, **where},
-    )
-    return redis.Redis.from_pool(pool)
+    options = {**_timeouts_and_tls(parsed), **parsed.options, **where, **own}
+    return redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, **options))
 
 
 def connect_redis_async(url: str) -> AsyncRedisClient:
@@ -113,18 +116,13 @@ def connect_redis_async(url: str) -> AsyncRedisClient:
     """
     parsed = parse_redis_url(url)
     _check_files(parsed.options)
-    options: dict[str, Any] = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls}
-    options["retry"] = AsyncRetry(NoBackoff(), 0)
+    retry = AsyncRetry(NoBackoff(), 0)
+    options: dict[str, Any] = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls, "retry": retry}
     match parsed.kind:
         case "cluster":
-            nodes = [AsyncClusterNode(host, port) for host, port in parsed.hosts]
-            return redis.asyncio.RedisCluster(startup_nodes=nodes, **options)
+            return _connect_cluster(parsed, redis.asyncio.RedisCluster, AsyncClusterNode, retry=retry)
         case "sentinel":
-            common = {**_timeouts_and_tls(parsed), "retry": options["retry"], "ssl": parsed.is_tls}
-            sentinels: Any = AsyncSentinel(  # type: ignore[no-untyped-call]  # untyped in redis-py
-                parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
-            )
-            found: AsyncRedisClient = sentinels.master_for(parsed.service, **options)
+            found: AsyncRedisClient = _connect_sentinels(parsed, AsyncSentinel, retry=retry)
             return found
         case "server":
             [(host, port)] = parsed.hosts
@@ -133,25 +131,18 @@ def connect_redis_async(url: str) -> AsyncRedisClient:
             return redis.asyncio.Redis(unix_socket_path=parsed.path, **options)
 
 
-def _connect_cluster(parsed: RedisUrl) -> RedisClient:
-    options = {**_timeouts_and_tls(parsed), **parsed.options}
-    node: Any = ClusterNode  # untyped in redis-py
-    return redis.RedisCluster(
-        startup_nodes=[node(host, port) for host, port in parsed.hosts],
-        retry=Retry(NoBackoff(), 0),
-        redis_connect_func=_check_version,  # called once the client library has set up the connection
-        **(options | {"ssl": True} if parsed.is_tls else options),
-    )
+def _connect_cluster(
+    parsed: RedisUrl, client: Callable[..., Client], node: Callable[[str, int], Any], **own: Any
+) -> Client:
+    nodes = [node(host, port) for host, port in parsed.hosts]
+    options = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls}
+    return client(startup_nodes=nodes, **options, **own)
 
 
-def _connect_sentinels(parsed: RedisUrl) -> RedisClient:
-    common = {**_timeouts_and_tls(parsed), "retry": Retry(NoBackoff(), 0), "ssl": parsed.is_tls}
-    sentinels: Any = _Sentinels(  # type: ignore[no-untyped-call]  # untyped in redis-py
-        parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options}
-    )
-    options = {**common, **parsed.options}
-    found: RedisClient = sentinels.master_for(parsed.service, **options, redis_connect_func=_set_up_and_check)
-    return found
+def _connect_sentinels(parsed: RedisUrl, sentinels: Any, *, retry: Any, **own: Any) -> Any:
+    common = {**_timeouts_and_tls(parsed), "retry": retry, "ssl": parsed.is_tls}
+    found = sentinels(parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options})
+    return found.master_for(parsed.service, **{**common, **parsed.options}, **own)
 
 
 class _Sentinels(Sentinel):

@@ -18,14 +18,13 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic
 
 import structlog
 from typing_extensions import override
 
 from penstock.channels.ick.marking import update_progress
-from penstock.channels.isolation import ask_each, isolated
+from penstock.channels.isolation import isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.clients import Busy, Reservation, Reservations, Superseded
@@ -216,12 +215,9 @@ class IckWorker(Worker[ReservedMember]):
     def open(self) -> None:
         super().open()
         for shard in self._shards:
-            ick = self._icks[shard] = Reservations(
-                self._client,
-                ick_shard_keys(self._scope.namespace, shard).name,
-                holder=self._holder,
-                size=self.consumer.batch,
-            )
+            key = ick_shard_keys(self._scope.namespace, shard).name
+            ick = Reservations(self._client, key, holder=self._holder, size=self.consumer.batch)
+            self._icks[shard] = ick
             # After a connection that failed, what we hold is still ours.
             ick.holder = self._identities.setdefault(shard, ick.holder)
             # Kept: a process that seldom takes a slice would see no reservation for long enough.
@@ -363,11 +359,7 @@ class IckWorker(Worker[ReservedMember]):
         transaction, _ = self._opened()
         with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
             transaction.read(self._checkpoints.all)
-        found = ask_each(
-            partial(update_progress, self._client, self._scope.namespace),
-            [shard for shard in self._shards if shard not in self._unusable],
-            self._leave_out,
-        )
+        found = self._ask_usable(update_progress, self._shards)
         for shard, progress in found.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
                 with suppress(NotApplied):  # it is tried again

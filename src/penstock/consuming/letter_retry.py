@@ -9,7 +9,7 @@ The consumer has noted that record at the dead letter, in the transaction of its
 A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -230,11 +230,7 @@ class LetterTrial:
         return [record.key] if isinstance(self._consumer.channel, Ick) else as_records([record])
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
-        def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:
-            executor.execute(self._sql["failed_again"], {**letter_key(letter), "reason": reason})
-            return TransactionPlan(None)
-
-        self._apply(letter, planner)
+        self._apply(letter, _plan_statement(self._sql["failed_again"], {**letter_key(letter), "reason": reason}))
 
 
 def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
@@ -249,6 +245,14 @@ def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
         raise failed.error
     if isinstance(failed.outcome, Unavailable):
         raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
+
+
+def _plan_statement(sql: bytes, values: Mapping[str, Any]) -> Planner[None]:
+    def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:
+        executor.execute(sql, values)
+        return TransactionPlan(None)
+
+    return planner
 
 
 def _superseded(letter: DeadLetterRow, later: str) -> Retried:
@@ -313,8 +317,4 @@ class RequestedRetries:
             self._request_again(transaction, letter)
 
     def _request_again(self, transaction: HandlerTransaction, letter: DeadLetterRow) -> None:
-        def plan(executor: Executor, _: Locked) -> TransactionPlan[None]:
-            executor.execute(self._sql["request_retries"], letter_keys([letter]))
-            return TransactionPlan(None)
-
-        transaction.apply([], plan)
+        transaction.apply([], _plan_statement(self._sql["request_retries"], letter_keys([letter])))

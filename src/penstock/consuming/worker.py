@@ -5,14 +5,17 @@ What a round is, the subclasses know: a delivery of records from a log, of membe
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Generic
 
 import structlog
 from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
+from penstock.channels.commands import RedisClient
+from penstock.channels.isolation import ask_each
 from penstock.channels.server import connect_redis, find_server, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.deliverer import Deliverer, Source
@@ -37,6 +40,8 @@ from penstock.schema.roles import check_privileges
 log = structlog.get_logger("penstock.consumer")
 
 Item = TypeVar("Item", default=Any)
+Answer = TypeVar("Answer")
+Ask = Callable[[RedisClient, str, Sequence[ShardName]], Mapping[ShardName, Answer]]
 
 HALTED_PAUSE_S = 5.0
 """Seconds until a halted shard is checked again: an operator may have let it go on."""
@@ -257,6 +262,11 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._report_unusable(shard, error)
         self._rest(shard, HALTED_PAUSE_S)
         self._note_waiting(shard, describe(error))
+
+    def _ask_usable(self, ask: Ask[Answer], shards: Iterable[ShardName]) -> dict[ShardName, Answer]:
+        """What Redis says of the usable shards among these."""
+        usable = [shard for shard in shards if shard not in self._unusable]
+        return ask_each(partial(ask, self._client, self._scope.namespace), usable, self._leave_out)
 
     def _note_waiting(self, shard: ShardName, reason: str | None) -> None:
         """Writes why a shard waits, for `penstock status`; None if it does no more."""

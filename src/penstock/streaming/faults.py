@@ -177,12 +177,9 @@ class FaultLog:
     def _log_unknown(self, found: Collection[UnknownShard]) -> None:
         for each in found:
             if each.shard not in self._unknown:
+                why = "no registered channel has it; its records are not published"
                 log.error(
-                    "shard unknown",
-                    shard=str(each.shard),
-                    records=each.records,
-                    first_record=each.first,
-                    reason="no registered channel has it; its records are not published",
+                    "shard unknown", shard=str(each.shard), records=each.records, first_record=each.first, reason=why
                 )
         self._unknown = {each.shard for each in found}
 

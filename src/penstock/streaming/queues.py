@@ -82,23 +82,16 @@ def make_queued(offset: Offset, values: Sequence[Any]) -> QueuedRecord:
     id_, tenant, action, object_, data, headers, staged_us = values
     own = _read_own(headers, id_)
     own.pop("staged_us", None)  # it comes last: see ``read_identity``
-    key, unique = own.get("key"), own.get("unique")
+    unique = _unique(own.get("unique"), tenant)
     due = _time(own.get("due"))
     if due is None and (delay := _time(own.get("delay_ms"))):
         due = staged_us // 1000 + delay
-    return QueuedRecord(
-        id_,
-        offset,
-        tenant.replace("\1", "\N{REPLACEMENT CHARACTER}"),
-        key.replace("\1", "\N{REPLACEMENT CHARACTER}") if isinstance(key, str) else "",
-        due,
-        _time(own.get("deadline")),
-        _unique(unique, tenant),
-        data,
-        _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us}),
-        staged_us,
-        own.get("priority"),
-    )
+    key = own.get("key")
+    key = key.replace("\1", "\N{REPLACEMENT CHARACTER}") if isinstance(key, str) else ""
+    tenant = tenant.replace("\1", "\N{REPLACEMENT CHARACTER}")
+    times = due, _time(own.get("deadline"))
+    added = _add_own(headers, {**own, "action": action, "object": object_, "staged_us": staged_us})
+    return QueuedRecord(id_, offset, tenant, key, *times, unique, data, added, staged_us, own.get("priority"))
 
 
 def _read_own(headers: str, record: RecordId) -> dict[str, Any]:

@@ -318,13 +318,11 @@ class _LogReader(Operations[C], Generic[C, O]):
             what = f"it ends at offset {tail}"
         else:
             what = f"another record is at offset {seen.offset}"
-        return LogLost(
+        text = (
             f"{shard}: this reader has read offset {seen.offset}, and now {what}: Redis lost its newest entries, was restored, "
-            f"or a new epoch began with other records. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on",
-            str(shard),
-            seen.offset,
-            tail,
+            f"or a new epoch began with other records. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on"
         )
+        return LogLost(text, str(shard), seen.offset, tail)
 
     def _parse_slice(self, shard: ShardName, reply: Any, max_bytes: int, *, is_backwards: bool) -> LogSlice:
         epoch, available, tail, entries = self._parse_head(shard, reply)

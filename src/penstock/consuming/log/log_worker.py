@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import structlog
 from typing_extensions import override
 
-from penstock.channels.isolation import ask_each
 from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import extents
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
@@ -269,11 +268,7 @@ class LogWorker(Worker[Placed]):
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction, _ = self._opened()
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
-        ends = ask_each(
-            partial(extents, self._client, self._scope.namespace),
-            [shard for shard in self._positions if shard not in self._unusable],
-            self._leave_out,
-        )
+        ends = self._ask_usable(extents, self._positions)
         self._exhausted = {
             shard
             for shard, at in self._positions.items()
