@@ -23,8 +23,9 @@ from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
-from penstock.verifying import FindingKind, verify
+from penstock.verifying.comparing import FindingKind
 from penstock.verifying.examiner import InlineExaminer
+from penstock.verifying.verification import verify
 
 STREAM = "penstock:{things/0}:log"
 BY_CODEC = {"none": PLAIN, "zstd": COMPRESSED}

@@ -19,7 +19,7 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
-from penstock.verifying import FindingKind
+from penstock.verifying.comparing import FindingKind
 
 BUDGET = 60_000
 LOG = "penstock:{things/0}:log"

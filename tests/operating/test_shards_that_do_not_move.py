@@ -19,8 +19,8 @@ from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import Status
 from penstock.records import DEFAULT_SCOPE, Shard, ShardName, parse_place
 from penstock.streaming import Streamer
-from penstock.verifying import Finding, FindingKind
 from penstock.verifying.bounds import read_bounds
+from penstock.verifying.comparing import Finding, FindingKind
 
 
 @pytest.fixture

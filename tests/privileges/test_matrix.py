@@ -35,7 +35,7 @@ from penstock.operating.reset.checkpoint import reset_checkpoint, reset_ick
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import trace
-from penstock.reconciling import Barrier, cut
+from penstock.reconciling.cut import Barrier, cut
 from penstock.reconciling.reconciliation import RemainingKeys
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer

@@ -17,8 +17,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
-from penstock.reconciling import Barrier, cut, pinned
-from penstock.reconciling.cut import Cut, export_snapshot, wait_until_reached
+from penstock.reconciling.cut import Barrier, Cut, cut, export_snapshot, pinned, wait_until_reached
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick

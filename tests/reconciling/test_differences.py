@@ -13,8 +13,9 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.reconciling import Reconciled, StateComparison, reconcile
+from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 
 TABLES = """

@@ -15,11 +15,11 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
-from penstock.reconciling import DifferenceKind, Intent, Reconciled, reconcile
 from penstock.reconciling import reconciliation as reconciling
-from penstock.reconciling.comparison import CanonicalTables, needs_spark
+from penstock.reconciling.comparison import CanonicalTables, DifferenceKind, needs_spark
 from penstock.reconciling.cut import export_snapshot
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Intent, Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 
 Run = Callable[..., Reconciled]

@@ -12,9 +12,10 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
-from penstock.reconciling import CanonicalRows, Comparer, Intent, Reconciled, StateComparison, reconcile
-from penstock.reconciling.comparison import CanonicalTables
+from penstock.reconciling.comparison import CanonicalTables, StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Comparer, Intent, Reconciled, reconcile
+from penstock.reconciling.state_repair import CanonicalRows
 from penstock.records import DEFAULT_SCOPE, Record
 
 STATE = """

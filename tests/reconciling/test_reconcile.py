@@ -22,8 +22,9 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
 from penstock.observer import install_crashpoint
-from penstock.reconciling import Comparer, DifferenceKind, Reconciled, reconcile
+from penstock.reconciling.comparison import DifferenceKind
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Comparer, Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 from penstock.streaming import Streamer

@@ -13,10 +13,11 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
-from penstock.reconciling import Reconciled, StateComparison, reconcile
 from penstock.reconciling import reconciliation as running
 from penstock.reconciling import state_repair as repairing
+from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
 

@@ -24,7 +24,7 @@ from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
 from penstock.observer import install_crashpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
-from penstock.reconciling import Barrier, cut, pinned
+from penstock.reconciling.cut import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually

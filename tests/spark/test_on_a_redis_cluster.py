@@ -23,7 +23,8 @@ from penstock.spark.sources.record_readers import StreamReader
 from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
-from penstock.verifying import FindingKind, verify
+from penstock.verifying.comparing import FindingKind
+from penstock.verifying.verification import verify
 
 LOG = "penstock:{things/0}:log"
 INDEX = Ick("index", shards=2)

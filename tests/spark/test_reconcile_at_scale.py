@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from fixtures.flow import at_work
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
-from penstock.reconciling import DifferenceKind, Reconciled, reconcile
+from penstock.reconciling.comparison import DifferenceKind
+from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 

@@ -21,8 +21,10 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
-from penstock.reconciling import CanonicalRows, Comparer, DifferenceKind, Reconciled, StateComparison, reconcile
+from penstock.reconciling.comparison import DifferenceKind, StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Comparer, Reconciled, reconcile
+from penstock.reconciling.state_repair import CanonicalRows
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.spark.reconcile import SparkComparer, Tables
 

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting, Unknown
-from penstock.reconciling import cut
+from penstock.reconciling.cut import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark import snapshot
 from penstock.spark.sources.table_reader import TableDataSource

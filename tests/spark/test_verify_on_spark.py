@@ -20,8 +20,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import log_examiner as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import FindingKind, Verified, bounds, examiner, verify
+from penstock.verifying import bounds, examiner
+from penstock.verifying.comparing import FindingKind
 from penstock.verifying.examiner import InlineExaminer
+from penstock.verifying.verification import Verified, verify
 
 STREAM = "penstock:{things/0}:log"
 KEEP = timedelta(hours=1)

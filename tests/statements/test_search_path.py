@@ -20,7 +20,7 @@ from penstock import Ick, Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
 from penstock.database.connections import connect_postgres
-from penstock.reconciling import cut
+from penstock.reconciling.cut import cut
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 

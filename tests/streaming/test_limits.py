@@ -19,7 +19,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, HiddenRows, ReadOnlyPostgres, ServerUnavailable
-from penstock.reconciling import cut
+from penstock.reconciling.cut import cut
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually

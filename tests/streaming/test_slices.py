@@ -15,7 +15,7 @@ from penstock.database import transactions
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ServerUnavailable
 from penstock.journal.journal_reader import missed_records
-from penstock.reconciling import cut
+from penstock.reconciling.cut import cut
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer, tick

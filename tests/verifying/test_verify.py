@@ -16,7 +16,8 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer, tick
-from penstock.verifying import FindingKind, VerificationRange, bounds, examiner
+from penstock.verifying import bounds, examiner
+from penstock.verifying.comparing import FindingKind, VerificationRange
 from penstock.verifying.examiner import OFFSETS_A_READ, offsets_a_read
 
 Entries = list[tuple[bytes, dict[Any, Any]]]

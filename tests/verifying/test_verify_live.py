@@ -20,8 +20,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.testing import eventually
-from penstock.verifying import Examiner, FindingKind, bounds, verify
+from penstock.verifying import bounds
+from penstock.verifying.comparing import FindingKind
 from penstock.verifying.examiner import InlineExaminer
+from penstock.verifying.verification import Examiner, verify
 
 LOG = "penstock:{things/0}:log"
 

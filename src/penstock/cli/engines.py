@@ -12,13 +12,13 @@ from penstock.cli.connecting import Connections
 from penstock.cli.render import say
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import InvalidSetting, JavaMissing
-from penstock.reconciling import Comparer
 from penstock.reconciling.comparison import needs_spark
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import Comparer
 from penstock.records import Record
 from penstock.settings import Settings
-from penstock.verifying import Examiner
 from penstock.verifying.examiner import InlineExaminer
+from penstock.verifying.verification import Examiner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,8 +19,8 @@ from penstock.database.connections import Connection, connect_postgres, make_eng
 from penstock.database.driver_errors import describe
 from penstock.demo.rides import LATE_CONSUMER, Ride, late_pipeline, pipeline, ride_index
 from penstock.demo.supervision import end, last_lines, start_child
-from penstock.reconciling import reconcile
 from penstock.reconciling.inline_comparer import InlineComparer
+from penstock.reconciling.reconciliation import reconcile
 
 CHANGED, DELETED, INVENTED, UNSTAGED = 5, 4, 3, 3
 """Number of rows of the copy that are changed, deleted and invented, and of rides that are changed without a record."""

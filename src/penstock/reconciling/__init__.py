@@ -11,31 +11,3 @@ that snapshot.  Any difference is a defect, never lag.
     reconciliation   the whole run, and its row; an engine does the comparing
     inline_comparer  compares in Postgres
 """
-
-from penstock.reconciling.comparison import Difference, DifferenceKind, StateComparison
-from penstock.reconciling.cut import Barrier, cut, pinned
-from penstock.reconciling.reconciliation import (
-    Comparer,
-    Intent,
-    Reconciled,
-    find_reconciliations,
-    has_never_applied,
-    reconcile,
-)
-from penstock.reconciling.state_repair import CanonicalRows
-
-__all__ = [
-    "Barrier",
-    "CanonicalRows",
-    "Comparer",
-    "Difference",
-    "DifferenceKind",
-    "Intent",
-    "Reconciled",
-    "StateComparison",
-    "cut",
-    "find_reconciliations",
-    "has_never_applied",
-    "pinned",
-    "reconcile",
-]

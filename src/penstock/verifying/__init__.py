@@ -11,26 +11,3 @@ the log, must be in the log or is lost.
     verification  the whole run; an engine reads the ranges
     examiner      reads them in this process, one after the other
 """
-
-from penstock.verifying.comparing import (
-    ExpectedRecord,
-    Finding,
-    FindingKind,
-    UnexpectedEntry,
-    VerificationRange,
-    compare,
-)
-from penstock.verifying.verification import Examination, Examiner, Verified, verify
-
-__all__ = [
-    "Examination",
-    "Examiner",
-    "ExpectedRecord",
-    "Finding",
-    "FindingKind",
-    "UnexpectedEntry",
-    "VerificationRange",
-    "Verified",
-    "compare",
-    "verify",
-]

@@ -13,11 +13,12 @@ from penstock.cli.render import say, show, show_json, show_rows, show_table
 from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting
 from penstock.journal.lineage import examine_lineage
-from penstock.reconciling import Difference, Intent, Reconciled, StateComparison, find_reconciliations
-from penstock.reconciling import reconcile as run_reconciliation
+from penstock.reconciling.comparison import Difference, StateComparison
+from penstock.reconciling.reconciliation import Intent, Reconciled, find_reconciliations
+from penstock.reconciling.reconciliation import reconcile as run_reconciliation
 from penstock.settings import Settings, duration
-from penstock.verifying import Verified
-from penstock.verifying import verify as run_verification
+from penstock.verifying.verification import Verified
+from penstock.verifying.verification import verify as run_verification
 
 MAX_FINDINGS, MAX_KEYS = 50, 20
 """Findings of ``verify``, and differing keys, shown as a table."""

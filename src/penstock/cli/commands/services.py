@@ -16,7 +16,7 @@ from penstock.display import format_count
 from penstock.engines import inline
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.pipeline import Pipeline
-from penstock.reconciling import find_reconciliations, has_never_applied, reconcile
+from penstock.reconciling.reconciliation import find_reconciliations, has_never_applied, reconcile
 from penstock.settings import Settings
 from penstock.streaming import RoundResult, Streamer
 

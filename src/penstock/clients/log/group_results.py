@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add, attrgetter
 from typing import Any, overload
 
 from penstock.batches.record_batch import Records, join_records
@@ -43,12 +44,10 @@ class Taken(Sequence[Record]):
         return iter(self.records)
 
     def __add__(self, other: "Taken") -> "Taken":
-        return Taken(
-            self.records + other.records,
-            self.deliveries + other.deliveries,
-            self.missed + other.missed,
-            self.dropped + other.dropped,
-        )
+        return Taken(*map(add, _read_parts(self), _read_parts(other)))
+
+
+_read_parts = attrgetter("records", "deliveries", "missed", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
