@@ -82,11 +82,8 @@ class MemoryBudgets:
 
     def keep(self, shards: Iterable[ShardName], on_unusable: OnUnusable) -> int:
         """Evicts what is beyond budgets that are new or have become smaller; returns the number of entries."""
-        rooms = {
-            shard: Room(self._parts[shard], self._parts[shard])
-            for shard in shards
-            if shard in self._parts and shard in self._smaller
-        }
+        smaller = [shard for shard in shards if shard in self._parts and shard in self._smaller]
+        rooms = {shard: Room(self._parts[shard], self._parts[shard]) for shard in smaller}
 
         def ask(some: Iterable[ShardName]) -> dict[ShardName, MemoryTaken]:
             return make_room(self._client, self._scope.namespace, {s: rooms[s] for s in some})

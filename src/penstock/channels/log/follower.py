@@ -70,11 +70,7 @@ class Follower:
     def _take_kept(self, positions: Positions) -> ReadRecords:
         """Records left over from the last reads, of shards that continue within them."""
         kept, self._kept = self._kept, {}
-        following = {
-            shard: records
-            for shard, records in kept.items()
-            if shard in positions and records.continues(positions[shard])
-        }
+        following = {s: each for s, each in kept.items() if s in positions and each.continues(positions[s])}
         return self._limit(positions, following)
 
     def _limit(self, positions: Positions, found: ReadRecords) -> ReadRecords:
@@ -110,11 +106,8 @@ class Follower:
 
         Raises ``ServerUnavailable``.
         """
-        positions = {
-            shard: after
-            for shard, after in positions.items()
-            if shard not in self._kept or not self._kept[shard].continues(after)
-        }
+        kept = {s: at for s, at in positions.items() if s in self._kept and self._kept[s].continues(at)}
+        positions = {s: at for s, at in positions.items() if s not in kept}
         if self._is_cluster or not positions:
             return
         self._disconnect()

@@ -167,11 +167,7 @@ class Rounds:
     ) -> Iterator[tuple[QueueShard, list[Settlement]]]:
         """The settlements of each shard that has some."""
         for shard in self.shape.shards:
-            of = [
-                settlement
-                for each, settlement in zip(held, settlements, strict=True)
-                if each.message.shard == shard.number
-            ]
+            of = [end for each, end in zip(held, settlements, strict=True) if each.message.shard == shard.number]
             if of:
                 yield shard, of
 
