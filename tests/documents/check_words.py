@@ -73,7 +73,7 @@ RETIRED = {
     r"(?i)\bshel(f|ves)\b": "SetPartition",
     r"(?i)\bdoomed\b": "deleted",
     r"\bcalled: ": "object_name; a noun",
-    r"(?i)\btelemetry\b": "crashpoints.py",
+    r"(?i)\btelemetry\b": "crash points",
     r"\bpenstock[./]testing[./](postgres|redis|servers?|processes|directories)\b": "embedded/",
     r"\bframes=(True|False)\b|\bframes: bool\b": "dataframe=True",
     # private phrases
