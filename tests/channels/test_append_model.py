@@ -143,7 +143,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
 def test_the_log_holds_the_journals_records_however_they_are_sent(redis_client: redis.Redis) -> None:

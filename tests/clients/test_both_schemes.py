@@ -258,7 +258,7 @@ def test_both_schemes_give_the_same_answers(redis_client: RedisClient) -> None:
     if not has_native(redis_client):
         pytest.skip("this server has no times to live of fields")
     SameAnswers.client = redis_client
-    run_state_machine_as_test(SameAnswers, settings=settings(max_examples=40, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(SameAnswers, settings=settings(max_examples=40, stateful_step_count=60))
 
 
 def test_a_url_or_a_client_both_will_do(redis_url: str) -> None:

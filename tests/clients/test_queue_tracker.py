@@ -589,4 +589,4 @@ class Tracking(RuleBasedStateMachine):
 
 def test_no_id_with_work_is_dropped_however_slices_interleave(redis_client: RedisClient, redis_url: str) -> None:
     Tracking.redis_url = redis_url
-    run_state_machine_as_test(Tracking, settings=settings(max_examples=25, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(Tracking, settings=settings(max_examples=25, stateful_step_count=50))

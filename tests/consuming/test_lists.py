@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.abc import Dumper
 from psycopg.adapt import PyFormat
@@ -32,7 +32,6 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(numbers=st.lists(NUMBERS) | st.lists(NUMBERS | st.none()), texts=st.lists(TEXTS) | st.lists(TEXTS | st.none()))
 def test_a_list_arrives_as_it_was(engine: Engine, numbers: list[int | None], texts: list[str | None]) -> None:
     with engine.connect() as connection:

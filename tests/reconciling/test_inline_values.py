@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
@@ -224,7 +224,7 @@ def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, th
 NUMBER = st.decimals(allow_nan=False, allow_infinity=True, places=3)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(pairs=st.lists(st.tuples(NUMBER, NUMBER), min_size=50, max_size=50))
 def test_numbers_are_compared_by_their_value(
     run: Run, connection: Connection, pairs: Sequence[tuple[Decimal, Decimal]]
@@ -239,7 +239,7 @@ def test_numbers_are_compared_by_their_value(
 APART = st.tuples(st.integers(-(10**40), 10**40), st.integers(0, 10**6))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(pairs=st.lists(APART, min_size=50, max_size=50), tolerance=st.sampled_from([0.01, 0.3, 1, 7.5]))
 def test_a_tolerance_is_exact(
     run: Run, connection: Connection, pairs: Sequence[tuple[int, int]], tolerance: float

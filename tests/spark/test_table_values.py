@@ -218,7 +218,7 @@ NUMBERS = st.one_of(
 ).filter(lambda number: not number.is_finite() or abs(number.adjusted()) < 60)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.lists(NUMBERS, min_size=1, max_size=30))
 @example([Decimal("1e30")])
 @example([Decimal("1e30"), Decimal("1e-20")])
@@ -242,7 +242,6 @@ def test_numbers_arrive_exactly_or_not_at_all(values_url: str, numbers: list[Dec
     assert sorted(texts) == sorted(map(_plain, numbers))
 
 
-@settings(deadline=None)
 @given(st.lists(NUMBERS | st.none(), max_size=30), st.integers(1, 38), st.integers(0, 38))
 @example([Decimal(10) ** 30], 38, 18)
 @example([Decimal(48930623119825515241071592)], 38, 18)
@@ -287,7 +286,7 @@ def _plain(number: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.lists(st.integers(-210_866_803_200_000_000, 9_224_318_015_999_999_999), min_size=1, max_size=5))
 @example([-62_135_596_800_000_001])
 @example([253_402_300_800_000_000])

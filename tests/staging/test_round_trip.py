@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.embedded import EmbeddedPostgres
@@ -73,7 +73,6 @@ def _read(value: Any, back: Any) -> Any:
     return type(value)(back) if isinstance(value, (Decimal, UUID)) else back
 
 
-@settings(deadline=None)
 @given(VALUES)
 @example(2**53 + 1)
 @example(1.7976931348623157e308)

@@ -81,7 +81,7 @@ def application(postgres: EmbeddedPostgres) -> Iterator[Engine]:
     postgres.drop_database("trigger_values")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.fixed_dictionaries({}, optional=VALUES))
 @example({"exact": Decimal("-0.0"), "real": -0.0, "number": -(2**63)})
 @example({"exact": Decimal("1E+30"), "real": 1.7976931348623157e308, "note": ""})

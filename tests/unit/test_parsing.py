@@ -42,7 +42,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(parsing, "_decoder", lambda: parsing._scan)
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(VALUES, st.sampled_from(["", " ", "\n"]), st.booleans())
 def test_json_is_read_as_the_standard_library_reads_it(
     value: Any,

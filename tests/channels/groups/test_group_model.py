@@ -102,7 +102,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=30))
 
 
 def test_a_group_does_what_the_model_does(redis_client: redis.Redis) -> None:

@@ -206,7 +206,7 @@ MACHINES = [Fenced, WithMonitor, WithPlainConsumer]
 
 def check(machine: type[Fenced], client: redis.Redis, *, examples: int) -> None:
     checked = type(machine.__name__, (machine,), {"client": client})
-    run_state_machine_as_test(checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(checked, settings=settings(max_examples=examples, stateful_step_count=50))
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])

@@ -127,7 +127,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
         pass
 
     Checked.client = client
-    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(Checked, settings=settings(max_examples=examples, stateful_step_count=50))
 
 
 @pytest.mark.parametrize("examples", [30, pytest.param(120, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -260,7 +260,6 @@ def test_add_and_reserve_take_and_return_values_like_zadd_and_zrange(ick: DirtyL
 
 
 @given(score=st.floats(allow_nan=False, allow_infinity=False))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_score_round_trips_exactly(ick: DirtyList, score: float) -> None:
     ick.delete()
     ick.add({"a": score})
@@ -357,7 +356,6 @@ def test_a_key_is_text(redis_client: redis.Redis, key: Any) -> None:
 
 
 @given(members=st.sets(st.binary(max_size=20), min_size=1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_member_may_be_any_bytes(ick: DirtyList, members: set[bytes]) -> None:
     ick.delete()
     ick.add(dict.fromkeys(members, 1))

@@ -432,9 +432,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
     Checked.client = client
     run_state_machine_as_test(
         Checked,
-        settings=settings(
-            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 
