@@ -27,6 +27,7 @@ from penstock import (
     stage_many_async,
 )
 from penstock.errors import InvalidRecord, NotAttached, StagingError
+from penstock.staging.rows import make_refusal
 from penstock.testing import assert_staged
 
 INDEX = Ick("index")
@@ -211,6 +212,11 @@ def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
         assert "canary" not in str(failure.value)
         assert failure.value.__context__ is None
         raise Abandoned
+
+
+@pytest.mark.parametrize("error", [psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement])
+def test_a_statement_that_a_pooler_has_elsewhere_is_refused_with_the_setting(error: type[psycopg.Error]) -> None:
+    assert 'connect_args={"prepare_threshold": None}' in str(make_refusal(error()))
 
 
 def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url: str, staged: StagedRecords) -> None:

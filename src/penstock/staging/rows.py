@@ -145,7 +145,13 @@ AUTOCOMMIT = (
     "could be lost"
 )
 
+_POOLED = (
+    'a pooler is between, and the driver prepares statements: with psycopg, connect_args={"prepare_threshold": None}'
+)
+
 _HINTS = {
+    "26000": _POOLED,
+    "42P05": _POOLED,
     "23505": "a group of this name is known, until its queue's keep has passed since its end: give this one another name",
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
