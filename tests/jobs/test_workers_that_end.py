@@ -74,6 +74,29 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
     assert attempts == 1
 
 
+def test_jobs_read_ahead_go_back_if_the_slots_are_at_long_ones(start_worker: Any, bench: Bench) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def handler(_: Session, job: Job) -> None:
+        if job.data == "slow":
+            begun.set()
+            release.wait(60)
+
+    worker = start_worker(handler)
+    bench.stage(1)
+    worker.drain()
+    worker._jobs.job_s = 0.001  # as on a fast machine: it reads ahead
+    bench.stage(data="slow")
+    bench.stage(30)
+    while not begun.is_set():
+        worker.round(10)
+    assert bench.queue.stats().leased > 1
+    eventually(lambda: worker.round(10) and bench.queue.stats().leased == 1, "the others are back")
+    release.set()
+    worker.drain()
+    assert bench.unfinished == []
+
+
 def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
     start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

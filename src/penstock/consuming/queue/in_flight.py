@@ -164,6 +164,22 @@ class InFlight:
             oldest = monotonic() - limit_s
             return [each for each in self._running.values() if each.begun_at < oldest]
 
+    def begun_s(self) -> float:
+        """Seconds since a slot has begun with a job; 0 if none is at one."""
+        with self._changed:
+            now = monotonic()
+            return min((now - each.begun_at for each in self._running.values()), default=0.0)
+
+    def take_back(self, limit_s: float) -> list[Lease]:
+        """Takes back the jobs that have waited for a slot for longer; the caller has them settled."""
+        with self._changed:
+            oldest = monotonic() - limit_s
+            found = [lease for lease in self._waiting.values() if lease.held.begun_at < oldest]
+            for lease in found:
+                del self._waiting[id(lease)]
+            self._ending += len(found)
+            return found
+
     def stop(self) -> list[Lease]:
         """Tries no job again; returns those that were not begun."""
         with self._changed:

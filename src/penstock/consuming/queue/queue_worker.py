@@ -85,10 +85,13 @@ class HungSlots:
 GRACE_S = 5.0
 """Seconds that jobs in flight may take to end when the worker stops."""
 
-PREFETCH_S = 0.02
+PREFETCH_S = 0.05
 """Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
 
-TOGETHER_S = 0.01
+STALLED_S = 0.5
+"""Seconds after which a job that was read ahead, and still waits for a slot, goes back to the queue."""
+
+TOGETHER_S = 0.02
 """Seconds for which the end of a short job waits for that of others."""
 
 MAX_ROOM = 100
@@ -222,6 +225,7 @@ class QueueWorker(Worker[Job[Any]]):
         if self._jobs.error is not None:
             raise self._jobs.error
         self._replace_hung()
+        self._give_back_stalled()
         self._maintain()
         block_s = min((self._setup.block_ms if block_ms is None else block_ms) / 1000, CHECK_S)
         resting = self._rest_s()
@@ -268,9 +272,11 @@ class QueueWorker(Worker[Job[Any]]):
 
     @property
     def _ahead(self) -> int:
-        """Number of jobs to read ahead."""
-        job_s = self._jobs.job_s
-        return 0 if job_s is None else min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / max(job_s, 1e-5)))
+        """Number of jobs to read ahead: none for slots that are all at a long one."""
+        if self._jobs.job_s is None:
+            return 0
+        job_s = max(self._jobs.job_s, self._jobs.begun_s(), 1e-5)
+        return min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / job_s))
 
     @property
     def _enough(self) -> int:
@@ -324,6 +330,11 @@ class QueueWorker(Worker[Job[Any]]):
             self._end(retried(running.lease, self._spec, "HandlerHung"))
             self._slots.start()
         self._hung.check()
+
+    def _give_back_stalled(self) -> None:
+        """Gives jobs back that wait because all slots are at long ones: other workers may be free."""
+        for lease in self._jobs.take_back(STALLED_S):
+            self._acknowledger.put(released(lease))
 
     def _maintain(self) -> None:
         """Writes counts and reads halts, now and then.  Without Postgres it tries again later, and reading goes on."""
