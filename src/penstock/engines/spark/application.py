@@ -1,14 +1,11 @@
 """``penstock run`` on Spark: the whole pipeline as one Spark application."""
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Self
 
 import structlog
 from pyspark.sql import SparkSession
@@ -83,102 +80,56 @@ def run(  # noqa: PLR0913  the options of a run
     frames = [spec for spec in specs if spec.dataframe]
     streamers = most_streamers(len(pipeline.shard_names), redis_url) if streamer else 0
     tasks = assign(pieces, max(2, available_cores()), streamers=streamers)
-    directories = _Directories.make(checkpoint_directory)
-    make_session = partial(
-        spark_session,
-        len(tasks) + len(frames),
-        master=master,
-        conf=conf,
-        attempts=SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS,
-        stop=stop,
-    )
-    spark = _start(make_session, directories)
-    if spark is None:
-        return
-    spark.dataSource.register(EpochsSource)
-    schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
-    reports = _Reports(observer)
-    control = _listen(spark, reports.receive, schedule)
-    options = {
-        "app": app,
-        "control": f"{control.address.host}:{control.address.port}",
-        "token": control.address.token,
-        "seconds": str(epoch_s),
-        "idle": str(idle_s),
-        "prepare": str(prepare).lower(),
-        "observed": str(observer is not None).lower(),
-    }
+    if checkpoint_directory is not None:
+        os.makedirs(checkpoint_directory, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
+    with (  # the query's checkpoints may vanish at any time, Java's sockets may not
+        TemporaryDirectory(
+            prefix="penstock-spark-", dir=checkpoint_directory, ignore_cleanup_errors=True
+        ) as checkpoints,
+        TemporaryDirectory(prefix="penstock-java-", ignore_cleanup_errors=True) as java,
+        suppress(StartEndedError),
+    ):
+        needed, attempts = len(tasks) + len(frames), SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS
+        spark = spark_session(needed, master=master, conf=conf, attempts=attempts, stop=stop, directory=java)
+        spark.dataSource.register(EpochsSource)
+        schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
+        reports = _Reports(observer)
+        control = _listen(spark, reports.receive, schedule)
+        options = {
+            "app": app,
+            "control": f"{control.address.host}:{control.address.port}",
+            "token": control.address.token,
+            "seconds": str(epoch_s),
+            "idle": str(idle_s),
+            "prepare": str(prepare).lower(),
+            "observed": str(observer is not None).lower(),
+        }
 
-    def stopped() -> bool:
-        return bool(reports.failures) or stop()
+        def stopped() -> bool:
+            return bool(reports.failures) or stop()
 
-    make_setup = partial(WorkerSetup, prepare=prepare)
-    workers = [FrameWorker(spark, make_setup(pipeline, spec, database_url, redis_url)) for spec in frames]
-    sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
-    query = EpochQuery(spark, options, schedule, directories.checkpoints, ends_planners=not frames) if tasks else None
-    try:
+        setups = (WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames)
+        sets = SetBasedConsumers(
+            spark, [FrameWorker(spark, setup) for setup in setups], reports.receive, reports.failures
+        )
+        query = EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames) if tasks else None
         with jvm_errors("running on Spark"):
-            schedule.wait_for_slots(stopped)
-            _log_running(spark, [*(spec.name for spec in frames), *([EPOCHS] if tasks else [])])
-            sets.start(stopped)
-            pipeline.observers(LoopBegan(DRIVER))
-            noting = _noting(pipeline.observers, control, stopped)
-            _supervise(query, schedule, control, noting, directories.make_check(spark))
-    finally:
-        control.stop_tasks()
-        sets.finish()
-        _shut_down(spark, control, directories)
-        log.info("stopped", **reports.totals())
-    reports.raise_first()
-
-
-@dataclass(frozen=True)
-class _Directories:
-    """Directories that Spark writes on this machine: the query's checkpoints may vanish at any time, Java's sockets may not."""
-
-    checkpoints: str
-    java: str
-
-    @classmethod
-    def make(cls, within: str | None) -> Self:
-        """Makes them, that of the checkpoints in the named directory."""
-        if within is not None:
-            os.makedirs(within, exist_ok=True)  # noqa: PTH103  Spark takes paths as text
-        checkpoints = tempfile.mkdtemp(prefix="penstock-spark-", dir=within)
-        return cls(checkpoints, tempfile.mkdtemp(prefix="penstock-java-"))
-
-    def make_check(self, spark: SparkSession) -> Callable[[], None]:
-        """A check that Java's files are still there, if Spark has them on this machine: on a cluster it has not."""
-        is_used = any(self.java in value for _, value in spark.sparkContext.getConf().getAll())
-        return self._check if is_used else lambda: None
-
-    def _check(self) -> None:
-        """Ends a run whose every query would fail."""
-        if not os.path.exists(self.java):  # noqa: PTH110  as above
-            raise ServerUnavailable(
-                f"running on Spark: its temporary files in {self.java} have been removed. Nothing is lost: start it again; let "
-                "what cleans temporary files leave penstock-java-*, or set TMPDIR to another directory"
-            )
-
-    def remove(self) -> None:
-        for directory in (self.checkpoints, self.java):
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _start(make_session: Callable[..., SparkSession], directories: _Directories) -> SparkSession | None:
-    """Spark; None if it was stopped before it had started.  The directories are removed if it does not start."""
-    try:
-        return make_session(directory=directories.java)
-    except BaseException as error:
-        directories.remove()
-        if isinstance(error, StartEndedError):
-            return None
-        raise
-
-
-def _log_running(spark: SparkSession, names: Sequence[str]) -> None:
-    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-    log.info("running", queries=names, **ui)
+            try:
+                schedule.wait_for_slots(stopped)
+                ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+                log.info("running", queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])], **ui)
+                sets.start(stopped)
+                pipeline.observers(LoopBegan(DRIVER))
+                _supervise(query, schedule, control, stopped, pipeline.observers, _find_needed(java, spark))
+            finally:
+                control.stop_tasks()
+                sets.finish()
+                if is_jvm_alive():
+                    _stop_spark(spark, control)
+                control.close()
+                log.info("stopped", **{name: count for name, count in reports.totals.items() if count})
+            if reports.failures:
+                raise reports.failures[0]
 
 
 class _Reports:
@@ -187,7 +138,7 @@ class _Reports:
     def __init__(self, observer: Observer | None) -> None:
         self.failures: list[BaseException] = []
         self._observer = observer
-        self._totals = dict.fromkeys(COUNTS, 0)
+        self.totals = dict.fromkeys(COUNTS, 0)
         self._counting = threading.Lock()
 
     def receive(self, line: Line) -> None:
@@ -199,33 +150,17 @@ class _Reports:
         if self._observer is not None:
             for values in line.get("events", ()):
                 self._observer(from_wire(values))
-        counts = {name: count for name, count in line.items() if name in self._totals}
+        counts = {name: count for name, count in line.items() if name in self.totals}
         with self._counting:
             for name, count in counts.items():
-                self._totals[name] += count
+                self.totals[name] += count
         if counts:
             log.info("progress", task=line["task"], **counts)
 
-    def totals(self) -> dict[str, int]:
-        """The counts of the whole run."""
-        return {name: count for name, count in self._totals.items() if count}
 
-    def raise_first(self) -> None:
-        """Raises the first error, if there was one."""
-        if self.failures:
-            with jvm_errors("running on Spark"):
-                raise self.failures[0]
-
-
-def _noting(observers: Observers, control: ControlServer, stop: Callable[[], bool]) -> Callable[[], bool]:
-    """``stop``, which the driver's loop calls in each round; probes hear of the round."""
-
-    def stopped() -> bool:
-        if observers and control.was_reached:
-            observers(RoundEnded(DRIVER, 0.0))
-        return stop()
-
-    return stopped
+def _find_needed(java: str, spark: SparkSession) -> str | None:
+    """The directory of Java's files, if Spark has them on this machine: on a cluster it has not."""
+    return java if any(java in value for _, value in spark.sparkContext.getConf().getAll()) else None
 
 
 def _supervise(
@@ -233,12 +168,19 @@ def _supervise(
     schedule: Schedule,
     control: ControlServer,
     stop: Callable[[], bool],
-    check: Callable[[], None],
+    observers: Observers,
+    needed: str | None,
 ) -> None:
-    """Keeps the query running, over the slots that there are, until ``stop()`` is true, or ``check()`` raises."""
+    """Keeps the query running, over the slots that there are, until ``stop()`` is true, or a needed directory is gone."""
     waiting = threading.Event()
     while not stop():
-        check()
+        if observers and control.was_reached:
+            observers(RoundEnded(DRIVER, 0.0))
+        if needed is not None and not os.path.exists(needed):  # noqa: PTH110  as above
+            raise ServerUnavailable(
+                f"running on Spark: its temporary files in {needed} have been removed. Nothing is lost: start it again; let "
+                "what cleans temporary files leave penstock-java-*, or set TMPDIR to another directory"
+            )
         control.check()
         if not is_jvm_alive():
             raise ConnectionError  # it is named by what catches it
@@ -261,16 +203,8 @@ def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Sche
     )
 
 
-def _shut_down(spark: SparkSession, control: ControlServer, directories: _Directories) -> None:
-    """Stops the tasks, which finish or drop their batch, then Spark."""
-    control.stop_tasks()
-    if is_jvm_alive():
-        _stop_spark(spark, control)
-    control.close()
-    directories.remove()
-
-
 def _stop_spark(spark: SparkSession, control: ControlServer) -> None:
+    """Stops Spark, after its tasks, which finish or drop their batch."""
     spark.sparkContext.setLogLevel("OFF")  # it complains about tasks that end before their batch
     deadline, waiting = monotonic() + STOP_TIMEOUT_S, threading.Event()
     while control.connected and monotonic() < deadline:

@@ -1,10 +1,9 @@
 """Assignment of an epoch's tasks: who works in which of Spark's slots."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Self
+from typing import Any, Self
 
 from penstock.channels.redis_urls import parse_redis_url
 from penstock.declaring.kinds import Channel
@@ -48,15 +47,10 @@ class Task:
     def __str__(self) -> str:
         return " + ".join(map(str, self.parts))
 
-    def to_json(self) -> str:
-        """The task as text, for the control channel."""
-        return json.dumps([asdict(part) for part in self.parts])
-
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The task from its text."""
-        parts = json.loads(text)
-        return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in parts))
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """The task from JSON of its fields."""
+        return cls(tuple(Part(each["consumer"], tuple(each["pieces"]), each["share"]) for each in values["parts"]))
 
 
 def find_pieces(channel: Channel) -> Pieces:

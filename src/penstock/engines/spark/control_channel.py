@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hmac import compare_digest
 from time import monotonic
 from typing import Any, Self
@@ -217,9 +217,7 @@ class ControlServer:
 
     def _send_plan(self, connection: socket.socket) -> None:
         self.was_asked = True
-        plan = self._plan()
-        text = json.dumps({"epoch": plan.epoch, "tasks": [task.to_json() for task in plan.tasks]})
-        connection.sendall(text.encode())
+        connection.sendall(json.dumps(asdict(self._plan())).encode())
 
 
 def _read_first_line(connection: socket.socket) -> bytes:
@@ -247,7 +245,7 @@ def request_plan(address: Address) -> TaskPlan:
         raise DriverUnreachable(
             f"the driver at {address.host}:{address.port} does not say what to run next ({type(error).__name__}): see its log"
         ) from error
-    return TaskPlan(values["epoch"], tuple(map(Task.from_json, values["tasks"])))
+    return TaskPlan(values["epoch"], tuple(map(Task.parse, values["tasks"])))
 
 
 class ControlChannel:

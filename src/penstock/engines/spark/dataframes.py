@@ -38,7 +38,7 @@ from penstock.parallel import Loop, run_together
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
 from penstock.spark.jobs import named_jobs
 from penstock.spark.session import is_jvm_alive
-from penstock.spark.sources.ranges import Positions, share_limit
+from penstock.spark.sources.ranges import Positions, ranges_between, share_limit
 
 RECORDS_A_BATCH = 100_000
 """Limit of records in a DataFrame: its cost is in the DataFrame, not in its records."""
@@ -84,9 +84,7 @@ class FrameSource(OffsetSource[Place]):
     def describe(self, shard: ShardName, item: Place) -> str:
         return str(item)
 
-    @override
-    def name_in_log(self, shard: ShardName, item: Place) -> str:
-        return str(item)
+    name_in_log = describe
 
     @override
     def find_missing(
@@ -157,7 +155,9 @@ class FrameFollower:
         due = due or {}
         if due != self._due_before or not self._found:
             self._reader.release()
-            self._due_before, self._found = due, self._load_each(due)
+            # All together; one by one without those that cannot be read, if there are such.
+            load = partial(self._load, due)
+            self._due_before, self._found = due, ask_each(load, list(due), self._on_unusable)
         return self._found  # again, after a pause or before a barrier
 
     def request_ahead(self, positions: Mapping[ShardName, Offset]) -> None:
@@ -185,23 +185,12 @@ class FrameFollower:
         start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
         tails: Positions = {shard: each.tail for shard, each in found.items()}
         end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
-        return {
-            shard: OffsetRange(shard, Offset(at + 1), Offset(end[shard]))
-            for shard, at in start.items()
-            if end[shard] > at
-        }
+        return {each.shard: each for each in ranges_between(start, end)}
 
-    def _load_each(self, due: Mapping[ShardName, OffsetRange]) -> dict[ShardName, FrameSpan]:
-        """All together; one by one without those that cannot be read, if there are such."""
-
-        def load(shards: Sequence[ShardName]) -> dict[ShardName, FrameSpan]:
-            return self._load([due[shard] for shard in shards])
-
-        return ask_each(load, list(due), self._on_unusable)
-
-    def _load(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
-        if not ranges:
+    def _load(self, due: Mapping[ShardName, OffsetRange], shards: Sequence[ShardName]) -> dict[ShardName, FrameSpan]:
+        if not shards:
             return {}
+        ranges = [due[shard] for shard in shards]
         spans = self._reader.from_log(ranges)
         try:
             next(iter(spans.values())).rows.load()

@@ -7,6 +7,7 @@ it, so latency and throughput are those of the loop.
 
 import gc
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ REPORT_EVERY_S = 1.0
 class EpochPartition(InputPartition):
     """One task of an epoch; ``epoch`` is a random word that identifies it."""
 
-    task: str
+    task: Task
     epoch: str
 
 
@@ -88,7 +89,7 @@ class EpochsReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
         """The tasks that the driver has planned for the slots of this moment."""
         plan = request_plan(self._control)
-        return [EpochPartition(task.to_json(), plan.epoch) for task in plan.tasks]
+        return [EpochPartition(task, plan.epoch) for task in plan.tasks]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Runs a task; yields its counts, or why it cannot reach the driver."""
@@ -96,7 +97,7 @@ class EpochsReader(DataSourceStreamReader):
 
         assert isinstance(partition, EpochPartition)
         configure_task()
-        task, began = Task.from_json(partition.task), monotonic()
+        task, began = partition.task, monotonic()
         gc.freeze()  # Spark collects garbage after every task, over everything that was imported
         counts, unreachable = dict.fromkeys(COUNTS, 0), None
         try:
@@ -183,7 +184,7 @@ class TaskCounts:
     def __init__(self, task: str, counts: dict[str, int], send: Callable[[Line], None]) -> None:
         """Adds to ``counts``, which has a number for each of ``COUNTS``; ``send`` is called with what is new."""
         self._task, self._counts, self._send_line = task, counts, send
-        self._sent: dict[str, int] = dict(counts)
+        self._new: Counter[str] = Counter()
         self._events: list[Any] = []
         self._send_at = 0.0
         self._lock = threading.Lock()
@@ -191,6 +192,7 @@ class TaskCounts:
     def add(self, **did: int) -> None:
         """Adds what was done."""
         with self._lock:
+            self._new.update(did)
             for name, count in did.items():
                 self._counts[name] += count
             if monotonic() >= self._send_at:
@@ -214,9 +216,7 @@ class TaskCounts:
             self._send()
 
     def _send(self) -> None:
-        new = {name: self._counts[name] - self._sent[name] for name in COUNTS}
-        events, self._events = self._events, []
-        more = {"events": events} if events else {}
-        self._send_line({"task": self._task, **{name: count for name, count in new.items() if count}, **more})
-        self._sent = dict(self._counts)
+        more = {"events": self._events} if self._events else {}
+        self._send_line({"task": self._task, **+self._new, **more})
+        self._new, self._events = Counter(), []
         self._send_at = monotonic() + REPORT_EVERY_S

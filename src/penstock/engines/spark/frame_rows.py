@@ -33,16 +33,15 @@ class LoadedRows:
         """Reads them, if they have not been read."""
         if self._frame is None:
             with reading_errors(str(self)):
-                frame = self._read().persist(StorageLevel.MEMORY_AND_DISK)
-                self._frame = self._counted(frame)
+                tasks = plan_tasks(self._ranges, None)
+                frame = read_in_tasks(self._spark, BatchReader(self._store).read, tasks, SPARK_SCHEMA)
+                frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
+                # The checkpoint will move past every one of them.
+                found, expected = frame.count(), sum(map(len, self._ranges))
+                if found != expected:
+                    raise ServerUnavailable(f"reading {self}: {found} of {expected} records")
+                self._frame = frame
         return self._frame
-
-    def _counted(self, frame: DataFrame) -> DataFrame:
-        """The frame, once all of its rows are there: the checkpoint will move past every one of them."""
-        found, expected = frame.count(), sum(map(len, self._ranges))
-        if found != expected:
-            raise ServerUnavailable(f"reading {self}: {found} of {expected} records")
-        return frame
 
     def release(self) -> None:
         """Forgets the rows; a later ``load`` reads them again."""
@@ -52,9 +51,6 @@ class LoadedRows:
 
     def __str__(self) -> str:
         return ", ".join(f"{each.shard} {each.first}-{each.last}" for each in self._ranges)
-
-    def _read(self) -> DataFrame:
-        return read_in_tasks(self._spark, BatchReader(self._store).read, plan_tasks(self._ranges, None), SPARK_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +89,10 @@ class FrameSpan(Sequence[Place]):
 
 def select(spans: Sequence[FrameSpan]) -> DataFrame:
     """The records of spans, which may have been read together, or not."""
-    together: dict[int, list[FrameSpan]] = {}
+    together: dict[LoadedRows, list[Column]] = {}
     for span in spans:
-        together.setdefault(id(span.rows), []).append(span)
-    return reduce(DataFrame.union, (_select_of_one(each) for each in together.values()))
-
-
-def _select_of_one(spans: Sequence[FrameSpan]) -> DataFrame:
-    """The records of spans that were read together."""
-    conditions = (span.condition for span in spans)
-    return spans[0].rows.load().where(reduce(lambda one, other: one | other, conditions))
+        together.setdefault(span.rows, []).append(span.condition)
+    return reduce(DataFrame.union, (rows.load().where(reduce(Column.__or__, some)) for rows, some in together.items()))
 
 
 class RowReader:
@@ -162,16 +152,7 @@ def _spans(rows: LoadedRows, ranges: Sequence[OffsetRange]) -> dict[ShardName, F
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:
     """One record as a set-based handler gets it."""
-    row = (
-        record.channel,
-        int(record.shard),
-        int(record.offset),
-        int(record.id),
-        record.key,
-        record.action,
-        record.object,
-        record.data_json,
-        record.headers_json or None,
-        record.staged_at,
-    )
+    place = (record.channel, int(record.shard), int(record.offset), int(record.id))
+    payload = (record.data_json, record.headers_json or None)
+    row = (*place, record.key, record.action, record.object, *payload, record.staged_at)
     return spark.createDataFrame([row], SPARK_SCHEMA)
