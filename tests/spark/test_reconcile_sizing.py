@@ -7,9 +7,9 @@ from penstock.spark.reconcile.spark_comparer import (
     INITIAL,
     MAX_PARTITIONS,
     SHUFFLE,
-    Partitions,
     choose_partitions,
     kept_partitions,
+    partitions_for,
 )
 
 GB = 1024**3
@@ -33,14 +33,14 @@ def test_partitions_follow_the_size_and_the_slots(size: int, slots: int, partiti
 @pytest.mark.parametrize("setting", [SHUFFLE, INITIAL])
 def test_a_number_that_the_user_has_set_is_kept(spark: SparkSession, setting: str) -> None:
     """Otherwise there is the session's default again when the comparison has ended."""
-    with Partitions(spark).for_bytes(1 * GB):
+    with partitions_for(spark, 1 * GB):
         assert spark.conf.get(INITIAL) == "32"
     assert spark.conf.get(INITIAL, None) is None
 
     before = spark.conf.get(SHUFFLE) or "2"
     spark.conf.set(setting, "7")
     try:
-        with Partitions(spark).for_bytes(1 * GB):
+        with partitions_for(spark, 1 * GB):
             assert spark.conf.get(setting) == "7"
     finally:
         spark.conf.set(SHUFFLE, before)
@@ -49,7 +49,7 @@ def test_a_number_that_the_user_has_set_is_kept(spark: SparkSession, setting: st
 
 def test_partitions_that_turn_out_small_are_merged(spark: SparkSession) -> None:
     """Also those of a frame that is persisted: an estimate that is too high costs nothing."""
-    with Partitions(spark).for_bytes(1 * GB):
+    with partitions_for(spark, 1 * GB):
         kept = spark.range(1000).repartition("id").groupBy("id").count().persist()
         kept.count()
     try:

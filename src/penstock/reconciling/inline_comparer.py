@@ -69,7 +69,7 @@ class InlineComparer:
             with self._in_snapshot(canonical) as here:
                 join = _describe_join(spec, here, there)
                 there.execute(join.create.encode())
-                compared = _copy(here, join.select_expected(among), there, "penstock_expected")
+                compared = _copy(here, join.select(0, among), there, "penstock_expected")
             there.execute(b"ANALYZE pg_temp.penstock_expected")
             there.execute(join.compare(among, with_rows=has_rows).encode())
             found = _read_counts(there, spec, join.columns, compared)
@@ -166,11 +166,8 @@ class _Column:
     own: tuple[_SqlType, _SqlType]
     common: _SqlType
 
-    def expected(self) -> str:
-        return _as_comparable(_cast(self.name, self.own[0], self.common), self.common)
-
-    def found(self) -> str:
-        return _as_comparable(_cast(self.name, self.own[1], self.common), self.common)
+    def value(self, side: int) -> str:
+        return _as_comparable(_cast(self.name, self.own[side], self.common), self.common)
 
 
 @dataclass(frozen=True)
@@ -197,9 +194,10 @@ class _Join:
         )
         return f"CREATE TEMPORARY TABLE penstock_expected ({', '.join(typed)}) ON COMMIT DROP"
 
-    def select_expected(self, among: Sequence[str] | None) -> str:
-        """The canonical rows."""
-        return self._select(self.source, 0, among)
+    def select(self, side: int, among: Sequence[str] | None) -> str:
+        """The canonical rows, or those of the state."""
+        compared = (f"{each.value(side)} AS {each.alias}" for each in (*self.keys, *self.values))
+        return f"SELECT {', '.join(compared)} FROM {(self.source, self.table)[side]} {self._where(side, among)}"
 
     def compare(self, among: Sequence[str] | None, *, with_rows: bool) -> str:
         """Creates the table of the keys that differ, are NULL (their kind is), or are twice in the canonical rows."""
@@ -231,7 +229,7 @@ class _Join:
             FROM (
                 SELECT {", ".join(filter(None, [joined, "e.copies AS expected_copies", "f.copies AS found_copies"]))}
                 FROM {self._once("pg_temp.penstock_expected")} e
-                FULL JOIN {self._once(f"({self._select(self.table, 1, among)})")} f
+                FULL JOIN {self._once(f"({self.select(1, among)})")} f
                 ON {" AND ".join(f"e.{key} = f.{key}" for key in keys) or "true"}
             ) joined
             WHERE {" OR ".join(["expected_copies IS DISTINCT FROM 1", "found_copies IS DISTINCT FROM 1", *differs.values()])}
@@ -242,10 +240,6 @@ class _Join:
         """Reads that table."""
         order = ", ".join(key.alias for key in self.keys) or "1"
         return f"SELECT key, kind, columns, expected, found FROM pg_temp.penstock_differing ORDER BY {order}"
-
-    def _select(self, source: str, side: int, among: Sequence[str] | None) -> str:
-        compared = (f"{(each.expected, each.found)[side]()} AS {each.alias}" for each in (*self.keys, *self.values))
-        return f"SELECT {', '.join(compared)} FROM {source} {self._where(side, among)}"
 
     def _once(self, source: str) -> str:
         """One row of each key, and the number of its rows."""

@@ -7,7 +7,6 @@ it was behind the next one, and the next one has only grown since.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any
 
 import psycopg
 
@@ -166,11 +165,9 @@ def _read_log_ends(
 
 def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> list[ShardName]:
     """The Icks that do not exist in Redis."""
-
-    def ask(pipeline: Any, shard: ShardName) -> None:
-        pipeline.exists(ick_shard_keys(scope.namespace, shard).ick.version)
-
-    return [shard for shard, exists in pipelined(client, icks, ask, "looking at Icks").items() if not exists]
+    keys = {shard: ick_shard_keys(scope.namespace, shard).ick.version for shard in icks}
+    found = pipelined(client, icks, lambda pipe, shard: pipe.exists(keys[shard]), "looking at Icks")
+    return [shard for shard, exists in found.items() if not exists]
 
 
 def _check_checkpoints(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import redis
@@ -214,21 +214,16 @@ def _is_equal(wanted: VerificationRange, expected: Sequence[ExpectedRecord], ent
     published = max(0, min(count, wanted.published - wanted.after))
     if len(expected) != count or len(entries) != published:
         return False
-    before: ExpectedRecord | None = None
-    for number, each in enumerate(expected):
-        if each.offset != wanted.after + 1 + number or each.values is None or not each.at_home:
-            return False
-        if before is not None and before.entry == each.entry and before.record >= each.record:
-            return False
-        if number < published and not _is_same(each, entries[number]):
-            return False
-        before = each
-    return True
+    return (
+        [each.offset for each in expected] == [*range(wanted.after + 1, wanted.until + 1)]
+        and all(each.values is not None and each.at_home for each in expected)
+        and all(one.entry != other.entry or one.record < other.record for one, other in pairwise(expected))
+        and all(map(_is_same, expected, entries))
+    )
 
 
 def _is_same(expected: ExpectedRecord, entry: Entry) -> bool:
     entry_id, fields = entry
-    assert expected.values is not None
     return (
         entry_id == b"%d-0" % expected.offset
         and len(fields) == 2 * len(NAMES)

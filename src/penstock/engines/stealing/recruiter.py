@@ -131,10 +131,6 @@ class Recruiter:
         self._ending = finalize(self, self._supervisor.stop, 0.0)
         self._ending.atexit = False  # `_close_all` waits a moment
 
-    def _begin_in_child(self) -> None:
-        """After a fork: the child has no thread of its parent, and counts from 0."""
-        self._begin([Assignment(e.name, e.job, e.rate, 0) for e in self._sampler.assignments])
-
     def _exchange(self, name: str, others: Sequence[Assignment]) -> None:
         out = self._sampler.find(name)
         kept = ([each] if each is not out else others for each in self._sampler.assignments)
@@ -167,8 +163,9 @@ _recruiters: WeakSet[Recruiter] = WeakSet()
 
 
 def _begin_in_child() -> None:
-    for recruiter in list(_recruiters):
-        recruiter._begin_in_child()  # noqa: SLF001
+    """After a fork: the child has no thread of its parent, and counts from 0."""
+    for each in list(_recruiters):
+        each._begin([Assignment(e.name, e.job, e.rate, 0) for e in each._sampler.assignments])  # noqa: SLF001
 
 
 def _close_all() -> None:

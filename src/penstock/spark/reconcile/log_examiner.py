@@ -7,7 +7,7 @@ they show records that occur twice, and keys out of order.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.channels.log.stream_entries import NAMES
 from penstock.records import Scope, ShardName
 from penstock.spark.jobs import named_jobs, read_in_tasks
 from penstock.spark.reconcile import task_errors
-from penstock.spark.reconcile.spark_comparer import Partitions
+from penstock.spark.reconcile.spark_comparer import partitions_for
 from penstock.spark.sources.task_process import postgres, redis_client, warm
 from penstock.verifying.comparing import ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
 from penstock.verifying.examiner import divide, examine_range, offsets_a_read
@@ -48,15 +48,14 @@ class SparkExaminer:
     def __init__(self, spark: SparkSession, database_url: str, redis_url: str, scope: Scope) -> None:
         """Sets up; the URLs are those by which executors reach the servers."""
         self._spark = spark
-        self._partitions = Partitions(spark)
-        self._reader = _RangeReader(database_url, redis_url, scope)
+        self._read_range = partial(_read_range, database_url, redis_url, scope)
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the ranges."""
         parts = [part for each in ranges for part in divide(each, OFFSETS_A_TASK)]
         if not parts:
             return Examination(0, 0, {}, [], [], [])
-        read = read_in_tasks(self._spark, self._reader.read, parts, _COLUMNS)
+        read = read_in_tasks(self._spark, self._read_range, parts, _COLUMNS)
         hashed = F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key")
         names = [F.col(n) for n in ("channel", "shard", "offset", "id", "kind", "count", "details")]
         rows = read.select(hashed, *names).persist()
@@ -65,7 +64,7 @@ class SparkExaminer:
             with (
                 task_errors(),
                 named_jobs(self._spark, "verify", f"verify: {len(parts)} ranges"),
-                self._partitions.for_bytes(records * POSITION_BYTES),
+                partitions_for(self._spark, records * POSITION_BYTES),
             ):
                 return _summarize(rows)
         finally:
@@ -108,22 +107,14 @@ def _count_overtaken(places: DataFrame) -> int:
     return int(number)
 
 
-@dataclass(frozen=True)
-class _RangeReader:
+def _read_range(database_url: str, redis_url: str, scope: Scope, part: VerificationRange) -> Iterator[pa.RecordBatch]:
     """Reads the log and Postgres in a task, and compares them there: positions and findings."""
-
-    database_url: str
-    redis_url: str
-    scope: Scope
-
-    def read(self, part: VerificationRange) -> Iterator[pa.RecordBatch]:
-        """Positions and findings of one range."""
-        warm()
-        connection, client = postgres(self.database_url), redis_client(self.redis_url)
-        for wanted in divide(part, offsets_a_read(connection, self.scope, part)):
-            expected, wrong = examine_range(connection, client, self.scope, wanted)
-            rows = [*map(partial(_to_position, wanted.shard), expected), *map(_to_finding, wrong)]
-            yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+    warm()
+    connection, client = postgres(database_url), redis_client(redis_url)
+    for wanted in divide(part, offsets_a_read(connection, scope, part)):
+        expected, wrong = examine_range(connection, client, scope, wanted)
+        rows = [*map(partial(_to_position, wanted.shard), expected), *map(_to_finding, wrong)]
+        yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 
 def _to_position(shard: ShardName, each: ExpectedRecord) -> dict[str, Any]:

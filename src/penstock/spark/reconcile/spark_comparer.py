@@ -92,7 +92,6 @@ class SparkComparer:
     ) -> None:
         """Sets up as ``InlineComparer``; a ``report`` without ``.csv`` at its end is Parquet, in directories."""
         self._spark, self._database_url = spark, database_url
-        self._partitions = Partitions(spark)
         self._report, self._with_rows = report, with_rows
 
     def compare(
@@ -106,7 +105,7 @@ class SparkComparer:
             columns = choose_columns(spec, expected.columns)
             there = states(spec.state, columns=json.dumps([*spec.key, *columns]), textColumns="*")
             size = tables.estimate_bytes() + states.estimate_bytes() if among is None else 0
-            with self._partitions.for_bytes(size):
+            with partitions_for(self._spark, size):
                 return self._compare(spec, expected, there, columns, among)
 
     def _compare(
@@ -248,29 +247,22 @@ def _estimate(connection: Any, source: str) -> int:
     return int(max(rows, size))
 
 
-class Partitions:
-    """Chooses the number of partitions on a session, unless its user has."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._is_given = spark.conf.get(SHUFFLE, None) != SETTINGS[SHUFFLE] or spark.conf.get(INITIAL, None) is not None
-
-    @contextmanager
-    def for_bytes(self, size: int) -> Iterator[None]:
-        """Shuffles what is planned in this block into partitions for so many bytes."""
-        if self._is_given:
-            yield
-            return
-        count = choose_partitions(size, Slots(self._spark).count())
-        chosen = {INITIAL: str(count), ADVISORY: str(PARTITION_BYTES), MERGED_IF_KEPT: "true"}
-        settings = {n: v for n, v in chosen.items() if self._spark.conf.get(n, None) is None}
-        for name, value in settings.items():
-            self._spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            for name in settings:
-                self._spark.conf.unset(name)
+@contextmanager
+def partitions_for(spark: SparkSession, size: int) -> Iterator[None]:
+    """Shuffles what is planned in this block into partitions for so many bytes, unless the session's user has chosen a number."""
+    if spark.conf.get(SHUFFLE, None) != SETTINGS[SHUFFLE] or spark.conf.get(INITIAL, None) is not None:
+        yield
+        return
+    count = choose_partitions(size, Slots(spark).count())
+    chosen = {INITIAL: str(count), ADVISORY: str(PARTITION_BYTES), MERGED_IF_KEPT: "true"}
+    settings = {n: v for n, v in chosen.items() if spark.conf.get(n, None) is None}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
 
 
 def kept_partitions(conf: Mapping[str, str]) -> dict[str, str]:

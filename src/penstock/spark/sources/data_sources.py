@@ -10,7 +10,7 @@ from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
 from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore, RecordStore
-from penstock.spark.sources.source_options import Options, includes_headers, keep_options, with_kept_options
+from penstock.spark.sources.source_options import KNOWN, GivenOptions, Options, keep_options, with_kept_options
 from penstock.spark.sources.staged_writer import BatchStager, StreamStager
 from penstock.spark.sources.task_process import planning
 
@@ -65,7 +65,9 @@ class _RecordSource(PenstockSource):
     """A source of records."""
 
     def _columns(self) -> StructType:
-        included = includes_headers(self.format_name, self.options)
+        # All options are checked, so that ``load`` fails, and not the first action.
+        Options.parse(self.format_name, self.options, streaming=None)
+        included = GivenOptions(self.format_name, self.options, KNOWN).flag("includeHeaders", default=True)
         return StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
 
     def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:

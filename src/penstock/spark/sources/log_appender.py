@@ -7,7 +7,6 @@ follow its tail, and recognises those it has.  Use it to refill an empty log, or
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,9 +173,6 @@ def _pack(rows: pa.RecordBatch) -> Columns:
 
 def _read_epochs(client: RedisClient, namespace: str, shards: Collection[ShardName]) -> dict[ShardName, Epoch]:
     """The epochs of logs, in one round trip; 1 of a new one."""
-
-    def ask(pipeline: Any, shard: ShardName) -> None:
-        pipeline.get(log_keys(namespace, shard).epoch)
-
-    found = pipelined(client, shards, ask, "reading the epochs of logs")
+    keys = {shard: log_keys(namespace, shard).epoch for shard in shards}
+    found = pipelined(client, shards, lambda pipe, shard: pipe.get(keys[shard]), "reading the epochs of logs")
     return {shard: Epoch(int(held or 1)) for shard, held in found.items()}

@@ -251,12 +251,6 @@ class Options(ServerOptions):
             )
 
 
-def includes_headers(source: str, options: Mapping[str, Any]) -> bool:
-    """The option ``includeHeaders``; all others are checked too, so that ``load`` fails, and not the first action."""
-    Options.parse(source, options, streaming=None)
-    return GivenOptions(source, options, KNOWN).flag("includeHeaders", default=True)
-
-
 def find_table_options(given: Mapping[str, Any]) -> dict[str, str]:
     """The options of a table that is being created, with lower-case names; none for anything else."""
     options = {str(name).lower(): str(value) for name, value in given.items()}

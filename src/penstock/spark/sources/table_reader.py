@@ -222,15 +222,12 @@ class TableReader(DataSourceReader):
         """Slices of about the same size; a single one without a snapshot."""
         relation = self._relation
         column = relation.options.get("partitionColumn")
-        if relation.snapshot is None:
+        if relation.snapshot is None or (column is None and relation.table is None):
             return [TableSlice("true")]
         with reading(relation.url, relation.snapshot) as connection:
             if column is not None:
-                count = self._count or PARTITIONS
-                return list(_by_column(connection, relation, quote(column), count))
-            if relation.table is not None:
-                return list(_by_position(connection, relation.table, self._count))
-        return [TableSlice("true")]
+                return list(_by_column(connection, relation, quote(column), self._count or PARTITIONS))
+            return list(_by_position(connection, str(relation.table), self._count))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice."""
