@@ -15,7 +15,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling.comparison import DifferenceKind
 from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.spark.reconcile import SparkComparer, Tables
+from penstock.spark.reconcile.spark_comparer import SparkComparer, Tables
 
 KEYS = 1_000_000
 CHANGES = 50

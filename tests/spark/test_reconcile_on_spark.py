@@ -26,7 +26,7 @@ from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer, Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows
 from penstock.records import DEFAULT_SCOPE, Record
-from penstock.spark.reconcile import SparkComparer, Tables
+from penstock.spark.reconcile.spark_comparer import SparkComparer, Tables
 
 Run = Callable[..., Reconciled]
 

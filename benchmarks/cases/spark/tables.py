@@ -184,7 +184,7 @@ def _measure_comparison(
 
 def _compare_by_spark(spark: "SparkSession", servers: BenchServers, url: str) -> int:
     with servers.postgres(url) as connection, connection.transaction():
-        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional dependency
+        from penstock.spark.reconcile.spark_comparer import SparkComparer  # noqa: PLC0415  an optional dependency
 
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")

@@ -129,7 +129,7 @@ def open_comparer(
         yield InlineComparer(database_url, report, with_rows=with_rows)
         return
     with start_spark(settings, "reconciling with DataFrames or into Parquet") as spark:
-        from penstock.spark.reconcile import SparkComparer  # noqa: PLC0415  an optional extra
+        from penstock.spark.reconcile.spark_comparer import SparkComparer  # noqa: PLC0415  an optional extra
 
         yield SparkComparer(spark, database_url, report, with_rows=with_rows)
 

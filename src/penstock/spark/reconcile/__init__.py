@@ -4,7 +4,3 @@ spark_comparer  compares canonical rows in one snapshot with a consumer's state 
 exact_join      compares two frames, key by key, in a form in which equal values are equal
 log_examiner    compares the log with Postgres, for ``penstock.verifying``
 """
-
-from penstock.spark.reconcile.spark_comparer import SparkComparer, Tables, task_errors
-
-__all__ = ["SparkComparer", "Tables", "task_errors"]

@@ -20,8 +20,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from penstock.channels.log.stream_entries import NAMES
 from penstock.records import Scope, ShardName
 from penstock.spark.jobs import named_jobs, read_in_tasks
-from penstock.spark.reconcile import task_errors
-from penstock.spark.reconcile.spark_comparer import partitions_for
+from penstock.spark.reconcile.spark_comparer import partitions_for, task_errors
 from penstock.spark.sources.task_process import postgres, redis_client, warm
 from penstock.verifying.comparing import ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
 from penstock.verifying.examiner import divide, examine_range, offsets_a_read
