@@ -24,8 +24,7 @@ from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 from penstock.verifying.comparing import FindingKind
-from penstock.verifying.examiner import InlineExaminer
-from penstock.verifying.verification import verify
+from penstock.verifying.verification import InlineExaminer, verify
 
 STREAM = "penstock:{things/0}:log"
 BY_CODEC = {"none": PLAIN, "zstd": COMPRESSED}
@@ -305,7 +304,7 @@ def test_verify_in_small_ranges_names_it_in_each(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.verifying.examiner.OFFSETS_A_READ", 7)
+    monkeypatch.setattr("penstock.verifying.verification.OFFSETS_A_READ", 7)
     damage(redis_client, "none", how)
 
     assert verified().counts == counts

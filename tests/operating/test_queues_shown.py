@@ -24,8 +24,7 @@ from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ShardStatus
 from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import Streamer
-from penstock.verifying.examiner import InlineExaminer
-from penstock.verifying.verification import verify
+from penstock.verifying.verification import InlineExaminer, verify
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)

@@ -20,10 +20,9 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import log_examiner as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import bounds, examiner
+from penstock.verifying import bounds, verification
 from penstock.verifying.comparing import FindingKind
-from penstock.verifying.examiner import InlineExaminer
-from penstock.verifying.verification import Verified, verify
+from penstock.verifying.verification import InlineExaminer, Verified, verify
 
 STREAM = "penstock:{things/0}:log"
 KEEP = timedelta(hours=1)
@@ -100,7 +99,7 @@ def both(
     """Verifies on both engines, in ranges so small that each fault has its own; returns what Spark tells, which is the same."""
     monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
     monkeypatch.setattr(engine, "OFFSETS_A_TASK", 10)
-    monkeypatch.setattr(examiner, "OFFSETS_A_READ", 10)  # of the inline engine: Spark's tasks are other processes
+    monkeypatch.setattr(verification, "OFFSETS_A_READ", 10)  # of the inline engine: Spark's tasks are other processes
 
     def run() -> Verified:
         on_spark, inline = (

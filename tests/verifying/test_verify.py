@@ -16,9 +16,9 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer, tick
-from penstock.verifying import bounds, examiner
+from penstock.verifying import bounds, verification
 from penstock.verifying.comparing import FindingKind, VerificationRange
-from penstock.verifying.examiner import OFFSETS_A_READ, offsets_a_read
+from penstock.verifying.verification import OFFSETS_A_READ, offsets_a_read
 
 Entries = list[tuple[bytes, dict[Any, Any]]]
 STREAM = "penstock:{things/0}:log"
@@ -84,7 +84,7 @@ def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) 
 def test_the_size_of_reads_does_not_affect_the_result(
     consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examiner, "OFFSETS_A_READ", 7)
+    monkeypatch.setattr(verification, "OFFSETS_A_READ", 7)
     done = verified()
 
     assert (done.clean, done.records) == (True, 200)
@@ -98,7 +98,7 @@ def test_a_batch_may_be_read_in_parts(
     stage_rows(connection, packed, 50)
     with Streamer(Pipeline([packed]), database_url, redis_url) as streaming:
         streaming.drain()
-    monkeypatch.setattr(examiner, "OFFSETS_A_READ", 7)
+    monkeypatch.setattr(verification, "OFFSETS_A_READ", 7)
     done = verified()
 
     assert (done.findings, done.records) == ([], 50)

@@ -22,8 +22,7 @@ from penstock.streaming import Streamer, tick
 from penstock.testing import eventually
 from penstock.verifying import bounds
 from penstock.verifying.comparing import FindingKind
-from penstock.verifying.examiner import InlineExaminer
-from penstock.verifying.verification import Examiner, verify
+from penstock.verifying.verification import Examiner, InlineExaminer, verify
 
 LOG = "penstock:{things/0}:log"
 

@@ -17,8 +17,7 @@ from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer
 from penstock.records import Record
 from penstock.settings import Settings
-from penstock.verifying.examiner import InlineExaminer
-from penstock.verifying.verification import Examiner
+from penstock.verifying.verification import Examiner, InlineExaminer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,6 +8,5 @@ the log, must be in the log or is lost.
 
     bounds        the range to verify in each shard, and what the ends of log and journal show by themselves
     comparing     compares one range of a shard entry by entry, without a server
-    verification  the whole run; an engine reads the ranges
-    examiner      reads them in this process, one after the other
+    verification  the whole run; an engine reads the ranges: here, or in tasks of Spark
 """

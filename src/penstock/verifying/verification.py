@@ -1,25 +1,36 @@
-"""The whole verification.  An engine (``Examiner``) reads and compares the ranges."""
+"""The whole verification.  An engine (``Examiner``) reads and compares the ranges: here in this process, one after the other."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
+
+import redis
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
+from penstock.channels.log.streams import extents
+from penstock.channels.routing import log_keys
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.statements import name_shards, statements
+from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import (
+    Entry,
+    ExpectedRecord,
     Finding,
     FindingKind,
     JournalPlace,
     UnexpectedEntry,
     VerificationRange,
     classify,
+    compare,
     find_duplicates,
     make_finding,
 )
@@ -134,3 +145,206 @@ def _find_overlooked(connection: Connection, scope: Scope) -> Iterator[Finding]:
     for each in missed_records(connection, scope):
         text = f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}"
         yield make_finding(each.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=each.first, count=each.count)
+
+
+OFFSETS_A_READ = 2_000
+BYTES_A_READ = 16 * 1024 * 1024
+"""Most payload bytes of one read, as Postgres stores them, unless a single record is larger."""
+
+
+def divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
+    """Ranges of at most ``most`` offsets."""
+    for after in range(wanted.after, wanted.until, most):
+        until = min(wanted.until, after + most)
+        yield replace(wanted, after=after, until=until)
+
+
+def connect_unparsed(url: str) -> RedisClient:
+    """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    client: Any = connect_redis(url)
+    # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
+    on_a_cluster = isinstance(client, redis.RedisCluster)
+    client.set_response_callback("XRANGE", _flatten if on_a_cluster else lambda reply, **_options: reply)
+    made: RedisClient = client
+    return made
+
+
+def _flatten(reply: Any, **_options: Any) -> Any:
+    return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
+
+
+def _read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
+    """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record."""
+    key = log_keys(scope.namespace, wanted.shard).stream
+    until = min(wanted.until, wanted.published)
+    if until <= wanted.after:
+        return []
+    with redis_errors(f"reading {wanted.shard}"):
+        entries: list[Entry] = client.execute_command("XRANGE", key, f"{wanted.after + 1}-0", str(until))
+        # A batch that begins in the range may end beyond it.
+        beyond: list[Entry] = client.execute_command("XRANGE", key, str(until + 1), "+", "COUNT", 1)
+    entries += [entry for entry in beyond if is_batch(entry[1])]
+    return [each for entry in entries for each in _unpack(wanted.shard, entry, range(wanted.after + 1, until + 1))]
+
+
+def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
+    """A batch as entries of one record each; any other entry as it is, and so is a damaged batch."""
+    entry_id, fields = entry
+    if not is_batch(fields):
+        yield entry
+        return
+    try:
+        batch = parse_batch(shard, entry_id, fields)
+    except ForeignLog:
+        yield entry
+        return
+    for offset, values in enumerate(batch.columns.rows(), batch.first):
+        if offset in offsets:
+            texts = (str(value).encode() for value in values)
+            yield b"%d-0" % offset, [*chain.from_iterable(zip(NAMES, texts, strict=True))]
+
+
+def _read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
+    """The first offset that the log has now, if older ones may have been evicted; otherwise 0."""
+    if not wanted.evicts:
+        return 0
+    [found] = extents(client, scope.namespace, [wanted.shard]).values()
+    return found.first
+
+
+def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
+    """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
+    largest = _read_number(connection, scope, "heaviest", part, 0)
+    return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
+
+
+def _read_number(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int) -> int:
+    [(number,)] = _rows(connection, scope, statement, wanted)
+    return default if number is None else int(number)
+
+
+def _rows(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
+    where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
+    with postgres_errors(f"reading {wanted.shard}"):
+        return connection.execute(
+            statements("penstock.verifying", scope.schema)[statement],
+            {**where, "after": wanted.after, "until": wanted.until},
+        ).fetchall()
+
+
+def examine_range(
+    connection: Connection, client: RedisClient, scope: Scope, wanted: VerificationRange
+) -> tuple[list[ExpectedRecord], Iterable[Finding | UnexpectedEntry]]:
+    """The records that Postgres names in a range, and what is wrong with them there or in the log."""
+    # The log first: a published record that Postgres names afterwards was in the log before.
+    entries = _read_entries(client, scope, wanted)
+    expected = _read_expected(connection, scope, wanted)
+    if _is_equal(wanted, expected, entries):
+        return expected, ()
+    begins = _read_number(connection, scope, "begins", wanted, wanted.until + 1)
+    return expected, compare(wanted, expected, entries, begins, _read_log_beginning(client, scope, wanted))
+
+
+def _read_expected(connection: Connection, scope: Scope, wanted: VerificationRange) -> list[ExpectedRecord]:
+    """The records that Postgres names."""
+    rows = _rows(connection, scope, "expected_records", wanted)
+    return [
+        ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
+        for offset, record, entry, present, at_home, *values in rows
+    ]
+
+
+class InlineExaminer:
+    """Compares on one connection to each server.
+
+    Memory holds one read at a time; records that occur twice, and keys out of order, are counted by Postgres.
+    """
+
+    def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
+        """Sets up."""
+        self._connection, self._redis_url, self._scope = connection, redis_url, scope
+        self._sql = statements("penstock.verifying", scope.schema)
+
+    def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
+        """Compares every offset of the ranges."""
+        found = _Found()
+        with connect_unparsed(self._redis_url) as client:
+            for each in ranges:
+                most = offsets_a_read(self._connection, self._scope, each)
+                for wanted in divide(each, most):
+                    expected, wrong = examine_range(self._connection, client, self._scope, wanted)
+                    found.records += len(expected)
+                    found.add(wrong)
+        again, twice = self._read_repeats(ranges)
+        found.counts[FindingKind.DOUBLED] += again
+        return Examination(
+            found.records, self._count_overtaken(ranges), +found.counts, found.findings, found.unexpected, twice
+        )
+
+    def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
+        """The number of repeated journal positions, and the first records that have several."""
+        with postgres_errors("reading the journal"):
+            rows = self._connection.execute(
+                self._sql["repeats"], {**_parameters(ranges), "most": FINDINGS_KEPT}
+            ).fetchall()
+        return (rows[0][1] if rows else 0), [record for record, _ in rows]
+
+    def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
+        """Number of records that come after a newer record of the same key."""
+        with postgres_errors("reading the journal"):
+            [(number,)] = self._connection.execute(self._sql["overtaken"], _parameters(ranges))
+        return int(number)
+
+
+@dataclass
+class _Found:
+    """Findings, up to ``FINDINGS_KEPT``; the rest is only counted."""
+
+    records: int = 0
+    counts: Counter[FindingKind] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    unexpected: list[UnexpectedEntry] = field(default_factory=list)
+
+    def add(self, found: Iterable[Finding | UnexpectedEntry]) -> None:
+        for each in found:
+            is_kept = len(self.findings) + len(self.unexpected) < FINDINGS_KEPT
+            if isinstance(each, Finding):
+                self.counts[each.kind] += each.count
+                if is_kept:
+                    self.findings.append(each)
+            elif is_kept:
+                self.unexpected.append(each)
+            else:
+                self.counts[FindingKind.SURPLUS] += 1  # its position is not looked up
+
+
+def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | list[int]]:
+    return {
+        **name_shards(each.shard for each in ranges),
+        "after": [each.after for each in ranges],
+        "until": [each.until for each in ranges],
+    }
+
+
+def _is_equal(wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
+    """True if both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+    count = wanted.until - wanted.after
+    published = max(0, min(count, wanted.published - wanted.after))
+    if len(expected) != count or len(entries) != published:
+        return False
+    return (
+        [each.offset for each in expected] == [*range(wanted.after + 1, wanted.until + 1)]
+        and all(each.values is not None and each.at_home for each in expected)
+        and all(one.entry != other.entry or one.record < other.record for one, other in pairwise(expected))
+        and all(map(_is_same, expected, entries))
+    )
+
+
+def _is_same(expected: ExpectedRecord, entry: Entry) -> bool:
+    entry_id, fields = entry
+    return (
+        entry_id == b"%d-0" % expected.offset
+        and len(fields) == 2 * len(NAMES)
+        and list(fields[::2]) == NAMES
+        and tuple(fields[1::2]) == expected.values
+    )

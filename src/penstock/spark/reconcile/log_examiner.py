@@ -23,8 +23,7 @@ from penstock.spark.jobs import named_jobs, read_in_tasks
 from penstock.spark.reconcile.spark_comparer import partitions_for, task_errors
 from penstock.spark.sources.task_process import postgres, redis_client, warm
 from penstock.verifying.comparing import ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
-from penstock.verifying.examiner import divide, examine_range, offsets_a_read
-from penstock.verifying.verification import FINDINGS_KEPT, Examination
+from penstock.verifying.verification import FINDINGS_KEPT, Examination, divide, examine_range, offsets_a_read
 
 OFFSETS_A_TASK = 50_000
 POSITION_BYTES = 64

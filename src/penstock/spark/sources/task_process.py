@@ -21,7 +21,7 @@ from penstock.database.transactions import own_settings, set_local, table_settin
 from penstock.errors import HiddenRows, PenstockError, ServerUnavailable
 from penstock.logs import configure_task
 from penstock.spark.daemon import end_quietly
-from penstock.verifying.examiner import connect_unparsed
+from penstock.verifying.verification import connect_unparsed
 
 # Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
 # after an idle minute, long before a large table has been read.
