@@ -26,7 +26,7 @@ def letters(session, frame):
 
 ONE_SLOT_LESS = """
 from penstock.cli.app import main
-from penstock.spark.jobs import Slots
+from penstock.spark.session import Slots
 
 count = Slots.count
 Slots.count = lambda slots: count(slots) + 1  # as while the driver has not noticed that a worker is gone

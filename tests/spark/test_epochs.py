@@ -16,7 +16,7 @@ from penstock.engines.spark.control_channel import ControlServer, TaskPlan
 from penstock.engines.spark.epoch_query import EpochQuery, Schedule
 from penstock.engines.spark.epochs import EpochsReader, EpochsSource
 from penstock.errors import DriverUnreachable
-from penstock.spark.jobs import Slots
+from penstock.spark.session import Slots
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.engines.spark import epoch_query
 from penstock.engines.spark.epoch_query import Schedule
-from penstock.spark.jobs import EPOCHS, Slots, StageState, named_jobs
+from penstock.spark.session import EPOCHS, Slots, StageState, named_jobs
 from penstock.testing import eventually
 
 CONSUMERS = {"a": range(4), "b": range(1)}

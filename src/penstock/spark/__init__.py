@@ -2,8 +2,7 @@
 
     sources      ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
     reconcile    compares a consumer's state with the canonical tables, and the log with the journal
-    session      a session with settings for small, long-lived Python tasks; submission: its Java
-    jobs         names and slots of Spark's jobs
+    session      a session with settings for small, long-lived Python tasks, its jobs and slots; submission: its Java
     daemon       Spark's Python daemon, with Penstock imported
 
 The engine, whose tasks are the streamer and the consumers, is ``penstock.engines.spark``.  The core does not import this

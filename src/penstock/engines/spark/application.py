@@ -21,9 +21,10 @@ from penstock.engines.spark.epochs import COUNTS, EpochsSource
 from penstock.errors import ServerUnavailable
 from penstock.observer import LoopBegan, Observer, Observers, RoundEnded, from_wire
 from penstock.pipeline import Pipeline
-from penstock.spark.jobs import EPOCHS, Slots
 from penstock.spark.session import (
+    EPOCHS,
     TASK_ATTEMPTS,
+    Slots,
     StartEndedError,
     available_cores,
     is_jvm_alive,

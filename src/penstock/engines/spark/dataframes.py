@@ -36,8 +36,7 @@ from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_spa
 from penstock.errors import DamagedEntry, Gap, ServerUnavailable
 from penstock.parallel import Loop, run_together
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
-from penstock.spark.jobs import named_jobs
-from penstock.spark.session import is_jvm_alive
+from penstock.spark.session import is_jvm_alive, named_jobs
 from penstock.spark.sources.ranges import Positions, ranges_between, share_limit
 
 RECORDS_A_BATCH = 100_000

@@ -25,8 +25,7 @@ from penstock.engines.spark.epochs import COUNTS
 from penstock.engines.spark.spark_errors import name_java_error, name_reason
 from penstock.errors import DriverUnreachable, ServerUnavailable
 from penstock.parallel import Backoff
-from penstock.spark.jobs import EPOCHS, Slots, named_jobs
-from penstock.spark.session import end_planners
+from penstock.spark.session import EPOCHS, Slots, end_planners, named_jobs
 
 log = structlog.get_logger("penstock.spark")
 

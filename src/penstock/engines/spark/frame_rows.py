@@ -14,7 +14,7 @@ from penstock.declaring.kinds import Channel
 from penstock.engines.spark.spark_errors import reading_errors
 from penstock.errors import ServerUnavailable
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
-from penstock.spark.jobs import read_in_tasks
+from penstock.spark.session import read_in_tasks
 from penstock.spark.sources.ranges import plan_tasks
 from penstock.spark.sources.record_columns import SPARK_SCHEMA
 from penstock.spark.sources.record_readers import BatchReader

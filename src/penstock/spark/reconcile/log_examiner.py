@@ -19,8 +19,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from penstock.channels.log.stream_entries import NAMES
 from penstock.records import Scope, ShardName
-from penstock.spark.jobs import named_jobs, read_in_tasks
 from penstock.spark.reconcile.spark_comparer import partitions_for, task_errors
+from penstock.spark.session import named_jobs, read_in_tasks
 from penstock.spark.sources.task_process import postgres, redis_client, warm
 from penstock.verifying.comparing import ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange
 from penstock.verifying.verification import FINDINGS_KEPT, Examination, divide, examine_range, offsets_a_read

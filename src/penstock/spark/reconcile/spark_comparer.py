@@ -29,9 +29,8 @@ from penstock.reconciling.comparison import (
     wrong_result,
 )
 from penstock.reconciling.state_repair import CanonicalRows
-from penstock.spark.jobs import Slots, named_jobs
 from penstock.spark.reconcile.exact_join import ORDER, align, full_join, one_row_per_key, row_to_json, to_exact
-from penstock.spark.session import SETTINGS
+from penstock.spark.session import SETTINGS, Slots, named_jobs
 from penstock.spark.sources.table_reader import reading
 
 PARTITION_BYTES = 32 * 1024 * 1024
