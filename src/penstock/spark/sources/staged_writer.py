@@ -85,8 +85,7 @@ class _Stager:
             json.dumps(log.name),
             str(log.shard_for(key)),
             json.dumps(key),
-            json.dumps(label_text(row["action"], "action")),
-            json.dumps(label_text(row["object"], "object")),
+            *(json.dumps(label_text(row[name], name)) for name in ("action", "object")),
             _json(data, "data", log.max_bytes) if isinstance(data, str) else json_text(data, "data", log.max_bytes),
         ]
         if row.get(HEADERS) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -275,23 +276,20 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Tab
         yield TableSlice("true")
         return
     count, pages = count or max(PARTITIONS, size // SLICE_BYTES), size // page
-    edges = sorted({pages * part // count for part in range(1, count)} - {0})
-    bounds = [0, *edges]
-    for number, begin in enumerate(bounds):
-        end = f" AND ctid < '({bounds[number + 1]},0)'" if number + 1 < len(bounds) else ""
-        yield TableSlice(f"ctid >= '({begin},0)'{end}", file)
+    edges = sorted({pages * part // count for part in range(count)})
+    for begin, end in pairwise([*edges, None]):
+        high = "" if end is None else f" AND ctid < '({end},0)'"
+        yield TableSlice(f"ctid >= '({begin},0)'{high}", file)
 
 
 def _by_column(connection: Any, relation: TableRelation, column: str, count: int) -> Iterator[TableSlice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
-    edges = list(dict.fromkeys(_find_edges(connection, relation, column, count)))
-    begin = None
-    for end in [*map(quote_literal, edges), None]:
+    edges = map(quote_literal, dict.fromkeys(_find_edges(connection, relation, column, count)))
+    for begin, end in pairwise([None, *edges, None]):
         low = "true" if begin is None else f"{column} >= {begin}"
-        high = f"{column} < {end}" if end is not None else "true"
+        high = "true" if end is None else f"{column} < {end}"
         nulls = f" OR {column} IS NULL" if begin is None else ""
         yield TableSlice(f"({low} AND {high}){nulls}")
-        begin = end
 
 
 def _find_edges(connection: Any, relation: TableRelation, column: str, count: int) -> list[str]:
