@@ -48,8 +48,7 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         PenstockError: Raised by one of them; the others have been stopped.
         DeclarationError: A name is not of the pipeline.
     """
-    names = list(pipeline.consumers) if consumers is None else list(consumers)
-    specs = [pipeline.get_consumer(name) for name in names]
+    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
     loops: dict[str, Loop] = {}
     if streamer:
         worker = Streamer(pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, share=share)

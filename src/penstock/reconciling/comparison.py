@@ -109,17 +109,12 @@ def without_rows(comparison: StateComparison) -> StateComparison:
 
 def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
     """The comparisons of several sets of keys as one."""
-    counts: Counter[DifferenceKind] = Counter()
-    by_column: Counter[str] = Counter()
-    for each in comparisons:
-        counts.update(each.counts)
-        by_column.update(each.by_column)
     return StateComparison(
         sum(each.compared for each in comparisons),
-        counts,
+        sum((Counter(each.counts) for each in comparisons), Counter()),
         [difference for each in comparisons for difference in each.differences],
         comparisons[0].columns,
-        by_column,
+        sum((Counter(each.by_column) for each in comparisons), Counter()),
     )
 
 

@@ -36,9 +36,6 @@ from penstock.reconciling.comparison import (
 from penstock.reconciling.cut import import_snapshot
 from penstock.reconciling.state_repair import CanonicalRows
 
-_FIELDS = ("key", "kind", "columns")
-_ROWS = ("expected", "found")
-
 
 class InlineComparer:
     """Compares in Postgres, which needs temporary space for the canonical rows, and for sorting both sides."""
@@ -130,7 +127,7 @@ class InlineComparer:
             return
         directory = Path(self._report)
         directory.mkdir(parents=True, exist_ok=True)
-        fields = (*_FIELDS, *_ROWS) if self._with_rows else _FIELDS
+        fields = ("key", "kind", "columns", *(("expected", "found") if self._with_rows else ()))
         with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fields, extrasaction="ignore")
             writer.writeheader()

@@ -139,7 +139,6 @@ def _build_names(
 
 def _find_unfit(columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.Composable:
     """The name of a column whose type would round or truncate the value of a row; NULL if there is none."""
-    limited = [c for c in columns if types[c].declared != types[c].unlimited]
     cases = [
         sql.SQL("WHEN {value} IS DISTINCT FROM CAST({value} AS {declared}) THEN {column}").format(
             value=sql.SQL("CAST(d.expected ->> {} AS {})").format(
@@ -148,7 +147,8 @@ def _find_unfit(columns: Sequence[str], types: Mapping[str, ColumnType]) -> sql.
             declared=sql.SQL(types[column].declared),
             column=sql.Literal(column),
         )
-        for column in limited
+        for column in columns
+        if types[column].declared != types[column].unlimited
     ]
     return sql.SQL("CASE {} END").format(sql.SQL(" ").join(cases)) if cases else sql.SQL("NULL")
 
