@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import structlog
 from psycopg.rows import class_row
 
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import statements
@@ -150,10 +150,9 @@ def find_reconciliations(
 
 def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) -> bool:
     """True if a consumer has not yet applied, skipped or dead-lettered any record.  Raises ``ServerUnavailable``."""
-    with postgres_errors("reading checkpoints"), connect() as connection:
-        [(records,)] = connection.execute(
-            statements("penstock.reconciling", scope.schema)["records_seen"], {"consumer": consumer.name}
-        ).fetchall()
+    with connect() as connection:
+        values = {"consumer": consumer.name}
+        [(records,)] = fetch(connection, scope, "penstock.reconciling.records_seen", "reading checkpoints", values)
     return not records
 
 

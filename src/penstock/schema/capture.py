@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
+from penstock.database.connections import Connection, Database, connect_postgres, fetch, get_database_url
 from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
@@ -127,9 +127,8 @@ def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
 
 
 def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Installed]:
-    sql = statements("penstock.database", pipeline.scope.schema)["triggers"]
-    with postgres_errors("reading the triggers"):
-        rows = connection.execute(sql, {"schema": pipeline.scope.schema}).fetchall()
+    values = {"schema": pipeline.scope.schema}
+    rows = fetch(connection, pipeline.scope, "penstock.database.triggers", "reading the triggers", values)
     return [_Installed(*row) for row in rows]
 
 

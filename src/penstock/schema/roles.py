@@ -11,9 +11,8 @@ from functools import cache
 from itertools import groupby
 from typing import Literal, get_args
 
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.connections import Connection, fetch
+from penstock.database.statements import quote
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import PrivilegeMissing
 from penstock.records import Scope
@@ -227,18 +226,15 @@ def object_sql(kind: str, name: str, schema: str) -> str:
 def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None) -> list[Right]:
     """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out."""
     listed = sorted(wanted, key=lambda right: right.place)
-    with postgres_errors("reading privileges"):
-        rows = connection.execute(
-            statements("penstock.database", scope.schema)["lacking"],
-            {
-                "schema": scope.schema,
-                "role": role,
-                "kinds": [right.kind for right in listed],
-                "names": [right.name for right in listed],
-                "privileges": [right.privilege for right in listed],
-                "columns": [right.column for right in listed],
-            },
-        ).fetchall()
+    values = {
+        "schema": scope.schema,
+        "role": role,
+        "kinds": [right.kind for right in listed],
+        "names": [right.name for right in listed],
+        "privileges": [right.privilege for right in listed],
+        "columns": [right.column for right in listed],
+    }
+    rows = fetch(connection, scope, "penstock.database.lacking", "reading privileges", values)
     return [listed[number - 1] for (number,) in rows]
 
 

@@ -15,10 +15,9 @@ from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log.streams import last_offsets
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.channels.server import pipelined, redis_errors
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
-from penstock.database.statements import name_shards, statements
+from penstock.database.statements import name_shards
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal.journal_reader import journal_tails
 from penstock.parsing import find_number
@@ -112,10 +111,8 @@ def _read_starts(
     if not isinstance(start, str):
         return dict.fromkeys(shards, start or 1)
     try:
-        with postgres_errors("reading the journal"):
-            rows = connection.execute(
-                statements("penstock.verifying", scope.schema)["first_since"], {**name_shards(shards), "since": start}
-            ).fetchall()
+        since = {**name_shards(shards), "since": start}
+        rows = fetch(connection, scope, "penstock.verifying.first_since", "reading the journal", since)
     except psycopg.DataError as error:
         raise InvalidSetting(
             f"--from is {start!r}; it takes an offset, or a time that Postgres can parse, such as 2026-03-01, "
@@ -130,10 +127,8 @@ def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardN
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
     evicting = {s for s in kinds if channels[s.channel].redis_memory is not None}
     state = _PostgresState(kinds, {}, {}, registered, evicting)
-    with postgres_errors("reading checkpoints"):
-        rows = connection.execute(
-            statements("penstock.verifying", scope.schema)["checkpoints_and_beginnings"], name_shards(shards)
-        ).fetchall()
+    values = name_shards(shards)
+    rows = fetch(connection, scope, "penstock.verifying.checkpoints_and_beginnings", "reading checkpoints", values)
     for channel, number, begins, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
         state.begins[shard] = begins

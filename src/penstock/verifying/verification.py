@@ -14,9 +14,8 @@ from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis, redis_errors
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import name_shards, statements
+from penstock.database.connections import Connection, fetch
+from penstock.database.statements import name_shards
 from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import known_shards, missed_records
 from penstock.records import DEFAULT_SCOPE, Scope, ShardName
@@ -132,10 +131,8 @@ def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dic
     """The places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
-        with postgres_errors("reading the journal"):
-            rows = connection.execute(
-                statements("penstock.verifying", scope.schema)["places"], {"records": list(records)}
-            ).fetchall()
+        wanted = {"records": list(records)}
+        rows = fetch(connection, scope, "penstock.verifying.places", "reading the journal", wanted)
         for record, channel, shard, offset in rows:
             places.setdefault(record, []).append((channel, shard, offset))
     return places
@@ -214,7 +211,7 @@ def _read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationR
 
 def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
     """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
-    largest = _read_number(connection, scope, "heaviest", part, 0)
+    largest = _read_number(connection, scope, "penstock.verifying.heaviest", part, 0)
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
 
@@ -224,12 +221,9 @@ def _read_number(connection: Connection, scope: Scope, statement: str, wanted: V
 
 
 def _rows(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
-    where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
-    with postgres_errors(f"reading {wanted.shard}"):
-        return connection.execute(
-            statements("penstock.verifying", scope.schema)[statement],
-            {**where, "after": wanted.after, "until": wanted.until},
-        ).fetchall()
+    where: dict[str, Any] = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
+    where |= {"after": wanted.after, "until": wanted.until}
+    return fetch(connection, scope, statement, f"reading {wanted.shard}", where)
 
 
 def examine_range(
@@ -241,13 +235,13 @@ def examine_range(
     expected = _read_expected(connection, scope, wanted)
     if _is_equal(wanted, expected, entries):
         return expected, ()
-    begins = _read_number(connection, scope, "begins", wanted, wanted.until + 1)
+    begins = _read_number(connection, scope, "penstock.verifying.begins", wanted, wanted.until + 1)
     return expected, compare(wanted, expected, entries, begins, _read_log_beginning(client, scope, wanted))
 
 
 def _read_expected(connection: Connection, scope: Scope, wanted: VerificationRange) -> list[ExpectedRecord]:
     """The records that Postgres names."""
-    rows = _rows(connection, scope, "expected_records", wanted)
+    rows = _rows(connection, scope, "penstock.verifying.expected_records", wanted)
     return [
         ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
         for offset, record, entry, present, at_home, *values in rows
@@ -263,7 +257,6 @@ class InlineExaminer:
     def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
         """Sets up."""
         self._connection, self._redis_url, self._scope = connection, redis_url, scope
-        self._sql = statements("penstock.verifying", scope.schema)
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the ranges."""
@@ -283,16 +276,16 @@ class InlineExaminer:
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
         """The number of repeated journal positions, and the first records that have several."""
-        with postgres_errors("reading the journal"):
-            rows = self._connection.execute(
-                self._sql["repeats"], {**_parameters(ranges), "most": FINDINGS_KEPT}
-            ).fetchall()
+        values = {**_parameters(ranges), "most": FINDINGS_KEPT}
+        rows = fetch(self._connection, self._scope, "penstock.verifying.repeats", "reading the journal", values)
         return (rows[0][1] if rows else 0), [record for record, _ in rows]
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
         """Number of records that come after a newer record of the same key."""
-        with postgres_errors("reading the journal"):
-            [(number,)] = self._connection.execute(self._sql["overtaken"], _parameters(ranges))
+        values = _parameters(ranges)
+        [(number,)] = fetch(
+            self._connection, self._scope, "penstock.verifying.overtaken", "reading the journal", values
+        )
         return int(number)
 
 

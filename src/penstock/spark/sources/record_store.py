@@ -16,7 +16,7 @@ from penstock.channels.log.follower import POLL_S as LOG_POLL_S
 from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.connections import fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards, statements
 from penstock.errors import InvalidSetting, SchemaMissing, ServerUnavailable
@@ -90,14 +90,13 @@ class RecordStore(ABC):
         if not self.options.knows_database():
             return {}
         since = {**name_shards(times), "since_us": [us - CLOCK_MARGIN_US for us in times.values()]}
-        sql = statements("penstock.spark.sources", self.options.scope.schema)["sequenced_since"]
-        with postgres_errors("reading the journal"):
-            rows = postgres(self.options.database()).execute(sql, since)
-            return {
-                ShardName(channel, Shard(shard)): None if first is None else Offset(first)
-                for channel, shard, oldest, first in rows
-                if first is None or first > oldest
-            }
+        connection, scope = postgres(self.options.database()), self.options.scope
+        rows = fetch(connection, scope, "penstock.spark.sources.sequenced_since", "reading the journal", since)
+        return {
+            ShardName(channel, Shard(shard)): None if first is None else Offset(first)
+            for channel, shard, oldest, first in rows
+            if first is None or first > oldest
+        }
 
 
 def read_shards(options: ServerOptions, subscription: Subscription, shards: int | None) -> list[ShardName]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.database.connections import WorkerConnection
+from penstock.database.connections import WorkerConnection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import name_shards, statements
 from penstock.errors import Fenced
@@ -34,8 +34,8 @@ class RegisteredPosition:
 
     def read(self) -> Positions:
         """The registered positions; empty for a new name."""
-        with postgres_errors(f"reading the position of {self._name}"):
-            rows = self._connection.execute(self._sql["read_positions"], {"consumer": self._name}).fetchall()
+        doing, values = f"reading the position of {self._name}", {"consumer": self._name}
+        rows = fetch(self._connection, self._options.scope, "penstock.spark.sources.read_positions", doing, values)
         return {ShardName(channel, Shard(shard)): offset for channel, shard, offset in rows}
 
     def follow(self, positions: Positions) -> None:
