@@ -47,7 +47,7 @@ class Api:
         self._application = application["id"]
 
     def page(self, path: str) -> str:
-        with urlopen(self._address + path, timeout=20) as answer:
+        with urlopen(self._address + path, timeout=60) as answer:
             return str(answer.read(), "utf-8")
 
     def __call__(self, path: str) -> list[dict[str, Any]]:

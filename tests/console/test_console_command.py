@@ -16,9 +16,9 @@ def test_it_prints_a_link_answers_and_ends_with_a_signal(penstock: CommandLine) 
     process = penstock.start("console", "--listen", "127.0.0.1:0")
     link = process.stdout.readline().strip().removeprefix("The console: ")
 
-    with httpx.Client(follow_redirects=True) as client:
+    with httpx.Client(follow_redirects=True, timeout=60) as client:
         shown = client.get(link)
-        again = httpx.get(link)
+        again = httpx.get(link, timeout=60)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(60)
 

@@ -124,8 +124,8 @@ def test_the_worker_does_the_jobs_of_all_other_shards(what: str, world: World, w
     FOREIGN[what](world)
     with running(worker.run):
         eventually(lambda: world.effects() == world.others(), "the others' jobs are done")
-        eventually(lambda: _waiting(world), "the shard is named in the status")
-        assert {shard for _, shard, _ in _waiting(world)} == {f"jobs/{BAD}"}
+        named = eventually(lambda: _waiting(world), "the shard is named in the status")
+        assert {shard for _, shard, _ in named} == {f"jobs/{BAD}"}
         world.stage()
         world.publish()
         eventually(lambda: world.effects() == world.others(), "new ones too")

@@ -130,8 +130,8 @@ def test_a_signal_gives_back_at_once_what_was_not_begun(work: Work, bench: Bench
     for record in ids:
         (tmp_path / f"go-{record}").touch()
     began = monotonic()
-    assert process.wait(30) == 0
-    assert monotonic() - began < 20
+    assert process.wait(90) == 0
+    assert monotonic() - began < 60
     assert len(bench.effects) == 2
     assert bench.queue.stats().leased == 0
 

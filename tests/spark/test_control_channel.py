@@ -116,7 +116,7 @@ def test_a_port_that_is_taken_is_named_before_anything_runs() -> None:
     server.close()
 
 
-def read_to_the_end(connection: socket.socket, timeout_s: float = 15) -> bytes:
+def read_to_the_end(connection: socket.socket, timeout_s: float = 60) -> bytes:
     """What the driver sends until it closes the connection; a time-out if it does not close it."""
     connection.settimeout(timeout_s)
     read = b""
@@ -126,7 +126,7 @@ def read_to_the_end(connection: socket.socket, timeout_s: float = 15) -> bytes:
 
 
 def say(server: ControlServer, *words: bytes) -> socket.socket:
-    connection = socket.create_connection((server.address.host, server.address.port), timeout=5)
+    connection = socket.create_connection((server.address.host, server.address.port), timeout=60)
     for word in words:
         connection.sendall(word)
     return connection

@@ -229,7 +229,7 @@ def test_the_workers_of_an_asgi_server_do_jobs(directory: Path, start: Start, ap
         fd = str(listener.fileno())
         start("-m", "uvicorn", app, "--workers", "2", "--fd", fd, "--log-level", "critical", fds=(int(fd),))
         transport = httpx.HTTPTransport(uds=path)
-        with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
+        with httpx.Client(transport=transport, base_url="http://app", timeout=60) as client:
             request_until_both_worked(client, directory)
 
 
@@ -239,7 +239,7 @@ def test_the_forked_workers_of_a_wsgi_server_do_jobs(directory: Path, start: Sta
     server = start("prefork.py", app)
     assert server.stdout is not None
 
-    with httpx.Client(base_url=server.stdout.readline().strip()) as client:
+    with httpx.Client(base_url=server.stdout.readline().strip(), timeout=60) as client:
         request_until_both_worked(client, directory)
 
 
@@ -313,7 +313,7 @@ def test_the_requests_of_an_application_publish_and_consume_its_records(
         program = ["-m", "uvicorn", "shop_served:app", "--workers", "2", "--fd", str(fd)]
         start(*program, fds=(fd,), SHOP_DATABASE=database_url, SHOP_REDIS=redis_url)
         transport = httpx.HTTPTransport(uds=path)
-        with httpx.Client(transport=transport, base_url="http://app", timeout=30) as client:
+        with httpx.Client(transport=transport, base_url="http://app", timeout=60) as client:
             assert {client.post("/orders").status_code for _ in range(20)} == {200}
             eventually(lambda: client.get("/revenue").json() == 2000, "the orders are applied", timeout_s=90)
             assert {client.get("/revenue").json() for _ in range(50)} == {2000}
