@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from threading import Event
 from time import sleep
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +17,19 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
-from penstock import Cancel, CancelledJobs, DeadLetter, Job, Pipeline, Unique, cancel, cancel_async, retry_async, stage
+from penstock import (
+    Cancel,
+    CancelledJobs,
+    DeadLetter,
+    Job,
+    Pipeline,
+    Unique,
+    cancel,
+    cancel_async,
+    retry,
+    retry_async,
+    stage,
+)
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
 from penstock.errors import InvalidRecord
@@ -306,6 +319,11 @@ def test_jobs_are_cancelled_through_every_kind_of_connection(
     assert bench.unfinished == []
     with sessions() as session, pytest.raises(InvalidRecord, match="name the jobs"):
         cancel(session, of=JOBS, tenant="acme")
+    wrong: Any
+    for wrong in ("order-7", [1, 2]):
+        for call in (cancel, retry):
+            with sessions() as session, pytest.raises(InvalidRecord, match=r"ids: are .* a job is named by its number"):
+                call(session, wrong, of=JOBS)
 
 
 def test_jobs_that_were_cancelled_and_are_kept_are_not_read_each_time(bench: Bench) -> None:

@@ -109,7 +109,9 @@ class ScheduleSpec:
         try:
             CronSim(self.text, datetime.now(UTC))
         except CronSimError as error:
-            raise self._error("every", self.every, f"{error}; it takes five fields, such as 17 3 * * *") from error
+            raise self._error(
+                "every", self.every, f"{error}; it takes five fields, such as 17 3 * * *, or an interval, such as 6h"
+            ) from error
 
     def _error(self, field: str, given: object, why: str) -> DeclarationError:
         return DeclarationError(f"schedule {self.name}: {field} is {given!r}; {why}")

@@ -75,7 +75,7 @@ def cancel(
         Which are cancelled.
 
     Raises:
-        InvalidRecord: No job was named.
+        InvalidRecord: No job was named, or not by a number.
         NotAttached: As ``stage``.
     """
     refuse_async(target, "cancel")
@@ -96,7 +96,7 @@ async def cancel_async(
         Which are cancelled.
 
     Raises:
-        InvalidRecord: No job was named.
+        InvalidRecord: No job was named, or not by a number.
         NotAttached: As ``stage``.
     """
     values = _values(of, ids, unique, tenant)
@@ -116,10 +116,11 @@ def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = 
         Those of the ids that are dead letters.
 
     Raises:
+        InvalidRecord: A job was not named by a number.
         NotAttached: As ``stage``.
     """
     refuse_async(target, "retry")
-    values = {"channel": of.name, "ids": int_array(map(int, ids))}
+    values = {"channel": of.name, "ids": _array(ids)}
     return tuple(job for (job,) in run_statement(target, of, _RETRY, values, pipeline, "retry"))
 
 
@@ -127,12 +128,20 @@ async def retry_async(
     target: "AsyncTarget", *ids: int, of: Queue, pipeline: Declarations | None = None
 ) -> tuple[int, ...]:
     """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    values = {"channel": of.name, "ids": int_array(map(int, ids))}
+    values = {"channel": of.name, "ids": _array(ids)}
     return tuple(job for (job,) in await run_statement_async(target, of, _RETRY, values, pipeline, "retry"))
 
 
+def _array(ids: Iterable[int]) -> str:
+    """The ids as a parameter.  Raises ``InvalidRecord``."""
+    try:
+        return int_array(map(int, ids))
+    except (TypeError, ValueError) as error:
+        raise InvalidRecord("ids", f"are {ids!r}; a job is named by its number, each an argument of its own") from error
+
+
 def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
-    wanted = int_array(map(int, ids))
+    wanted = _array(ids)
     if wanted == int_array(()) and unique is None:
         raise InvalidRecord("unique", "is missing, and there are no ids: name the jobs to cancel")
     whose = None if tenant is None else key_text(tenant, "tenant")
