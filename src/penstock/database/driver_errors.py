@@ -116,7 +116,8 @@ def postgres_errors(what: str) -> Iterator[None]:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
-        if _is_hidden(cause):
+        # Row-level security applies to a statement that runs with ``row_security = off``; the text is translated.
+        if isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls":
             raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
         if sqlstate(error) == LACKS_PRIVILEGE:
             raise PrivilegeMissing(
@@ -135,11 +136,6 @@ def postgres_errors(what: str) -> Iterator[None]:
                 raise cause from error if cause is not error else None
             case _:
                 raise
-
-
-def _is_hidden(cause: BaseException) -> bool:
-    """True if row-level security applies to a statement that runs with ``row_security = off``; the text is translated."""
-    return isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls"
 
 
 def hidden_rows(said: str) -> str:

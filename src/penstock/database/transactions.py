@@ -49,6 +49,7 @@ HANDLER_TIMEOUT_S = 1800.0
 
 _SEARCH_PATH = "pg_catalog, pg_temp"
 _GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off", "jit": "off"}
+_SET = "pg_catalog.set_config('{}', {}, true)"
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 Settings = Mapping[str, str]
@@ -94,22 +95,17 @@ def set_local(settings: Settings) -> tuple[bytes, ...]:
 
 def set_local_in_one(settings: Settings) -> bytes:
     """The same as one statement, which takes a snapshot and returns a row."""
-    calls = (f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items())
+    calls = (_SET.format(name, f"'{value}'") for name, value in settings.items())
     return f"SELECT {', '.join(calls)}".encode()
 
 
 def guarded(more: Settings) -> tuple[bytes, bytes]:
     """The statements before and after one of ours in somebody else's transaction."""
-    before = [
-        f"pg_catalog.set_config('penstock.{name}', pg_catalog.current_setting('{name}'), true), "
-        f"pg_catalog.set_config('{name}', '{value}', true)"
-        for name, value in _GUARDED.items()
-    ]
-    kept = [f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in more.items()]
-    after = [
-        f"pg_catalog.set_config('{name}', pg_catalog.current_setting('penstock.{name}'), true)" for name in _GUARDED
-    ]
-    return f"SELECT {', '.join(before + kept)}".encode(), f"SELECT {', '.join(after)}".encode()
+    get = "pg_catalog.current_setting('{}')".format
+    kept = [_SET.format(f"penstock.{name}", get(name)) for name in _GUARDED]
+    own = [_SET.format(name, f"'{value}'") for name, value in {**_GUARDED, **more}.items()]
+    after = [_SET.format(name, get(f"penstock.{name}")) for name in _GUARDED]
+    return f"SELECT {', '.join(kept + own)}".encode(), f"SELECT {', '.join(after)}".encode()
 
 
 ROLES_SEARCH_PATH = b"SET LOCAL search_path TO DEFAULT"

@@ -56,7 +56,11 @@ class RepairStatements:
         rows: sql.Identifier = sql.Identifier("pg_temp", "penstock_differences"),  # noqa: B008  a constant
     ) -> None:
         """Builds the statements."""
-        _check_columns(spec, columns, types)
+        missing = [column for column in (*spec.key, *columns) if column not in types]
+        if missing:
+            raise DeclarationError(
+                f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(types)}"
+            )
         self._names = _build_names(spec, columns, types, rows)
         self.delete_all = self._build("DELETE FROM {table}")
         self.insert_all = self._build("INSERT INTO {table} ({columns}) SELECT {expected} FROM {rows} d")
@@ -98,14 +102,6 @@ class RepairStatements:
         return sql.SQL(text).format(**self._names, **more)
 
 
-def _check_columns(spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType]) -> None:
-    missing = [column for column in (*spec.key, *columns) if column not in types]
-    if missing:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(types)}"
-        )
-
-
 def _build_names(
     spec: ReconciliationSpec, columns: Sequence[str], types: Mapping[str, ColumnType], rows: sql.Identifier
 ) -> dict[str, sql.Composable]:
@@ -116,13 +112,11 @@ def _build_names(
             sql.SQL(row), sql.Literal(column), sql.SQL(types[column].declared)
         )
 
-    everything = (*spec.key, *columns)
+    everything, match = (*spec.key, *columns), sql.SQL("s.{0} = k.{0}")
     return {
         "table": sql.Identifier(*filter(None, (spec.schema, spec.table))),
         # Rows of two tables have the same key; always, without a key.
-        "same": sql.SQL(" AND ").join(sql.SQL("s.{0} = k.{0}").format(sql.Identifier(column)) for column in spec.key)
-        if spec.key
-        else sql.SQL("true"),
+        "same": sql.SQL(" AND ").join([sql.SQL("true"), *(match.format(sql.Identifier(c)) for c in spec.key)]),
         "set": sql.SQL(", ").join(
             sql.SQL("{} = {}").format(sql.Identifier(column), value("d.expected", column))
             for column in columns or spec.key  # rows of nothing but a key do not differ

@@ -49,8 +49,7 @@ class TriggerOperation(MigrateOperation):
         Raises:
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
-        found = _find_triggers(pipeline, classes)
-        operations.invoke(cls([sql for trigger in found for sql in trigger.statements]))
+        operations.invoke(cls([sql for found in _find_triggers(pipeline, classes) for sql in found.statements]))
 
     @classmethod
     def drop(cls, operations: Operations, pipeline: Declarations, *classes: type[Any]) -> None:
@@ -59,8 +58,7 @@ class TriggerOperation(MigrateOperation):
         Raises:
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
-        found = _find_triggers(pipeline, classes)
-        operations.invoke(cls([sql for trigger in found for sql in trigger.drop]))
+        operations.invoke(cls([sql for found in _find_triggers(pipeline, classes) for sql in found.drop]))
 
 
 @Operations.implementation_for(TriggerOperation)

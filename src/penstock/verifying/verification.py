@@ -282,10 +282,8 @@ class InlineExaminer:
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
         """Number of records that come after a newer record of the same key."""
-        values = _parameters(ranges)
-        [(number,)] = fetch(
-            self._connection, self._scope, "penstock.verifying.overtaken", "reading the journal", values
-        )
+        of, values = "reading the journal", _parameters(ranges)
+        [(number,)] = fetch(self._connection, self._scope, "penstock.verifying.overtaken", of, values)
         return int(number)
 
 
