@@ -289,7 +289,5 @@ class ControlChannel:
 
 def _shut_down(connection: socket.socket, how: int = socket.SHUT_WR) -> None:
     """Closes our half; it is no error if the other side has closed already."""
-    try:
+    with suppress(OSError):
         connection.shutdown(how)
-    except OSError:
-        return

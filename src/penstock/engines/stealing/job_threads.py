@@ -14,6 +14,7 @@ import os
 import queue
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from math import inf
@@ -308,7 +309,5 @@ class ThreadSupervisor:
 
 def _log_aside(message: str, *values: object) -> None:
     """Logs an error in another thread: the caller is a request, and a job may hang in the log."""
-    try:
+    with suppress(RuntimeError):
         Thread(target=log.error, args=(message, *values), daemon=True).start()
-    except RuntimeError:
-        return

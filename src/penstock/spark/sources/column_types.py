@@ -4,6 +4,7 @@ Spark's types are narrower than some of Postgres': a decimal has at most 38 digi
 the years 1 and 9999 and have no infinity.  Every type can be read as text, which holds any value.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
@@ -159,14 +160,11 @@ class Field:
 
     def convert(self, values: pa.Array) -> pa.Array:
         """The values in the column's type."""
-        try:
+        with suppress(pa.ArrowInvalid):
             if pa.types.is_decimal(self.type):
                 return _to_decimal(values, self.type)
             converted = values if values.type == self.type else values.cast(self.type)
             _check_limits(converted)
-        except pa.ArrowInvalid:
-            pass
-        else:
             return converted
         raise unreadable(self.name, self.spark.simpleString())  # outside: Arrow's text may quote the value
 

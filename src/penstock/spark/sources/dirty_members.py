@@ -19,6 +19,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from time import monotonic, sleep
@@ -96,10 +97,8 @@ class ReservationHeartbeats:
             with self._lock:
                 reservations = list(self._reservations.values())
             for ick, reservation in reservations:
-                try:
+                with suppress(PenstockError):  # the query gets the same error, and raises it
                     ick.commit(reservation, ())
-                except PenstockError:
-                    continue  # the query gets the same error, and raises it
 
 
 IckOffset = dict[int, str]
