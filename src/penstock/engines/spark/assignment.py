@@ -75,7 +75,10 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
     With slots to spare, consumers get more tasks, at most one for each of their pieces.  With too few, parts share a task,
     and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
     """
-    first = _make_streamers(_count_streamers(consumers, slots, streamers))
+    spare = min(slots - count_pieces(consumers), slots // 4)
+    wanted = max(1, spare, slots // SLOTS_PER_STREAMER)
+    count = min(wanted, max(1, slots - len(consumers)), streamers)
+    first = [Part(None, share=f"{number + 1}/{count}" if count > 1 else "") for number in range(count)]
     whole = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]
     if len(first) + len(whole) <= slots:
         split = _split(consumers, slots - len(first))
@@ -89,18 +92,6 @@ def most_streamers(shards: int, redis_url: str) -> int:
     """Useful number of streamers: up to one for each shard, and of a single Redis server what it takes."""
     is_cluster = parse_redis_url(redis_url).kind == "cluster"
     return min(shards, MAX_STREAMERS if is_cluster else MAX_BEFORE_ONE_REDIS)
-
-
-def _count_streamers(consumers: Mapping[str, Pieces], slots: int, most: int) -> int:
-    spare = min(slots - count_pieces(consumers), slots // 4)
-    wanted = max(1, spare, slots // SLOTS_PER_STREAMER)
-    return min(wanted, max(1, slots - len(consumers)), most)
-
-
-def _make_streamers(count: int) -> list[Part]:
-    if count == 1:
-        return [Part(None)]
-    return [Part(None, share=f"{number + 1}/{count}") for number in range(count)]
 
 
 def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:

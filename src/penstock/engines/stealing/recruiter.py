@@ -46,7 +46,10 @@ class Recruiter:
         Raises:
             DeclarationError: A time is not a positive number of seconds, or ``hangs_s`` is within the budget.
         """
-        _check_times(budget_s=budget_s, hangs_s=hangs_s, idle_s=idle_s)
+        times: dict[str, object] = {"budget_s": budget_s, "hangs_s": hangs_s, "idle_s": idle_s}
+        for name, value in times.items():
+            if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+                raise DeclarationError(f"{name}={value!r} of a recruiter: take a number of seconds above 0")
         if hangs_s <= budget_s:
             raise DeclarationError(
                 f"hangs_s={hangs_s!r} of a recruiter is within budget_s={budget_s!r}; take a longer time"
@@ -182,9 +185,3 @@ def _close_all() -> None:
 
 os.register_at_fork(after_in_child=_begin_in_child)
 atexit.register(_close_all)
-
-
-def _check_times(**times: object) -> None:
-    for name, value in times.items():
-        if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            raise DeclarationError(f"{name}={value!r} of a recruiter: take a number of seconds above 0")

@@ -113,7 +113,12 @@ class TableRelation:
         options = GivenOptions(SOURCE, given, KNOWN)
         if ("table" in options) == ("query" in options):
             raise options.error("give one of the options table and query")
-        _check_snapshot(options)
+        wants_several = "partitionColumn" in options or options.get("partitions", "1") != "1"
+        if wants_several and "snapshot" not in options:
+            raise options.error(
+                "several tasks need a snapshot: each would see another state of the database, and rows that move between two "
+                "reads would be lost or doubled. Give one: with penstock.spark.snapshot(url) as name, option snapshot=name"
+            )
         url = ServerOptions(**ServerOptions.parse_servers(options)).database()
         table = quote(*_names(options, "table", ".")) if "table" in options else None
         source = table or f"({options['query']}) AS q"
@@ -185,15 +190,6 @@ def reading(url: str, snapshot: str | None) -> Iterator[Any]:
         with connection.cursor() as cursor:
             begin_reading(cursor, snapshot)
         yield connection
-
-
-def _check_snapshot(options: GivenOptions) -> None:
-    wants_several = "partitionColumn" in options or options.get("partitions", "1") != "1"
-    if wants_several and "snapshot" not in options:
-        raise InvalidSetting(
-            "penstock.table: several tasks need a snapshot: each would see another state of the database, and rows that move "
-            "between two reads would be lost or doubled. Give one: with penstock.spark.snapshot(url) as name, option snapshot=name"
-        )
 
 
 def _check_names(columns: Sequence[PostgresColumn], texts: frozenset[str]) -> None:
