@@ -178,13 +178,34 @@ def test_a_directory_that_spark_does_not_use_may_vanish_and_ctrl_c_ends_it_clean
     assert others == ["stopped"], said
 
 
-def test_a_jvm_that_was_killed_is_named(running: subprocess.Popen[str], temporary: Path) -> None:
-    [jvm] = [each for each in family(running) if each.name() == "java"]
-    jvm.kill()
-    _, said = running.communicate(timeout=180)
+ENDING = """
+import sys
+from threading import Timer
+from pyspark import SparkContext
+from penstock.cli.app import main
+from penstock.engines.spark import application
 
-    assert running.returncode == 3, said
+class Control(application.ControlServer):
+    \"\"\"As while Java is killed: its connections are gone before it is.\"\"\"
+
+    def check(self):
+        Timer(0.5, SparkContext._gateway.proc.kill).start()
+        SparkContext._gateway.shutdown()
+        raise ConnectionError
+
+application.ControlServer = Control
+del sys.argv[0]
+main()
+"""
+
+
+def test_a_jvm_that_was_killed_is_named_and_then_the_run_ends_as_ever(start: Start) -> None:
+    process = start(sys.executable, "-c", ENDING)
+    _, said = process.communicate(timeout=300)
+
+    assert process.returncode == 3, said
     assert "the JVM of Spark has ended (killed by SIGKILL)" in said.splitlines()[-2]
+    assert '"event": "stopped"' in said
 
 
 UNREACHABLE = """

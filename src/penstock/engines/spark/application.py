@@ -109,19 +109,17 @@ def run(  # noqa: PLR0913  the options of a run
         def stopped() -> bool:
             return bool(reports.failures) or stop()
 
-        setups = (WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames)
-        sets = SetBasedConsumers(
-            spark, [FrameWorker(spark, setup) for setup in setups], reports.receive, reports.failures
-        )
+        setups = [WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames]
+        sets = SetBasedConsumers(spark, [FrameWorker(spark, s) for s in setups], reports.receive, reports.failures)
         query = EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames) if tasks else None
         with jvm_errors("running on Spark"):
             try:
-                schedule.wait_for_slots(stopped)
-                ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-                log.info("running", queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])], **ui)
-                sets.start(stopped)
-                pipeline.observers(LoopBegan(DRIVER))
-                _supervise(query, schedule, control, stopped, pipeline.observers, _find_needed(java, spark))
+                with jvm_errors("running on Spark"):  # also here: it waits for the end of a JVM that is dying
+                    schedule.wait_for_slots(stopped)
+                    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+                    log.info("running", queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])], **ui)
+                    sets.start(stopped)
+                    _supervise(query, schedule, control, stopped, pipeline.observers, _find_needed(java, spark))
             finally:
                 control.stop_tasks()
                 sets.finish()
@@ -173,6 +171,7 @@ def _supervise(
     needed: str | None,
 ) -> None:
     """Keeps the query running, over the slots that there are, until ``stop()`` is true, or a needed directory is gone."""
+    observers(LoopBegan(DRIVER))
     waiting = threading.Event()
     while not stop():
         if observers and control.was_reached:
