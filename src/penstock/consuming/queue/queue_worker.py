@@ -273,10 +273,10 @@ class QueueWorker(Worker[Job[Any]]):
     @property
     def _ahead(self) -> int:
         """Number of jobs to read ahead: none for slots that are all at a long one."""
-        if self._jobs.job_s is None:
+        job_s = self._jobs.job_s
+        if job_s is None or self._jobs.begun_s() > PREFETCH_S:
             return 0
-        job_s = max(self._jobs.job_s, self._jobs.begun_s(), 1e-5)
-        return min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / job_s))
+        return min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / max(job_s, 1e-5)))
 
     @property
     def _enough(self) -> int:
