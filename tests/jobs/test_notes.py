@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from fixtures.jobs import JOBS, Bench
 from penstock import Job, Pipeline, stage
-from penstock.consuming.delivery import Conflict
+from penstock.consuming.delivery import Conflict, Failed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.in_flight import JobNotes
 from penstock.consuming.transaction import HandlerTransaction
@@ -89,20 +89,21 @@ def test_a_part_that_is_no_part_is_refused() -> None:
 
 
 def test_notes_that_cannot_be_written_are_logged_once_and_written_with_newer_ones() -> None:
-    written: list[Any] = []
+    """A conflict with another worker is nothing to log."""
+    outcomes: list[Any] = [Failed(), Failed(), Conflict()]
 
     class Refusing:
         def apply(self, *_: object) -> bool:
-            if len(written) < 2:
-                written.append(None)
-                raise NotApplied(Conflict(), ValueError())
+            if outcomes:
+                outcome = outcomes.pop()
+                raise NotApplied(outcome, ValueError() if outcome == Failed() else KeyError())
             return True
 
     notes, transaction = JobNotes(JOBS.name, DEFAULT_SCOPE), cast("HandlerTransaction", Refusing())
     notes.note_progress(RecordId(1), 0.1, "")
     with capture_logs() as logs:
-        notes.write(transaction)
-        notes.write(transaction)
+        while outcomes:
+            notes.write(transaction)
     assert [(each["event"], each["error"]) for each in logs] == [("notes of jobs not written", "ValueError")]
     notes.note_progress(RecordId(1), 0.2, "")
     assert notes._notes == {1: {"progress": 0.2, "note": "", "attempts": []}}

@@ -1,7 +1,7 @@
 """The roles of a pipeline in Postgres, and what each may do.
 
-Group roles without a login: an application's login becomes a member of those that it needs.  ``RIGHTS`` is the only list
-of them; the SQL of ``penstock init --roles``, the check at the start of a worker, and ``penstock doctor`` come from it.
+Group roles without a login: an application's login becomes a member of those that it needs.  The SQL of
+``penstock init --roles``, the check at the start of a worker, and ``penstock doctor`` come from the tables below.
 """
 
 import re

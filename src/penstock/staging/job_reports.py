@@ -23,7 +23,8 @@ class JobReport:
 
     Attributes:
         id: Its id, as staging has returned it.
-        has_ended: True if no attempt will be made any more: it is done, was cancelled, or is a dead letter.
+        has_ended: True if no attempt will be made any more: it is done, was cancelled, or is a dead letter.  An id
+            that was never staged is not told apart from a job that is done.
         progress: The part that is done, as the handler said last; None if it has said nothing.
         note: The handler's word about it.
         result: What the handler has set; None if it has set nothing, or the job is not done.

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from penstock.clients import Lease
-from penstock.consuming.delivery import Consumed
+from penstock.consuming.delivery import Conflict, Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.job_deliverer import Ended
 from penstock.consuming.queue.worker_slots import WorkerSlot
@@ -252,7 +252,7 @@ class JobNotes:
         self._add(record, {"progress": done, "note": note})
 
     def write(self, transaction: HandlerTransaction) -> None:
-        """Writes all notes; those that cannot be written now are written later, and each kind of error is logged once."""
+        """Writes all notes; those that cannot be written now are written later, and each kind of error is logged once, conflicts never."""
         with self._lock:
             notes, self._notes = self._notes, {}
         if not notes:
@@ -270,7 +270,7 @@ class JobNotes:
         try:
             is_written = transaction.apply([], plan)
         except NotApplied as failed:
-            if failed.kind not in self._failed:
+            if failed.kind not in self._failed and not isinstance(failed.outcome, Conflict):
                 log.warning("notes of jobs not written", channel=self._channel, error=failed.kind)
                 self._failed.add(failed.kind)
         finally:
