@@ -32,7 +32,7 @@ class StatementResult(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """StatementResult that it gave or changed."""
+        """Number of rows that it gave or changed."""
 
     def fetchone(self) -> Row | None:
         """The next row."""
@@ -73,7 +73,7 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
 
     Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
-    millisecond, so the one that every batch ends with does without, and so does that with which a job's transaction begins.
+    millisecond: the last statement of a batch does without, and so do the first and the last of a job's transaction.
     """
     driver = cast("Any", connection.connection).driver_connection
     texts = _setting_texts(driver.info.server_version, idle_s, timeouts)
@@ -82,7 +82,7 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
 
 @cache
 def _setting_texts(server_version: int, idle_s: float, timeouts: Timeouts | None) -> tuple[bytes, bytes, bytes]:
-    """The statements before and after one of ours, and how one begins that begins the transaction."""
+    """The statements before and after one of ours, and the first words of the one that begins a transaction."""
     settings = handler_settings(server_version, idle_s, timeouts)
     return *guarded(settings), set_local_in_one(settings) + b","
 
