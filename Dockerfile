@@ -18,7 +18,7 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PENSTOCK_LISTEN=127.0.0.1:9310
 COPY requirements-image.lock /
 RUN pip install --no-cache-dir --require-hashes --requirement /requirements-image.lock
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --no-deps /wheels/penstock-*.whl
+    pip install --no-cache-dir --no-deps /wheels/penstock_outbox-*.whl
 USER 65532:65532
 # Of stream, consume, work and run, which answer it; a command that ends is over before it is asked.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=15s --retries=3 \

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-with suppress(ImportError):  # without penstock[spark]; an error here would hide the sources of others
+with suppress(ImportError):  # without PySpark; an error here would hide the sources of others
     from pyspark.sql.datasource import DataSource
 
     class DefaultSource(DataSource):

@@ -181,4 +181,4 @@ def _extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        pytest.fail(f"Penstock's fixtures need {error.name}: pip install 'penstock[testing]'", pytrace=False)
+        pytest.fail(f"Penstock's fixtures need {error.name}: pip install 'penstock-outbox[testing]'", pytrace=False)

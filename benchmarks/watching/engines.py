@@ -121,7 +121,7 @@ def _check_spark() -> None:
     try:
         from penstock.spark.submission import find_java  # noqa: PLC0415  an optional dependency
     except ModuleNotFoundError as error:
-        raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
+        raise NotMeasured(f"{error.name} is not installed: penstock-outbox[spark]") from error
     try:
         find_java()
     except JavaMissing as error:

@@ -45,6 +45,7 @@ A public name is imported at its first use, with SQLAlchemy and nothing heavier:
 them, and each would spend half a second of processor time on it.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -128,6 +129,22 @@ _MODULES = {
     "Records": "batches.record_batch",
 }
 """Home of a public name; the others are in ``staging.explicit``."""
+
+
+def _refuse_another_distribution() -> None:
+    """Raises ImportError where PyPI's ``penstock``, another project's, has written into this folder: files of both are mixed."""
+    home = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib would double the time of this import
+    if not os.path.isdir(home):  # noqa: PTH112  an archive, on Spark's executors
+        return
+    for name in os.listdir(home):  # noqa: PTH208
+        if name.startswith("penstock-") and name.endswith(".dist-info"):
+            raise ImportError(
+                f"{home} holds the distribution 'penstock', another project's, whose files replace those of 'penstock-outbox'. "
+                "Uninstall both, then type: pip install penstock-outbox"
+            )
+
+
+_refuse_another_distribution()
 
 if not TYPE_CHECKING:
 

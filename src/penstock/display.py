@@ -110,6 +110,6 @@ def format_memory(value: int) -> str:
 def find_release() -> str:
     """The version of Penstock; ``unknown`` where its code is not installed, but only on the path."""
     try:
-        return version("penstock")
+        return version("penstock-outbox")
     except PackageNotFoundError:
         return "unknown"

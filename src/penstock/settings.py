@@ -104,7 +104,7 @@ class Settings:
         prepare: Use prepared statements. Behind a pooler none are used.
         share: Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default
             all.
-        listen: Where this process answers /livez, /readyz and, with penstock[prometheus], /metrics over HTTP; a port alone is for
+        listen: Where this process answers /livez, /readyz and, with penstock-outbox[prometheus], /metrics over HTTP; a port alone is for
             this machine. By default nowhere.
         concurrency: Jobs that each worker of a queue does at the same time; by default as the worker declares it.
         master: Spark's master URL; by default local, with as many threads as needed.

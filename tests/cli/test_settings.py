@@ -132,7 +132,7 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(penstock: Command
     _, stderr = process.communicate(timeout=250)
 
     assert process.returncode == 2, stderr
-    assert "needs httpx: pip install 'penstock[demo]'" in stderr
+    assert "needs httpx: pip install 'penstock-outbox[demo]'" in stderr
 
 
 def test_help_shows_no_value_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

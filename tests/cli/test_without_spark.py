@@ -96,15 +96,15 @@ def test_run_takes_the_inline_engine_and_says_so(
     }[lacking]
     assert code == 0
     assert said.startswith(f"{reason}: running on the inline engine")
-    assert "pip install 'penstock[spark,java]'" in said
+    assert "pip install 'penstock-outbox[spark,java]'" in said
 
 
 NEEDS_SPARK = {
     "run --engine spark": "--engine inline",
-    "verify --engine spark": "pip install 'penstock[spark]'",
-    "reconcile frames": "pip install 'penstock[spark]'",
+    "verify --engine spark": "pip install 'penstock-outbox[spark]'",
+    "reconcile frames": "pip install 'penstock-outbox[spark]'",
     "reconcile frames --engine inline": "computes with DataFrames, which needs Spark",
-    "reconcile --report differences.parquet": "pip install 'penstock[spark]'",
+    "reconcile --report differences.parquet": "pip install 'penstock-outbox[spark]'",
     "reconcile --report d.parquet --engine inline": "without Spark a report is CSV",
 }
 

@@ -253,7 +253,7 @@ def test_a_missing_library_stops_the_shard_and_nothing_else(
 ) -> None:
     monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
     zstandard.remove()
-    with pytest.raises(CodecMissing, match=r"pip install 'penstock\[zstd\]'"):
+    with pytest.raises(CodecMissing, match=r"pip install 'penstock-outbox\[zstd\]'"):
         worker.drain()
     assert seen == []
 

@@ -30,7 +30,7 @@ OLD, NEW = "penstock_0000", "penstock_9999"
 
 REFUSED = {
     OLD: rf"at penstock_0000; this release needs {OLDEST} or newer\. What to do: penstock init",
-    NEW: r"at penstock_9999, of a newer release; .* pip install --upgrade penstock",
+    NEW: r"at penstock_9999, of a newer release; .* pip install --upgrade penstock-outbox",
 }
 
 COMMANDS = [
@@ -94,7 +94,7 @@ def test_init_refuses_a_schema_of_a_newer_release(connection: Connection, pensto
     done = penstock("init")
 
     assert done.returncode == 2
-    assert "pip install --upgrade penstock" in done.stderr
+    assert "pip install --upgrade penstock-outbox" in done.stderr
 
 
 def test_a_newer_schema_that_says_so_works_with_this_release(

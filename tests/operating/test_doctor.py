@@ -240,7 +240,7 @@ def test_a_missing_library_of_a_channel_is_an_error(
     found = only(diagnose(connection, redis_client, flow), "channels", "error")
 
     assert found.message.startswith("things: a channel with compression='zstd' needs")
-    assert found.fix == "pip install 'penstock[zstd]'"
+    assert found.fix == "pip install 'penstock-outbox[zstd]'"
 
 
 def test_a_registered_but_undeclared_consumer_can_be_retired(

@@ -63,7 +63,7 @@ def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
 
     assert {re.sub(r"-\d.*(?=\.dist-info)", "", folder) for folder in folders} == {
         "penstock",
-        "penstock.dist-info",
+        "penstock_outbox.dist-info",
         "pyspark_penstock_ick.py",
         "pyspark_penstock_log.py",
         "pyspark_penstock_staged.py",
@@ -94,6 +94,22 @@ def test_the_installed_package_finds_its_scripts_and_migrations(empty: Path) -> 
         "greenlet", "hiredis", "structlog",
     )  # fmt: skip
     assert run(empty, code, borrow=borrow).split() == ["40", "True"]
+
+
+def test_files_of_another_distribution_called_penstock_are_refused_at_import(empty: Path) -> None:
+    site = next((empty / "lib").glob("python*/site-packages"))
+    foreign = site / "penstock-0.1.0.dist-info"
+    foreign.mkdir()
+    try:
+        done = subprocess.run(
+            [str(empty / "bin" / "python"), "-I", "-c", "import penstock"], capture_output=True, text=True, check=False
+        )
+    finally:
+        foreign.rmdir()
+
+    assert done.returncode == 1
+    assert "holds the distribution 'penstock', another project's" in done.stderr.splitlines()[-1]
+    assert "pip install penstock-outbox" in done.stderr.splitlines()[-1]
 
 
 def test_a_zipped_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:

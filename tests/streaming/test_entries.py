@@ -138,7 +138,7 @@ def test_a_missing_library_is_named(zstandard: Zstandard) -> None:
     columns = Columns.pack([(1, "k", "insert", "thing", "{}", "", 0)])
     batch = Batch(declare().shard_names[0], Epoch(1), Offset(1), False, columns)
 
-    with pytest.raises(CodecMissing, match=r"pip install 'penstock\[zstd\]'"):
+    with pytest.raises(CodecMissing, match=r"pip install 'penstock-outbox\[zstd\]'"):
         batch.stored_as("zstd")
 
 

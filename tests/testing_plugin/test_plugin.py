@@ -133,7 +133,7 @@ def test_the_fixtures_say_what_they_lack(python: Path, tmp_path: Path) -> None:
     assert "1 passed, 2 failed, 1 error" in done.stdout.replace("2 failed, 1 passed", "1 passed, 2 failed")
     for said in (
         "no pipeline to test: set penstock_app = module:attribute",
-        "Penstock's fixtures need psycopg: pip install 'penstock[testing]'",
+        "Penstock's fixtures need psycopg: pip install 'penstock-outbox[testing]'",
         "Remove PENSTOCK_TEST_REDIS_URL",
     ):
         assert said in done.stdout

@@ -84,7 +84,7 @@ def test_without_any_java_the_error_says_what_was_found_and_what_to_install(
     with pytest.raises(JavaMissing, match=r"is Java 11") as error:
         submission.find_java()
 
-    assert "penstock[java]" in str(error.value)
+    assert "penstock-outbox[java]" in str(error.value)
 
 
 def test_the_shim_of_the_wheels_java_is_accessible_only_to_its_owner(

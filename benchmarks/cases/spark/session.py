@@ -32,7 +32,7 @@ def get_session(servers: BenchServers, cores: int | None = None) -> "SparkSessio
             spark_session,
         )
     except ModuleNotFoundError as error:
-        raise NotMeasured(f"{error.name} is not installed: penstock[spark]") from error
+        raise NotMeasured(f"{error.name} is not installed: penstock-outbox[spark]") from error
     wanted = cores or available_cores()
     started = SparkSession.getActiveSession()
     if started is not None:

@@ -89,7 +89,7 @@ def _zstd() -> Any:
         import zstandard  # noqa: PLC0415  only where a channel compresses
     except ImportError as error:
         raise CodecMissing(
-            "a channel with compression='zstd' needs the library zstandard. Install it: pip install 'penstock[zstd]'"
+            "a channel with compression='zstd' needs the library zstandard. Install it: pip install 'penstock-outbox[zstd]'"
         ) from error
     return zstandard
 

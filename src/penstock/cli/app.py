@@ -137,7 +137,7 @@ def load_commands() -> dict[str, Any]:
 def _show_version(wanted: bool) -> None:
     if wanted:
         try:
-            print(f"penstock {version('penstock')}")
+            print(f"penstock {version('penstock-outbox')}")
         except PackageNotFoundError:
             print("penstock, not installed")
         raise typer.Exit

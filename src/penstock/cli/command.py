@@ -126,7 +126,7 @@ def require_extra(extra: str, what: str, instead: str = "") -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise InvalidSetting(
-            f"{what} needs {str(error.name).partition('.')[0]}: pip install 'penstock[{extra}]'{instead}"
+            f"{what} needs {str(error.name).partition('.')[0]}: pip install 'penstock-outbox[{extra}]'{instead}"
         ) from error
 
 

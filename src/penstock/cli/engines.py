@@ -82,7 +82,7 @@ def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec], *, has_
     return "inline"
 
 
-_INSTALL = "pip install 'penstock[spark,java]'"
+_INSTALL = "pip install 'penstock-outbox[spark,java]'"
 
 
 def _why_without_spark() -> str | None:

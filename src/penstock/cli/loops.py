@@ -95,7 +95,7 @@ def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[], Ans
     try:
         from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  an extra
     except ModuleNotFoundError:
-        return None, lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock[prometheus]'\n")
+        return None, lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock-outbox[prometheus]'\n")
     metrics = ProcessMetrics(pipeline)
     return metrics, metrics.answer
 

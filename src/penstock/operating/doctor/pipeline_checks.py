@@ -47,7 +47,9 @@ def schema(context: CheckContext) -> Results:
     kept = "" if found.is_own else f", kept in {found.table}"
     message = f"schema {name} is at revision {found.revision}{kept}"
     if is_newer(found.revision):
-        yield warning(f"{message}; this release ships {shipped} and works with it", "pip install --upgrade penstock")
+        yield warning(
+            f"{message}; this release ships {shipped} and works with it", "pip install --upgrade penstock-outbox"
+        )
     elif found.revision != shipped:
         yield warning(f"{message}; this release ships {shipped}, and works with both", how_to_upgrade(found, name))
     return message
@@ -230,7 +232,7 @@ def channels(context: CheckContext) -> Results:
         try:  # here, as a streamer or consumer on this machine would find it
             compress("zstd", b"")
         except CodecMissing as missing:
-            yield error(f"{name}: {missing}", "pip install 'penstock[zstd]'")
+            yield error(f"{name}: {missing}", "pip install 'penstock-outbox[zstd]'")
     if context.pipeline is None:
         yield CheckResult("", "ok", "not compared with a pipeline: --app names one to compare with")
         return None
