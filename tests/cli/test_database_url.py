@@ -3,10 +3,12 @@
 import signal
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from fixtures.command_line import CommandLine, Started
 from penstock.database.connections import Connection, connect_postgres, make_engine, parse_postgres_url
+from penstock.database.driver_errors import connection_errors
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.testing import eventually
@@ -99,6 +101,43 @@ def test_what_the_server_refuses_is_said(guest: str, old: str, new: str, said: s
     assert said in str(refused.value)
     assert "wrong" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_login"),
+    [
+        ('password authentication failed for user "app"', True),
+        ('role "app" does not exist', True),
+        ('role "app" is not permitted to log in', True),
+        ('database "shop" does not exist', True),
+        ('permission denied for database "shop"', True),
+        ('no pg_hba.conf entry for host "10.0.0.1", user "app", database "shop", no encryption', True),
+        ('Peer authentication failed for user "app"', True),
+        ("no such database: shop", True),
+        ("no such user: app", True),
+        ("the database system is starting up", False),
+        ("the database system is shutting down", False),
+        ("the database system is in recovery mode", False),
+        ("the database system is not yet accepting connections", False),
+        ("sorry, too many clients already", False),
+        ("remaining connection slots are reserved for roles with the SUPERUSER attribute", False),
+        ('too many connections for role "app"', False),
+        ('too many connections for database "shop"', False),
+        ('database "shop" is not currently accepting connections', False),
+        ("no more connections allowed (max_client_conn)", False),
+        ("query_wait_timeout", False),
+        ("pgbouncer cannot connect to server", False),
+    ],
+)
+def test_only_a_refused_login_is_blamed_on_the_url(refusal: str, *, is_login: bool) -> None:
+    """What Postgres and PgBouncer answer to a connection."""
+    with pytest.raises(ServerUnavailable) as refused, connection_errors():
+        raise psycopg.OperationalError(
+            f'connection failed: connection to server at "10.0.0.2", port 5432 failed: FATAL:  {refusal}'
+        )
+
+    assert refusal in str(refused.value)
+    assert ("Check user, password and database" in str(refused.value)) == is_login
 
 
 def test_a_missing_database_is_named(penstock: CommandLine, guest: str) -> None:

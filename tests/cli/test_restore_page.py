@@ -41,3 +41,25 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
     assert penstock("stream", "--drain", **here).returncode == 0
     assert penstock("consume", "reader", "--drain", **here).returncode == 0
     assert penstock("verify", **here).returncode == 0
+
+
+def test_only_the_lost_records_are_written_before_and_after_the_epoch_is_opened(
+    flow: Pipeline, things: Log, redis_url: str, database_url: str, copy_database: Restored, penstock: CommandLine
+) -> None:
+    """Those that were committed before the backup, and published after it, are not lost."""
+    stage(database_url, things, 10, "kept")
+    stream(flow, database_url, redis_url)
+    stage(database_url, things, 15, "still there")
+    restored = copy_database()
+    stage(database_url, things, 5, "lost")
+    stream(flow, database_url, redis_url)
+    here = {"PENSTOCK_DATABASE_URL": restored}
+
+    plan = penstock("reset", "epoch", "--lost", "lost.jsonl", **here)
+    planned = (penstock.directory / "lost.jsonl").read_text().splitlines()
+    penstock("reset", "epoch", "--lost", "opened.jsonl", "--apply", **here)
+    opened = (penstock.directory / "opened.jsonl").read_text().splitlines()
+
+    assert "still in this Postgres" in plan.stdout
+    assert sorted(json.loads(line)["key"] for line in planned) == [f"lost{number}" for number in range(1, 6)]
+    assert opened == planned

@@ -304,6 +304,26 @@ def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader) -> N
     assert consumed.halted == {halted: "by hand"}
 
 
+def test_a_halted_shard_is_logged_when_it_halts_and_not_at_each_look(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.0)
+    reader.declare(apply)
+    worker = take_for_fast(reader.worker())
+    reader.stage(20, 20)
+    halt = "UPDATE penstock.checkpoints SET halted = %s"
+
+    with capture_logs() as logs:
+        for reason in ("by hand", None, "again"):
+            reader.connection.execute(halt, [reason])
+            halted = [len(worker.round(0).halted) for _ in range(3)]
+            assert halted == ([0, 0, 0] if reason is None else [2, 2, 2])
+            reader.stage(20, 20)
+
+    lines = [line["shard"] for line in logs if line["event"] == "shard halted"]
+    assert sorted(lines) == sorted([*map(str, reader.channel.shard_names)] * 2)
+
+
 def test_a_barrier_holds_up_only_its_shard(reader: Reader) -> None:
     reader.declare(apply)
     worker = take_for_fast(reader.worker())

@@ -30,7 +30,7 @@ OLD, NEW = "penstock_0000", "penstock_9999"
 
 REFUSED = {
     OLD: rf"at penstock_0000; this release needs {OLDEST} or newer\. What to do: penstock init",
-    NEW: r"at penstock_9999, of a newer release; .* pip install --upgrade penstock-outbox",
+    NEW: r"at penstock_9999, of a newer release or an unreleased version; .* pip install --upgrade penstock-outbox",
 }
 
 COMMANDS = [

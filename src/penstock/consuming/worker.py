@@ -71,6 +71,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._client: Any = None
         self._rest_until: dict[ShardName, float] = {}
         self._retrying: set[ShardName] = set()
+        self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
         self._unusable: dict[ShardName, PenstockError] = {}
         self._deliverer: Deliverer[Item] | None = None
@@ -245,9 +246,13 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._retrying.discard(shard)
         if delivered.halted is not None:
             # Not the reason: it may hold what the handler said of a payload.
-            log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
+            if shard not in self._reported_halted:
+                log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
+            self._reported_halted.add(shard)
             self._rest(shard, HALTED_PAUSE_S)
-        elif delivered.is_paused:
+            return
+        self._reported_halted.discard(shard)
+        if delivered.is_paused:
             self._is_paused = True
             log.info("paused", consumer=self.consumer.name, see="penstock status")
         elif delivered.retry_after_s is not None:

@@ -36,6 +36,11 @@ _CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve 
 _INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port number): .*)")
 """libpq's error about an option, before it connects."""
 
+_WRONG_LOGIN = re.compile(
+    r"password|authentication|pg_hba|no such (?:user|database)|does not exist|not permitted|denied"
+)
+"""In the refusals of Postgres and PgBouncer for which database_url is to blame; a server that starts or is full says others."""
+
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
 LACKS_PRIVILEGE = "42501"
@@ -168,7 +173,8 @@ def _not_connected(what: str, error: BaseException) -> InvalidSetting | ServerUn
     said = said.removeprefix("connection failed: ")
     if "FATAL:" not in said:
         return ServerUnavailable(f"{what}: Postgres does not answer: {said}")
-    return ServerUnavailable(f"{what}: Postgres refuses: {said}. Check user, password and database of database_url")
+    advice = ". Check user, password and database of database_url" if _WRONG_LOGIN.search(said) else ""
+    return ServerUnavailable(f"{what}: Postgres refuses: {said}{advice}")
 
 
 def _why_not_connected(error: BaseException) -> str:

@@ -489,9 +489,9 @@ FROM {schema}.checkpoints
 WHERE channel = %(channel)s AND shard = %(shard)s
 ORDER BY consumer;
 
--- :name count_still_there
--- How many of these records exist.  An id alone does not tell: those of lost commits may have been given out again.
-SELECT count(*)
+-- :name still_there
+-- Which of these records exist.  An id alone does not tell: those of lost commits may have been given out again.
+SELECT kept.id
 FROM unnest(%(ids)s::bigint[], %(staged)s::bigint[]) AS kept (id, staged_us)
 JOIN {schema}.staged_records r ON r.id = kept.id
 WHERE (extract(epoch FROM r.created_at) * 1000000)::bigint = kept.staged_us;

@@ -102,8 +102,9 @@ def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | N
         reason = f"{at}; this release needs {OLDEST} or newer"
         return UnusableSchema(reason, how_to_upgrade(found, schema))
     if is_newer(found.revision) and _since(found.revision) > _number(newest_shipped()):
-        reason = f"{at}, of a newer release; this one ships {newest_shipped()}"
-        return UnusableSchema(reason, "pip install --upgrade penstock-outbox, here too")
+        reason = f"{at}, of a newer release or an unreleased version; this release ships {newest_shipped()}"
+        fix = "pip install --upgrade penstock-outbox, here too; tables of an unreleased version are made anew"
+        return UnusableSchema(reason, fix)
     return None
 
 

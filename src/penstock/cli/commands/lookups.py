@@ -198,7 +198,7 @@ class _Printer:
 
     def _print(self, records: Iterable[Record]) -> None:
         for record in islice(records, self.left):
-            show(_format_record(record, json=self.json))
+            show(format_record(record, json=self.json))
             self.left = None if self.left is None else self.left - 1
 
     def _find_ends(self, shards: Sequence[ShardName]) -> dict[ShardName, tuple[Offset, Offset]]:
@@ -233,7 +233,8 @@ class _Printer:
             at = page.next
 
 
-def _format_record(record: Record, *, json: bool) -> str:
+def format_record(record: Record, *, json: bool) -> str:
+    """Returns a record as a line for people, or as JSON."""
     staged = to_time(record.staged_us / 1_000_000)
     if not json:
         shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)

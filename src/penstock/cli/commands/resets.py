@@ -1,6 +1,8 @@
 """``penstock reset`` and ``penstock replay``: positions that an operator moves, and records that he copies."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +17,7 @@ from penstock.cli.command import (
     parse_point,
     subcommand,
 )
+from penstock.cli.commands.lookups import format_record
 from penstock.cli.connecting import open_connections
 from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_found, show_json, show_rows
@@ -91,10 +94,24 @@ def _parse_target(to: str | None) -> CheckpointTarget:
 
 
 @subcommand(reset, "epoch")
-def epoch(settings: Settings, apply: Apply = False, json: Json = False) -> None:
-    """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log."""
-    with open_connections(settings, "reset") as servers:
-        plan = reset_epoch(servers.connection, servers.client, servers.pipeline, apply=apply)
+def epoch(
+    settings: Settings,
+    lost: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log.
+
+    Args:
+        lost: Write the records that a log has and Postgres no longer does, a line of JSON each.
+    """
+    with ExitStack() as stack:
+        servers = stack.enter_context(open_connections(settings, "reset"))
+        on_lost = None
+        if lost is not None:
+            file = stack.enter_context(lost.open("w", encoding="utf-8"))
+            on_lost = lambda record: print(format_record(record, json=True), file=file)  # noqa: E731
+        plan = reset_epoch(servers.connection, servers.client, servers.pipeline, apply=apply, on_lost=on_lost)
     if json:
         show_json(plan)
     else:
@@ -237,7 +254,7 @@ def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterat
     if doubt.still_there:
         yield (
             f"        {doubt.still_there:,} of their records are still in this Postgres, committed before the state that was restored: "
-            "they get other offsets, and are not lost"
+            "they get other offsets, and are not lost; --lost FILE writes only the others"
         )
     for each in doubt.consumers:
         yield f"        {each.consumer} at {each.offset}: {_format_applied(each, doubt.shard)}"

@@ -83,13 +83,13 @@ def durability(context: CheckContext) -> Results:
     found: dict[str, str] = {row[0]: row[1] for row in context.rows("settings", names=names)}
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
-        fix = " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off)
+        fix = " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off) + " SELECT pg_reload_conf()"
         yield error(f"{' and '.join(off)} off: a crash of the machine can damage all data", fix)
     elif found.get("synchronous_commit") == "off":
         yield warning(
             "synchronous_commit is off: a crash can lose an application's last commits, records and changes alike. "
             "Published records stay: the journal commits synchronously",
-            "ALTER SYSTEM SET synchronous_commit = on",
+            "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()",
         )
     return f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
 

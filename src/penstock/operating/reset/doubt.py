@@ -5,7 +5,7 @@ log and journal still hold of a shard: everything after it is in doubt.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.channels.commands import RedisClient
@@ -112,19 +112,23 @@ class LogComparison:
             found = ()
         return int(not (journaled and found and found[0].offset == offset and journaled.is_same_as(found[0])))
 
-    def count(self, each: OffsetsInDoubt, *, is_kept: bool) -> OffsetsInDoubt:
-        """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards."""
+    def count(
+        self, each: OffsetsInDoubt, *, is_kept: bool, on_lost: Callable[[Record], None] | None = None
+    ) -> OffsetsInDoubt:
+        """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards; hands over the others."""
         if each.kept_as is None:
             return each
         channel, _, number = each.shard.rpartition("/")
         shard = ShardName(channel, Shard(int(number)))
         doubt = OffsetRange(shard, Offset(each.first), Offset(each.last))
         stream = each.kept_as if is_kept else log_keys(self.scope.namespace, shard).stream
-        return replace(each, still_there=self.count_still_there(doubt, stream).still_there)
+        return replace(each, still_there=self.count_still_there(doubt, stream, on_lost).still_there)
 
-    def count_still_there(self, doubt: OffsetRange, stream: str) -> KeptRecords:
+    def count_still_there(
+        self, doubt: OffsetRange, stream: str, on_lost: Callable[[Record], None] | None = None
+    ) -> KeptRecords:
         """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging."""
-        sql = statements("penstock.operating", self.scope.schema)["count_still_there"]
+        sql = statements("penstock.operating", self.scope.schema)["still_there"]
         first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
         while after < doubt.last:
             try:
@@ -135,9 +139,14 @@ class LogComparison:
             if not found:
                 break
             with postgres_errors("counting records in doubt"):
-                [(count,)] = self.connection.execute(sql, {"ids": found.ids, "staged": found.staged_us}).fetchall()
+                rows = self.connection.execute(sql, {"ids": found.ids, "staged": found.staged_us}).fetchall()
             first, after = first or found.offsets[0], found.offsets[-1]
-            known, still_there = known + len(found), still_there + count
+            known, still_there = known + len(found), still_there + len(rows)
+            if on_lost is not None:
+                kept = {row[0] for row in rows}
+                for record in found:
+                    if record.id not in kept:
+                        on_lost(record)
         return KeptRecords(first, known, still_there)
 
 

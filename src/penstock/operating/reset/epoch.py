@@ -20,7 +20,7 @@ must be informed; it can read the epoch from the shard's epoch key.  The plan na
 has of them may be the only copy of what was committed: it stays in Redis, under another name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -104,14 +104,19 @@ class _RedisLogs:
 
 
 def reset_epoch(
-    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, apply: bool = False
+    connection: Connection,
+    client: RedisClient,
+    pipeline: Pipeline | None = None,
+    *,
+    apply: bool = False,
+    on_lost: Callable[[Record], None] | None = None,
 ) -> EpochPlan:
     """Plans a new epoch; with ``apply``, opens it.
 
-    Stop streamers and consumers first.  Those still running stop by themselves, because the old epoch is fenced.
+    ``on_lost`` is called with each record that a log still has and Postgres no longer does.  Stop streamers and consumers first.  Those still running stop by themselves, because the old epoch is fenced.
     """
     declared = pipeline.shard_names if pipeline else ()
-    return _Opening(connection, client, get_scope(pipeline)).run(declared, apply=apply)
+    return _Opening(connection, client, get_scope(pipeline)).run(declared, apply=apply, on_lost=on_lost)
 
 
 class _Opening:
@@ -122,7 +127,7 @@ class _Opening:
         self._sql = statements("penstock.operating", scope.schema)
         self._compared = LogComparison(connection, client, scope)
 
-    def run(self, declared: Sequence[ShardName], *, apply: bool) -> EpochPlan:
+    def run(self, declared: Sequence[ShardName], *, apply: bool, on_lost: Callable[[Record], None] | None) -> EpochPlan:
         identity = server_identity(self._connection, self._scope)
         reason = self._reason()
         shards = shards_to_compare(self._connection, self._client, self._scope, declared)
@@ -152,7 +157,7 @@ class _Opening:
                 ranges_in_doubt=[f"{each.shard} {each.first} to {each.last}" for each in plan.in_doubt],
             )
         # Outside of the transaction, which keeps everybody waiting: there may be millions.
-        in_doubt = tuple(self._compared.count(each, is_kept=is_applied) for each in plan.in_doubt)
+        in_doubt = tuple(self._compared.count(each, is_kept=is_applied, on_lost=on_lost) for each in plan.in_doubt)
         return replace(plan, in_doubt=in_doubt, applied=is_applied)
 
     def _value(self, name: str, **values: object) -> Any:
