@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Select
-from sqlalchemy.dialects import postgresql
-
+from penstock.database.query_text import Query, query_text, subquery
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
@@ -148,9 +146,9 @@ class CanonicalTables:
         """A table, given as a mapped class, a ``Table`` or a name; ``columns`` and ``where`` as in ``penstock.table``."""
         return _select(quote(*table_named(table)), options)
 
-    def query(self, query: "str | Select[Any]", **options: str) -> Relation:
-        """The result of a query, given as text or as SQLAlchemy's ``select``."""
-        return _select(f"({query_text(query)}\n) AS q", options)
+    def query(self, query: Query, **options: str) -> Relation:
+        """The result of a query, given as text or as SQLAlchemy's ``select``, ``union_all`` or ``text``."""
+        return _select(subquery(query_text(query)), options)
 
     @property
     def spark(self) -> Any:
@@ -178,7 +176,7 @@ def canonical_query(spec: ReconciliationSpec) -> str:
         ) from None
     if isinstance(given, Relation):
         return given.text
-    if isinstance(given, str | Select):
+    if isinstance(given, Query):
         return query_text(given)
     raise wrong_result(spec, given)
 
@@ -191,11 +189,3 @@ def _select(source: str, options: dict[str, str]) -> Relation:
     names = known.get("columns")
     columns = "*" if names is None else ", ".join(quote(n.strip()) for n in names.split(","))
     return Relation(f"SELECT {columns} FROM {source} WHERE {known.get('where', 'true')}")
-
-
-def query_text(query: "str | Select[Any]") -> str:
-    """A query as SQL, without a semicolon at its end."""
-    if isinstance(query, str):
-        return query.strip().rstrip(";")
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
-    return str(query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))

@@ -19,6 +19,7 @@ from psycopg.postgres import types
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.driver_errors import first_line, postgres_errors
+from penstock.database.query_text import subquery
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
 from penstock.declaring.declarations import ReconciliationSpec
@@ -75,7 +76,7 @@ class InlineComparer:
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows; they are read as they are consumed.  Raises as ``compare``."""
-        source = f"({canonical_query(spec)}\n) AS q"
+        source = subquery(canonical_query(spec))
         with self._in_snapshot(canonical) as connection:
             there = _read_types(connection, source)
         columns = _choose_columns(spec, there)
@@ -290,7 +291,7 @@ _TEXT = 'text COLLATE "C"'
 
 def _describe_join(spec: ReconciliationSpec, here: Connection, there: Connection) -> _Join:
     """Finds the columns of both sides."""
-    source, table = f"({canonical_query(spec)}\n) AS q", quote(spec.schema, spec.table)
+    source, table = subquery(canonical_query(spec)), quote(spec.schema, spec.table)
     expected = _read_types(here, source)
     columns = _choose_columns(spec, expected)
     found = _read_types(there, table, (*spec.key, *columns))

@@ -12,9 +12,9 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from sqlalchemy import Select
 
 from penstock import errors
+from penstock.database.query_text import Query, query_text, subquery
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.reconciling.comparison import (
@@ -25,7 +25,6 @@ from penstock.reconciling.comparison import (
     StateComparison,
     check_keys,
     choose_columns,
-    query_text,
     wrong_result,
 )
 from penstock.reconciling.state_repair import CanonicalRows
@@ -71,10 +70,10 @@ class Tables:
         self._read_from.append(quote(schema, name))
         return self._read(table=json.dumps([*filter(None, [schema]), name]), **options)
 
-    def query(self, query: "str | Select[Any]", **options: str) -> DataFrame:
-        """The result of a query, given as text or as SQLAlchemy's ``select``; Postgres can aggregate before rows travel."""
+    def query(self, query: Query, **options: str) -> DataFrame:
+        """The result of a query, given as text or as SQLAlchemy's ``select``, ``union_all`` or ``text``; Postgres can aggregate before rows travel."""
         text = query_text(query)
-        self._read_from.append(f"({text}\n) AS q")
+        self._read_from.append(subquery(text))
         return self._read(query=text, **options)
 
     def _read(self, **options: str) -> DataFrame:
@@ -171,7 +170,7 @@ class SparkComparer:
 
     def _canonical(self, spec: ReconciliationSpec, tables: Tables) -> DataFrame:
         given = spec.canonical(tables)
-        is_query = isinstance(given, str | Select)
+        is_query = isinstance(given, Query)
         frame = tables.query(given, textColumns="*") if is_query else given
         if not isinstance(frame, DataFrame):
             raise wrong_result(spec, given)

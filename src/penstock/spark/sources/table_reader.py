@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection, connect_postgres
 from penstock.database.driver_errors import first_line, postgres_errors
+from penstock.database.query_text import subquery
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, set_local
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
@@ -121,7 +122,7 @@ class TableRelation:
             )
         url = ServerOptions(**ServerOptions.parse_servers(options)).database()
         table = quote(*_names(options, "table", ".")) if "table" in options else None
-        source = table or f"({options['query']}) AS q"
+        source = table or subquery(options["query"])
         columns = _describe(options, url, source)
         texts = frozenset(_names(options, "textColumns"))
         _check_names(columns, texts)
@@ -293,19 +294,18 @@ def _find_edges(connection: Any, relation: TableRelation, column: str, count: in
 
     Slices of unequal size cover every row as well, so that a sample is enough.
     """
-    fractions = [part / count for part in range(1, count)]
+    fractions = ", ".join(str(part / count) for part in range(1, count))
     rows = connection.execute(
         f"""
         SELECT e.edge::text
         FROM (
-            SELECT pg_catalog.percentile_disc(%s::float8[]) WITHIN GROUP (ORDER BY {column}) AS edges
+            SELECT pg_catalog.percentile_disc('{{{fractions}}}'::float8[]) WITHIN GROUP (ORDER BY {column}) AS edges
             FROM {relation.source}{_sample(connection, relation)}
-            WHERE {relation.condition.replace("%", "%%")}
+            WHERE {relation.condition}
         ) AS q, LATERAL unnest(q.edges) WITH ORDINALITY AS e (edge, n)
         WHERE e.edge IS NOT NULL
         ORDER BY e.n
-        """.encode(),
-        (fractions,),
+        """.encode()
     ).fetchall()
     return [edge for (edge,) in rows]
 

@@ -1,0 +1,115 @@
+"""Queries of the application as text, without parameters, to be read as a table: ``(SELECT …) AS q``.
+
+COPY, a Spark task and a temporary table take text alone.  The driver writes the values of SQLAlchemy's query into it, as it
+would bind them in the application's session: its literals have every type, and no character of a value needs a meaning.
+"""
+
+import re
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import SelectBase, TextClause
+from sqlalchemy.dialects.postgresql.psycopg import PGCompiler_psycopg, PGDialect_psycopg
+from sqlalchemy.exc import CompileError, InvalidRequestError
+from sqlalchemy.types import TypeDecorator
+from typing_extensions import override
+
+from penstock.errors import InvalidSetting
+
+Query = str | SelectBase | TextClause
+"""A query of the application: text, ``select``, ``union_all``, ``text``."""
+
+_TOKEN = re.compile(
+    r"""
+      (?P<blank>   \s+ | --[^\n]* )
+    | (?P<comment> /\* )
+    | (?P<end>     ; )
+    | [eE]'(?:[^'\\] | \\. | '')*'
+    | '(?:[^'] | '')*'
+    | "(?:[^"] | "")*"
+    | \$(?P<tag> (?:[^\W\d]\w*)? )\$ .*? \$(?P=tag)\$
+    | [\w$]+
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT_MARK = re.compile(r"/\*|\*/")
+
+
+class _LiteralCompiler(PGCompiler_psycopg):
+    """Writes bound values with the driver's literals; a cast says the type, as it does in the driver's own statements."""
+
+    @override
+    def render_literal_value(self, value: Any, type_: Any) -> str:
+        implemented = type_.dialect_impl(self.dialect)
+        process = implemented.bind_processor(self.dialect)
+        bound = process(value) if process else value
+        literal = sql.Literal(bound).as_string(None)
+        plain = implemented.impl_instance if isinstance(implemented, TypeDecorator) else implemented
+        # A number has the type that holds it: a cast to the column's would fail for a greater one.
+        if isinstance(bound, int) or not plain.render_bind_cast:
+            return literal
+        return str(self.render_bind_cast(type_, plain, literal))  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+
+
+class _LiteralDialect(PGDialect_psycopg):
+    """Named parameters, so that a percent sign is nothing but itself."""
+
+    statement_compiler = _LiteralCompiler
+
+    def __init__(self) -> None:
+        super().__init__(paramstyle="named", use_native_hstore=False)  # type: ignore[no-untyped-call]  # as above
+
+
+def query_text(query: Query) -> str:
+    """A query as text, without the semicolons and comments at its end.
+
+    Raises:
+        InvalidSetting: The query is empty, several statements, or has a value that cannot be written.
+    """
+    if isinstance(query, str):
+        return _strip(query)
+    try:
+        query.compile(dialect=_LiteralDialect()).construct_params()  # otherwise one without a value is NULL
+        compiled = query.compile(dialect=_LiteralDialect(), compile_kwargs={"literal_binds": True})
+    except (CompileError, InvalidRequestError, psycopg.ProgrammingError) as error:
+        [said, *_] = str(error).splitlines()
+        raise InvalidSetting(
+            f"a query cannot be written as text: {said}. Give its values types, or give it as text"
+        ) from error
+    return _strip(str(compiled))
+
+
+def subquery(query: str) -> str:
+    """A query of the application as a table, ``q``; it may end with a semicolon or a comment."""
+    return f"({_strip(query)}\n) AS q"
+
+
+def _strip(text: str) -> str:
+    place, end, is_ended = 0, 0, False
+    while place < len(text):
+        token = _TOKEN.match(text, place)
+        assert token is not None
+        place = token.end()
+        if token["comment"]:
+            place = _end_of_comment(text, place)
+        elif token["end"]:
+            is_ended = True
+        elif not token["blank"]:
+            if is_ended:
+                raise InvalidSetting("a query is one statement; a semicolon stands before the end of this one")
+            end = place
+    if not end:
+        raise InvalidSetting("a query is empty")
+    return text[:end]
+
+
+def _end_of_comment(text: str, place: int) -> int:
+    """The place after a comment that may hold others."""
+    depth = 1
+    for mark in _COMMENT_MARK.finditer(text, place):
+        depth += 1 if mark[0] == "/*" else -1
+        if not depth:
+            return mark.end()
+    return len(text)
