@@ -82,10 +82,10 @@ if gating then
   end
 
   -- A message of the gate is handed over.
-  function gating.begin(gate)
+  function gating.begin(gate, since)
     gate.in_flight = gate.in_flight + 1
     if gate.limits.rate then
-      gate.next_at = math.max(gate.next_at, now) + 1000 / gate.limits.rate
+      use_rate(gate, since)
     end
   end
 

@@ -38,15 +38,29 @@ local function charge(account, seconds)
   account.tag = math.max(account.tag + seconds / account.limits.weight, account.base)
 end
 
+-- What is handed over late, although it waited, was due when it might first go: otherwise each delay of a reader would lower the rate.
+-- Only so many milliseconds are made up for, and none after a pause.
+local MADE_UP, PAUSE = 250, 1000
+
+-- Moves on the time at which a tenant or a key may go again: a message, which waits since `since`, is handed over.
+local function use_rate(account, since)
+  local late = now - account.next_at
+  if late > 0 then
+    local is_due = since <= account.next_at and late <= PAUSE
+    account.next_at = now - (is_due and math.min(late, MADE_UP) or 0)
+  end
+  account.next_at = account.next_at + 1000 / account.limits.rate
+end
+
 -- A message of the tenant is handed over; returns what it is charged until its cost is known, and how far that moves the virtual time.
-local function begin_work(account)
+local function begin_work(account, since)
   local estimate = math.max(account.cost or queue.cost, LEAST_COST)
   local moved = PACE * estimate / (queue.weights + account.limits.weight)
   queue.floor = math.max(queue.floor, account.tag) + moved
   charge(account, estimate)
   account.in_flight = account.in_flight + 1
   if account.limits.rate then
-    account.next_at = math.max(account.next_at, now) + 1000 / account.limits.rate
+    use_rate(account, since)
   end
   return estimate, moved
 end

@@ -1,5 +1,5 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_gates, queue/_openings, queue/_virtual, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
@@ -41,11 +41,11 @@ local function hand_over(account, id, record)
   end
   count_dwell(account, record)
   count_moved(account, id, record)
-  record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
-  record.charge, record.moved = begin_work(account)
+  record.charge, record.moved = begin_work(account, record.at)
   if gate then
-    gating.begin(gate)
+    gating.begin(gate, record.at)
   end
+  record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
   save_record(id, record)
   expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
