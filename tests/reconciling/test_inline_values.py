@@ -196,6 +196,8 @@ def test_what_cannot_be_compared_is_named(run: Run, connection: Connection) -> N
         run("SELECT 1 AS id, 1 AS v", state="public.nothing")
     with pytest.raises(Unknown, match="column"):
         run("SELECT 1 AS id, 1 AS other")
+    with pytest.raises(DeclarationError, match="two columns of the canonical rows are named 'v'"):
+        run("SELECT 1 AS id, 1 AS v, 2 AS v")
     with pytest.raises(DeclarationError, match="must return a query"):
         run(7)
     with pytest.raises(InvalidSetting, match="without Spark a report is CSV"):

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy.orm import Session
 
 from fixtures.formats import VALUES, create_with_values, set_unusual
+from fixtures.selects import SELECTS, compare, create_items
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
@@ -285,10 +286,41 @@ def test_keys_of_any_name_and_value_are_found_again(run: Run, connection: Connec
     assert (repaired.repaired, apart) == (3 * len(NAMES), 0)
 
 
+def test_columns_that_differ_only_in_case_are_two(run: Run, connection: Connection) -> None:
+    """Guarantee 28: Postgres tells them apart, Spark does not."""
+    connection.execute(
+        """CREATE TABLE public.canonical AS SELECT i AS "Id", -i AS id, i / 8.0 AS v, 'x' || i AS "V" FROM generate_series(1, 9) i"""
+    )
+    connection.execute("CREATE TABLE public.state (LIKE public.canonical)")
+
+    filled = run(intent="replace", key=("Id", "id"))
+    connection.execute("""UPDATE public.state SET v = 0, "V" = '' WHERE id = -3""")
+    connection.execute("""UPDATE public.state SET id = 3 WHERE id = -4""")
+    repaired = run(lambda tables: tables("public.canonical"), intent="repair", key=("Id", "id"))
+
+    assert (filled.repaired, repaired.repaired) == (9, 3)
+    assert repaired.comparison is not None
+    assert repaired.comparison.by_column == {"v": 1, "V": 1}
+    assert run(key=("Id", "id")).clean
+
+
+@pytest.mark.parametrize("name", ["bound", "union_all", "text clause", "semicolon and comment"])
+def test_a_canonical_query_is_what_postgres_runs(
+    spark: SparkSession, flow: Pipeline, things: Log, connection: Connection, database_url: str, name: str
+) -> None:
+    create_items(connection)
+
+    equal, rows = compare(SparkComparer(spark, database_url), flow, things, connection, SELECTS[name])
+
+    assert equal
+    assert sorted(rows) == list(range(1, len(SELECTS[name].values) + 1))
+
+
 def test_what_cannot_be_compared_is_refused_with_the_reason(run: Run, connection: Connection) -> None:
     connection.execute("CREATE TABLE public.state (id int, cents numeric(12, 2), note text)")
-    refused: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    refused: tuple[tuple[Any, str, dict[str, Any]], ...] = (
         ("SELECT 1 AS cents", "no column 'id'", {}),
+        (lambda tables: tables.query("SELECT 1 AS id").selectExpr("id", "1 AS a", "2 AS a"), "are named 'a'", {}),
         ("SELECT NULL::int AS id, 1 AS cents", "have NULL in their key", {}),
         ("SELECT 1 AS id, 1 AS cents UNION ALL SELECT 1, 2", "more than once in the canonical", {}),
         ("SELECT 1 AS id, true AS cents", "'cents' is boolean in the canonical rows", {}),

@@ -76,6 +76,7 @@ def wrong_result(spec: ReconciliationSpec, given: object) -> DeclarationError:
 def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[str, ...]:
     """The columns that are compared, of those that the canonical rows have."""
     there = list(canonical)
+    check_names(there)
     chosen = spec.columns or tuple(c for c in there if c not in spec.key)
     missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in there]
     if missing:
@@ -83,6 +84,13 @@ def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[
             f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(there)}"
         )
     return chosen
+
+
+def check_names(columns: Sequence[str]) -> None:
+    """Checks that a name is one column."""
+    for name in columns:
+        if columns.count(name) > 1:
+            raise DeclarationError(f"reconcile: two columns of the canonical rows are named {name!r}; give aliases")
 
 
 def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> None:

@@ -32,6 +32,7 @@ from penstock.reconciling.comparison import (
     StateComparison,
     canonical_query,
     check_keys,
+    check_names,
     choose_columns,
 )
 from penstock.reconciling.cut import import_snapshot
@@ -335,6 +336,7 @@ def _read_types(connection: Connection, source: str, columns: Sequence[str] = ()
         found = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise Unknown(f"reconcile: {first_line(error)}") from error
+    check_names([column.name for column in found or ()])
     oids = {column.name: column.type_code for column in found or ()}
     named: dict[int, str] = dict(
         connection.execute(

@@ -61,16 +61,22 @@ NamedColumn = tuple[str, Column, DataType]
 """A column's name, the column, its type."""
 
 
+def number_columns(frame: DataFrame) -> tuple[DataFrame, Mapping[str, Column]]:
+    """The frame with numbers for names, and its columns by their names: Spark takes two that differ only in case for one."""
+    numbers = [f"p{number}" for number in range(len(frame.columns))]
+    return frame.toDF(*numbers), dict(zip(frame.columns, map(F.col, numbers), strict=True))
+
+
 def one_row_per_key(
     frame: DataFrame, spec: ReconciliationSpec, columns: Sequence[str], among: Sequence[str] | None
 ) -> DataFrame:
     """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
+    numbered, by_name = number_columns(frame)
     if among is not None:
-        frame = frame.withColumn(_KEY, row_to_json(frame, spec.key))
-        frame = frame.where(_is_wanted(among))
-    flat = frame.select(
-        *(F.col(quote_column(c)).alias(f"k{number}") for number, c in enumerate(spec.key)),
-        *(F.col(quote_column(c)).alias(f"c{number}") for number, c in enumerate(columns)),
+        numbered = numbered.withColumn(_KEY, _row_to_json(frame.schema, by_name, spec.key)).where(_is_wanted(among))
+    flat = numbered.select(
+        *(by_name[c].alias(f"k{number}") for number, c in enumerate(spec.key)),
+        *(by_name[c].alias(f"c{number}") for number, c in enumerate(columns)),
     )
     keys = _numbered("k", spec.key)
     # Shuffled first: almost every key has one row, so that grouping before the shuffle would only sort all rows twice.
@@ -83,7 +89,7 @@ def one_row_per_key(
 def _is_wanted(among: Sequence[str]) -> Column:
     """The condition for rows of these keys, as SQL text: column objects for a thousand keys take half a second."""
     listed = ("'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'" for key in among)
-    return F.expr(f"{quote_column(_KEY)} IN ({', '.join(listed)})")
+    return F.expr(f"`{_KEY}` IN ({', '.join(listed)})")
 
 
 def full_join(
@@ -152,9 +158,7 @@ def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructTy
         return a.eqNullSafe(b)
     kind = get_kind(types[column])
     if kind not in NUMBERS:
-        raise DeclarationError(
-            f"reconciliation {spec.name}: tolerance is for numbers; {quote_column(column)} is {kind}"
-        )
+        raise DeclarationError(f"reconciliation {spec.name}: tolerance is for numbers; {column} is {kind}")
     return a.eqNullSafe(b) | _is_near(a, b, kind, F.lit(spec.tolerance[column]))
 
 
@@ -180,13 +184,14 @@ def get_kind(field: StructField) -> str:
 
 def to_exact(frame: DataFrame) -> DataFrame:
     """The frame with its decimals, dates and timestamps as text; its columns keep their names and kinds."""
-    return frame.select(*(_exact(field) for field in frame.schema))
+    numbered, by_name = number_columns(frame)
+    return numbered.select(*(_exact(field, by_name[field.name]) for field in frame.schema))
 
 
-def _exact(field: StructField) -> Column:
-    value, kind = F.col(quote_column(field.name)), get_kind(field)
+def _exact(field: StructField, value: Column) -> Column:
+    kind = get_kind(field)
     if kind not in _TIMES | {NUMERIC} or isinstance(field.dataType, StringType):
-        return value
+        return value.alias(field.name, metadata=field.metadata)
     if kind == NUMERIC:
         text = _strip_zeros(value.cast("string"))
     elif kind == _TIMESTAMPTZ:
@@ -234,8 +239,9 @@ def align(
 
 
 def _aligned(frame: DataFrame, kinds: Mapping[str, str]) -> DataFrame:
-    values = ((c, F.col(quote_column(c)), get_kind(frame.schema[c]), wanted) for c, wanted in kinds.items())
-    return frame.select(*(_convert(each, kind, to).alias(c, metadata={KIND: to}) for c, each, kind, to in values))
+    numbered, by_name = number_columns(frame)
+    values = ((c, by_name[c], get_kind(frame.schema[c]), wanted) for c, wanted in kinds.items())
+    return numbered.select(*(_convert(each, kind, to).alias(c, metadata={KIND: to}) for c, each, kind, to in values))
 
 
 def _common(kinds: Collection[str], *, is_key: bool) -> str:
@@ -282,9 +288,14 @@ def _parse_time(text: Column, wanted: str) -> Column:
     return F.coalesce(written, text)
 
 
-def row_to_json(frame: DataFrame, columns: Sequence[str]) -> Column:
-    """Columns of a frame as JSON that Postgres can read as a row."""
-    return to_json([(c, F.col(quote_column(c)), frame.schema[c].dataType) for c in columns])
+def rows_to_json(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The rows of a frame, these columns of them, as JSON that Postgres can read as a row."""
+    numbered, by_name = number_columns(frame)
+    return numbered.select(_row_to_json(frame.schema, by_name, columns))
+
+
+def _row_to_json(schema: StructType, by_name: Mapping[str, Column], columns: Sequence[str]) -> Column:
+    return to_json([(c, by_name[c], schema[c].dataType) for c in columns])
 
 
 def restore_names(columns: Sequence[str], numbered: str, types: StructType) -> list[NamedColumn]:
@@ -305,8 +316,3 @@ def _plain(value: Column, type_: DataType) -> Column:
     if isinstance(type_, BinaryType):
         return F.concat(F.lit("\\x"), F.hex(value))
     return value.cast("string") if isinstance(type_, FractionalType) else value
-
-
-def quote_column(column: str) -> str:
-    """A column's name, quoted for Spark."""
-    return f"`{column.replace('`', '``')}`"

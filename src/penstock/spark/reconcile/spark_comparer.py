@@ -28,7 +28,7 @@ from penstock.reconciling.comparison import (
     wrong_result,
 )
 from penstock.reconciling.state_repair import CanonicalRows
-from penstock.spark.reconcile.exact_join import ORDER, align, full_join, one_row_per_key, row_to_json, to_exact
+from penstock.spark.reconcile.exact_join import ORDER, align, full_join, one_row_per_key, rows_to_json, to_exact
 from penstock.spark.session import SETTINGS, Slots, named_jobs
 from penstock.spark.sources.table_reader import reading
 
@@ -159,7 +159,7 @@ class SparkComparer:
         count = choose_partitions(tables.estimate_bytes(), 1, COLLECTED_BYTES)
         # The driver holds two partitions at a time, and a query is read into a single one.
         divided = expected.repartition(count) if count > 1 else expected
-        frame = divided.select(row_to_json(divided, (*spec.key, *columns)).alias("row"))
+        frame = rows_to_json(divided, (*spec.key, *columns))
 
         def each() -> Iterator[str]:
             with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: canonical rows"):
