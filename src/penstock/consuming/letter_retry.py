@@ -10,7 +10,6 @@ A dead letter of a queue is staged again instead: as a new record, at the end of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic, sleep
@@ -21,6 +20,7 @@ import structlog
 from penstock.batches.record_batch import as_records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.dead_lettering import DeadLetters
+from penstock.consuming.deliverer import retry_conflicts
 from penstock.consuming.delivery import Broken, Conflict, Unavailable
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
@@ -30,6 +30,7 @@ from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.kinds import Ick, Log
 from penstock.errors import HandlerCommitted, PenstockError, ServerUnavailable
+from penstock.parallel import pause
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -159,8 +160,7 @@ class LetterTrial:
         except NotApplied as failed:
             _raise_if_not_its_fault(letter, failed)
             self._failed.add(key)
-            with suppress(_ShardBusy):  # the reason that it had stays
-                self._note(letter, failed.reason)
+            self._note(letter, failed.reason)
             return Retried(letter, "failed", failed.reason)
 
     def _apply(self, letter: DeadLetterRow, plan: Planner[Result]) -> Result:
@@ -230,7 +230,11 @@ class LetterTrial:
         return [record.key] if isinstance(self._consumer.channel, Ick) else as_records([record])
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
-        self._apply(letter, _plan_statement(self._sql["failed_again"], {**letter_key(letter), "reason": reason}))
+        """Notes why it failed again; if that is impossible, the reason that it had stays."""
+        try:
+            self._apply(letter, _plan_statement(self._sql["failed_again"], {**letter_key(letter), "reason": reason}))
+        except NotApplied as failed:
+            _raise_if_not_its_fault(letter, failed)
 
 
 def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
@@ -286,7 +290,13 @@ class RequestedRetries:
         self._ask_at = monotonic() + ASK_EVERY_S
         if not transaction.read(self._are_requested):
             return
-        letters = transaction.apply([], self._take)
+        try:
+            letters = transaction.apply([], self._take)
+        except NotApplied as failed:
+            if not isinstance(failed.outcome, Conflict):
+                raise
+            self._ask_at = 0.0  # another worker has taken some of them
+            return
         trial = LetterTrial(
             transaction, self._consumer, self._scope, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True
         )
@@ -317,4 +327,5 @@ class RequestedRetries:
             self._request_again(transaction, letter)
 
     def _request_again(self, transaction: HandlerTransaction, letter: DeadLetterRow) -> None:
-        transaction.apply([], _plan_statement(self._sql["request_retries"], letter_keys([letter])))
+        plan = _plan_statement(self._sql["request_retries"], letter_keys([letter]))
+        retry_conflicts(lambda: transaction.apply([], plan), lambda seconds: pause(seconds, lambda: False))

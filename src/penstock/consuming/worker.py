@@ -5,8 +5,8 @@ What a round is, the subclasses know: a delivery of records from a log, of membe
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Generic
@@ -48,6 +48,16 @@ HALTED_PAUSE_S = 5.0
 
 PAUSED_CHECK_S = 0.5
 """Seconds between two questions whether a paused consumer was resumed."""
+
+
+@contextmanager
+def _server_errors() -> Iterator[None]:
+    """Translates errors of the servers, those of a worker's own transactions among them."""
+    with postgres_errors("consuming"), redis_errors("consuming"):
+        try:
+            yield
+        except NotApplied as failed:
+            raise failed.error from failed
 
 
 class Worker(Runner[Consumed], Generic[Item]):
@@ -166,7 +176,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         """
         self._max, self._stop = limit, stop
         try:
-            with postgres_errors("consuming"), redis_errors("consuming"):
+            with _server_errors():
                 consumed = self._slice()
                 self._retry_requested()
                 return consumed
@@ -214,7 +224,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         try:
             while not stop():
                 try:
-                    with postgres_errors("consuming"), redis_errors("consuming"):
+                    with _server_errors():
                         consumed = self.round()
                         self._retry_requested()
                 except (ServerUnavailable, *CONFLICTS) as error:

@@ -27,7 +27,13 @@ from penstock.errors import (
     ServerUnavailable,
 )
 
-CONFLICTS = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+CONFLICTS = (
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.TransactionRollback,
+    psycopg.errors.TransactionIntegrityConstraintViolation,
+    psycopg.errors.StatementCompletionUnknown,
+)
 """Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
 
 _CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve host ")

@@ -29,6 +29,7 @@ from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSl
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
+from penstock.database.driver_errors import CONFLICTS
 from penstock.database.statements import statements
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
@@ -355,6 +356,8 @@ class QueueWorker(Worker[Job[Any]]):
         except ServerUnavailable as error:
             self._away = error
             self._warn_waiting(error, CHECK_S)
+        except CONFLICTS:
+            return  # they are read at the next interval
 
     def _read_cancelled(self, transaction: HandlerTransaction) -> frozenset[str]:
         ids = [number for each in self._jobs.running_ids() if (number := find_number(each.encode())) is not None]

@@ -1,0 +1,73 @@
+"""A transaction of a worker that loses against another one is run again, whichever of its statements loses: no worker ends for it (Guarantee 17)."""
+
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy.orm import Session
+
+from fixtures.flow import running, stage_rows
+from fixtures.losing import STATES, losses, make_losing
+from penstock import Log, Pipeline
+from penstock.consuming import WorkerSetup, letter_retry
+from penstock.consuming.letter_retry import DeadLetterRow
+from penstock.consuming.log.log_worker import LogWorker
+from penstock.database.connections import Connection
+from penstock.operating.letters import of_consumer, request_retries
+from penstock.records import Record
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+OF_A_LOG = [
+    ("checkpoints", "UPDATE"),  # advances, retries and their notes, waiting, halts
+    ("dead_letters", "INSERT"),
+    ("dead_letters", "UPDATE"),  # requests are taken, later records noted, failures noted
+    ("dead_letters", "DELETE"),
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("table", "event"), OF_A_LOG)
+def test_no_statement_of_a_logs_worker_that_loses_ends_it(
+    flow: Pipeline,
+    things: Log,
+    connection: Connection,
+    streamer: Streamer,
+    database_url: str,
+    redis_url: str,
+    table: str,
+    event: str,
+    state: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(letter_retry, "ASK_EVERY_S", 0.01)
+    refused, done = {3, 30}, set[int]()
+
+    @flow.consumer(reads=things, name="reader", attempts=1)
+    def read(_: Session, records: Sequence[Record]) -> None:
+        numbers = {record.data["number"] for record in records}
+        if numbers & refused:
+            raise ValueError
+        done.update(numbers)
+
+    def letters() -> list[DeadLetterRow]:
+        return of_consumer(connection, "reader")
+
+    with connection.transaction():
+        stage_rows(connection, things, 20)
+    streamer.drain()
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
+        worker.drain()
+        assert len(letters()) == 1
+        make_losing(connection, table, event, state)
+        with running(worker.run, streamer.run):
+            with connection.transaction():
+                stage_rows(connection, things, 40, "m")
+            request_retries(connection, letters())  # fails again, once
+            eventually(
+                lambda: {letter.attempts for letter in letters()} >= {1, 2}, "one is noted, another failed again"
+            )
+            refused.clear()
+            request_retries(connection, letters())
+            eventually(lambda: not letters(), "all letters are applied")
+            eventually(lambda: losses(connection) > 3, "it has lost, and gone on")
+    assert done == set(range(1, 41))
