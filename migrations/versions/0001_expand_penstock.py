@@ -495,14 +495,18 @@ CREATE TABLE {schema}.checkpoints (
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
 """,
     """
--- When the next job of a schedule is staged; null: never again.
+-- When the next job of a schedule is staged; null: never again.  digest: of its other options.  skipped: the last times of which
+-- it has staged none, because no streamer had run.
 CREATE TABLE {schema}.schedules (
-    name     text        PRIMARY KEY,
-    channel  text        NOT NULL,
-    every    text        NOT NULL,
-    timezone text        NOT NULL,
-    next_at  timestamptz,
-    last_at  timestamptz
+    name          text        PRIMARY KEY,
+    channel       text        NOT NULL,
+    every         text        NOT NULL,
+    timezone      text        NOT NULL,
+    digest        text        NOT NULL DEFAULT '',
+    next_at       timestamptz,
+    last_at       timestamptz,
+    skipped_since timestamptz,
+    skipped_until timestamptz
 )
 """,
     """

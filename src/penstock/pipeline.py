@@ -37,13 +37,14 @@ from penstock.declaring.handlers import (
     surround,
 )
 from penstock.declaring.kinds import Channel, Ick, Log, Queue, check_reconciled, refuse_sources
-from penstock.declaring.schedules import CatchUp, ScheduleSpec
-from penstock.errors import DeclarationError
+from penstock.declaring.schedules import ScheduleOptions, ScheduleSpec
+from penstock.errors import DeclarationError, InvalidRecord
 from penstock.observer import Observer, Observers, TroubleHandler
 from penstock.parsing import Duration
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
+from penstock.staging.messages import make_scheduled
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
@@ -340,16 +341,14 @@ class Pipeline:
 
         return declare
 
-    def every(  # noqa: PLR0913  what can be chosen of a schedule
+    def every(
         self,
         every: str | timedelta | float,
         *,
         to: Queue,
         name: str,
         data: Any = None,
-        tenant: object = None,
-        timezone: str = "UTC",
-        catch_up: CatchUp = "one",
+        **options: Unpack[ScheduleOptions],
     ) -> ScheduleSpec:
         """Declares a schedule: a job is staged by itself, one for each of its times, however many streamers run.
 
@@ -361,17 +360,20 @@ class Pipeline:
         Args:
             every: A cron expression of five fields; or an interval: seconds, a ``timedelta``, or a text such as ``"10m"``.
             to: The queue that its jobs go to.
-            name: Its name, unique in the pipeline.  One that keeps its name goes on where it was after a deploy.
+            name: Its name, unique in the schema.  One that keeps its name goes on where it was after a deploy.
             data: The payload of each job.
-            tenant: Whose the jobs are; by default the schedule's name.
-            timezone: For a cron expression, such as ``Europe/Berlin``.
-            catch_up: What becomes of times that passed while no streamer ran: ``skip``, ``one`` (the last one), or ``all``.
+            **options: ``timezone`` of a cron expression, ``catch_up`` (``skip``, ``one`` or ``all``), and of its jobs the
+                ``tenant``, by default the schedule's name, ``key``, ``unique``, ``priority``, and the time until the ``deadline``.
 
         Raises:
             DeclarationError: A value is invalid, the queue is not this pipeline's, or the name is taken.
         """
-        spec = ScheduleSpec(name, to, every, tenant, data, timezone, catch_up)
+        spec = ScheduleSpec(name, to, every, data=data, **options)
         self._own(to, f"schedule {name}")
+        try:
+            make_scheduled(spec)
+        except InvalidRecord as error:
+            raise DeclarationError(f"schedule {name}: {error}") from None
         if self._schedules.setdefault(name, spec) is not spec:
             raise DeclarationError(f"schedule {name} is declared twice; names are unique in a pipeline")
         return spec

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any, Self
 from zoneinfo import ZoneInfo
 
@@ -13,12 +13,15 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 from typing_extensions import override
 
+from fixtures.command_line import CommandLine
 from fixtures.flow import running
-from penstock import Job, Log, Pipeline, Queue
+from penstock import Job, Log, Pipeline, Queue, Unique
 from penstock.database.connections import Connection, connect_postgres
-from penstock.declaring.schedules import MAX_AT_ONCE, ScheduleSpec
+from penstock.declaring.schedules import MAX_AT_ONCE, MAX_CATCH_UP, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.operating.channels import retire_channel
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 from penstock.streaming.scheduler import Scheduler
 from penstock.testing import eventually
@@ -85,16 +88,59 @@ def test_a_year_that_was_missed_takes_no_time(every: Any) -> None:
     assert len(ScheduleSpec("s", JOBS, every, catch_up="all").due(first, now)) == MAX_AT_ONCE
 
 
+def test_all_catches_up_with_a_bounded_number_in_steps() -> None:
+    first, now = at("2026-08-19T00:00"), at("2026-11-27T00:30")
+    spec = ScheduleSpec("s", JOBS, "1h", catch_up="all")
+
+    staged = spec.due(first, now)
+    while (following := spec.next_slot(staged[-1])) is not None and following <= now:
+        staged += spec.due(following, now)
+
+    assert (len(staged), staged[-1]) == (MAX_CATCH_UP, at("2026-11-27T00:00"))
+    assert {later - earlier for earlier, later in pairwise(staged)} == {timedelta(hours=1)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("12d", "1036801s"), (1, 1.000001), ("1h", "3601"), ("0 3 * * *", "0 4 * * *"), ("1h", "61m")]
+)
+def test_two_schedules_that_differ_have_two_texts(one: Any, other: Any) -> None:
+    texts = {every: ScheduleSpec("s", JOBS, every).text for every in (one, other)}
+
+    assert len(set(texts.values())) == len(texts)
+
+
+def test_two_schedules_that_differ_in_nothing_have_one_text() -> None:
+    texts = {ScheduleSpec("s", JOBS, every).text for every in ("1h", 3600, "60m", timedelta(hours=1), 3600.0, "3600s")}
+
+    assert texts == {"3600s"}
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"every": "61 * * * *"}, "every is '61 .*five fields, such as 17 3"),
+        ({"every": "0 30 2 * * *"}, "every is '0 30 .* it has 6 fields; it takes five fields"),
+        ({"every": "30 2 * *"}, "it has 4 fields"),
+        ({"every": "0 0 30 2 *"}, "every is '0 0 30 2"),
+        ({"every": "0 0 */30 2 0#5", "timezone": "Europe/Berlin"}, "there is no such time within fifty years"),
         ({"every": "0.5"}, "every is '0.5'; an interval is 1 to "),
         ({"every": True}, "every is True"),
         ({"every": "daily"}, "every is 'daily'"),
+        ({"every": "1d", "timezone": "Europe/Berlin"}, "an interval has no time zone; .* such as 0 0"),
         ({"every": "1h", "timezone": "Berlin"}, "timezone is 'Berlin'; it takes a name such as Europe/Berlin"),
         ({"every": "1h", "catch_up": "some"}, "catch_up is 'some'; it takes skip, one or all"),
         ({"every": "1h", "to": Log("things")}, "it takes a Queue"),
+        ({"every": "1h", "deadline": "soon"}, "deadline is 'soon'; it takes a duration from the slot on"),
+        ({"every": "1h", "deadline": 0}, "deadline is 0"),
+        ({"every": "1h", "data": {"at": object()}}, "schedule s: data.at: "),
+        ({"every": "1h", "data": {"x": float("nan")}}, "schedule s: data.x: "),
+        ({"every": "1h", "data": "x" * 2_000_000}, "schedule s: data: "),
+        ({"every": "1h", "tenant": ""}, "schedule s: tenant: "),
+        ({"every": "1h", "tenant": 1.5}, "schedule s: tenant: "),
+        ({"every": "1h", "key": "a\0b"}, "schedule s: key: "),
+        ({"every": "1h", "unique": "name"}, "schedule s: unique: "),
+        ({"every": "1h", "unique": Unique("")}, "schedule s: unique.name: "),
+        ({"every": "1h", "priority": "urgent"}, "schedule s: priority: "),
         ({"every": "1h", "to": Queue("others")}, "schedule s"),
     ],
 )
@@ -124,7 +170,7 @@ def make_due(connection: Connection, since: str = "1 second") -> None:
 
 def declare(every: Any = "1h", **options: Any) -> Pipeline:
     pipeline = Pipeline([JOBS])
-    pipeline.every(every, to=JOBS, name="sweep", data={"all": True}, **options)
+    pipeline.every(every, **{"to": JOBS, "name": "sweep", "data": {"all": True}, **options})
     return pipeline
 
 
@@ -152,7 +198,8 @@ def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks
     """Four streamers, whose sessions are ended all the time; slots of a second each have been missed.  What decides is Postgres' clock."""
     monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
     monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 40)
-    for module in ("declaring.schedules", "streaming.scheduler"):
+    monkeypatch.setattr("penstock.declaring.schedules.MAX_CATCH_UP", 20_000)
+    for module in ("declaring.schedules", "declaring.cron_times", "streaming.scheduler"):
         monkeypatch.setattr(f"penstock.{module}.datetime", WrongClock)
     monkeypatch.setattr("time.time", lambda: WrongClock.now().timestamp())
     pipeline = declare(1, catch_up="all")
@@ -278,3 +325,145 @@ def test_a_job_says_which_schedule_it_is_of_and_which_slot(
     ).fetchall()
     [(slot,)] = connection.execute("SELECT last_at FROM penstock.schedules").fetchall()
     assert row == ("system", "scheduled", "sweep", {"all": True}, slot.isoformat())
+
+
+def test_a_job_has_the_options_of_its_schedule(connection: Connection, database_url: str, redis_url: str) -> None:
+    options: Any = {"key": 7, "unique": Unique("sweep"), "deadline": "30m", "priority": "low", "tenant": ("a", 1)}
+    with Streamer(declare(**options), database_url, redis_url) as streamer:
+        make_due(connection)
+        streamer.drain()
+
+    [(tenant, own, slot)] = connection.execute(
+        "SELECT key, headers->'penstock', headers->>'slot' FROM penstock.staged_records"
+    ).fetchall()
+    deadline = datetime.fromisoformat(slot) + timedelta(minutes=30)
+    assert tenant == '["a", 1]'
+    assert own == {
+        "key": "7",
+        "unique": {"name": "sweep", "until": "running", "for_s": 0},
+        "deadline": deadline.timestamp() * 1000,
+        "priority": "low",
+    }
+
+
+def test_a_slow_job_with_a_unique_name_does_not_overlap_itself(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    pipeline, running = declare(unique=Unique("sweep")), 0
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        for _ in range(3):
+            make_due(connection)
+            streamer.drain()
+            [(running,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
+
+    assert running == 1
+
+
+@pytest.mark.parametrize("every", ["1h", "* * * * *", "0 3 * * *"])
+@pytest.mark.parametrize("ahead", ["1 hour", "3 days"])
+def test_a_schedule_goes_on_at_once_after_postgres_clock_was_ahead(
+    every: str, ahead: str, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 47: what it has left is a next time that is far away."""
+    spec = declare(every).schedules["sweep"]
+    with Streamer(declare(every), database_url, redis_url) as streamer:
+        [(expected,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
+        connection.execute(f"UPDATE penstock.schedules SET next_at = next_at + interval '{ahead}'".encode())
+        with capture_logs() as logged:
+            streamer.drain()
+        [(next_at, now)] = connection.execute("SELECT next_at, clock_timestamp() FROM penstock.schedules").fetchall()
+
+    assert next_at in {expected, spec.next_slot(now)}
+    assert [each["schedule"] for each in logged if each["event"] == "schedule moved back"] == ["sweep"]
+    assert slots(connection) == Counter()
+
+
+def test_a_slot_that_got_its_job_while_the_clock_was_ahead_gets_no_second_one(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    """Guarantee 47."""
+    with Streamer(declare("1h"), database_url, redis_url) as streamer:
+        connection.execute(
+            "UPDATE penstock.schedules SET last_at = next_at, next_at = next_at + interval '1 hour' RETURNING next_at"
+        )
+        streamer.drain()
+        [(apart,)] = connection.execute("SELECT next_at - last_at FROM penstock.schedules").fetchall()
+
+    assert apart == timedelta(hours=1)
+
+
+def test_a_schedule_that_was_gone_for_a_hundred_days_says_what_it_has_skipped(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, penstock: CommandLine
+) -> None:
+    """Guarantee 47."""
+    pipeline = declare("1h", catch_up="all")
+    with Streamer(pipeline, database_url, redis_url):
+        connection.execute("UPDATE penstock.schedules SET next_at = next_at - interval '2401 hours'")
+        [(first,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
+    scheduler, staged = Scheduler(pipeline), 0
+    with capture_logs() as logged:
+        while count := scheduler.stage_due(connection):
+            staged += count
+
+    [schedule] = status(connection, redis_client, pipeline).schedules
+    [skipped] = [each for each in logged if each["event"] == "schedule skipped times"]
+    assert staged == MAX_CATCH_UP
+    assert (schedule.skipped_since, schedule.skipped_until) == (first, first + timedelta(hours=2401 - MAX_CATCH_UP))
+    assert (skipped["since"], skipped["until"]) == (str(schedule.skipped_since), str(schedule.skipped_until))
+    assert f"  {first:%Y-%m-%d %H:%M} to {schedule.skipped_until:%Y-%m-%d %H:%M}" in penstock("status").stdout
+
+
+def test_data_that_is_changed_holds_from_the_next_start_and_the_times_go_on(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    old, new = declare(catch_up="all"), declare(catch_up="all", key="other")
+    with Streamer(old, database_url, redis_url) as former:
+        make_due(connection)
+        with Streamer(new, database_url, redis_url) as later:
+            former.drain()
+            assert slots(connection) == Counter()
+            later.drain()
+
+    [(headers,)] = connection.execute("SELECT headers->'penstock' FROM penstock.staged_records").fetchall()
+    assert headers == {"key": "other"}
+
+
+@pytest.mark.parametrize("options", [{"every": "2h"}, {"key": "other"}])
+def test_a_name_that_another_service_has_declared_is_found_and_said_once(
+    options: Any,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, other = declare(), declare(**options)
+    with Streamer(mine, database_url, redis_url), Streamer(other, database_url, redis_url), capture_logs() as logged:
+        scheduler = Scheduler(mine)
+        scheduler.stage_due(connection)
+        assert logged == [], "it may be a deploy"
+        monkeypatch.setattr("penstock.streaming.scheduler.LATE_S", 0)
+        scheduler.stage_due(connection)
+        scheduler.stage_due(connection)
+
+    assert [each["event"] for each in logged] == ["schedule declared elsewhere"]
+    results = {pipeline: diagnose(connection, redis_client, pipeline) for pipeline in (mine, other)}
+    [said] = [each for each in results[mine] if each.check == "schedules"]
+    assert said.grade == "warning"
+    assert "sweep is registered with" in said.message
+    assert [each.grade for each in results[other] if each.check == "schedules"] == ["ok"]
+
+
+def test_the_doctor_names_schedules_that_are_late_and_those_that_were_never_registered(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    with Streamer(declare(), database_url, redis_url):
+        make_due(connection, "1 hour")
+    pipeline = Pipeline([JOBS])
+    pipeline.every("1h", to=JOBS, name="new")
+
+    said = [each.message for each in diagnose(connection, redis_client, pipeline) if each.check == "schedules"]
+    assert said == [
+        "sweep has been due for 60 min: no streamer runs that declares it as it is registered",
+        "new is declared and was never registered",
+    ]

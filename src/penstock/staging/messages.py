@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from penstock.declaring.kinds import Channel, Queue
 from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.schedules import ScheduleSpec
 from penstock.declaring.unique import (
     MAX_DELAY_S,
     Priority,
@@ -23,9 +24,12 @@ from penstock.declaring.unique import (
     checked_text,
 )
 from penstock.errors import InvalidMessage, InvalidRecord
-from penstock.parsing import Duration
+from penstock.parsing import Duration, parse_duration
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
+
+SCHEDULED = "scheduled"
+"""The action of the records that schedules stage."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -69,6 +73,18 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     tenant = _checked(options["tenant"], "tenant", field)
     own = _make_own(options, None if key is None else _checked(key, "key", field), field)
     return make_row(channel, tenant, action, object, data, _add(headers, own, field), field)
+
+
+def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH) -> Row:
+    """Checks the job of a slot, and returns it as a row."""
+    options: dict[str, Any] = {
+        "tenant": spec.name if spec.tenant is None else spec.tenant,
+        "unique": spec.unique,
+        "deadline": None if spec.deadline is None else slot + timedelta(seconds=parse_duration(spec.deadline)),
+        "priority": spec.priority,
+    }
+    headers = {"slot": slot.isoformat()}
+    return make_message(spec.queue, SCHEDULED, spec.name, spec.data, headers, options, key=spec.key)
 
 
 def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:

@@ -1,17 +1,21 @@
 """Stages the jobs of schedules, exactly one a slot, and those that follow groups of jobs, however many streamers run.
 
 A slot is taken by moving the schedule's row on, in the transaction that stages its job.  What time it is, Postgres says; a streamer whose
-clock is wrong changes nothing.  The row holds the schedule as the streamer that started last has declared it: after a deploy the new one
-holds, and streamers of the old release leave it alone.
+clock is wrong changes nothing.  If Postgres' was ahead for a while, the next time is moved back to what is due.  The row holds the
+schedule as the streamer that started last has declared it: after a deploy the new one holds, and streamers of the old release leave it
+alone.
 
 A member of a group is left as long as its staged row is there, whatever becomes of it: done, cancelled, a dead letter, or deleted by an
 operator.  So no worker counts, and none waits for another one's count.  One statement marks groups that have ended and stages what
 follows; streamers that run at the same time skip each other's.
 """
 
-from datetime import datetime
+import json
+from datetime import datetime, timedelta
+from hashlib import sha256
+from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import structlog
@@ -20,18 +24,16 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.kinds import Queue
-from penstock.declaring.schedules import ScheduleSpec
+from penstock.declaring.outcomes import RESERVED
+from penstock.declaring.schedules import LATE_S, ScheduleSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.schema.roles import check_privileges
 from penstock.staging.driver_connections import insert_directly
-from penstock.staging.messages import make_message
-from penstock.staging.rows import Insert, Row
+from penstock.staging.messages import make_scheduled
+from penstock.staging.rows import Insert
 
 log = structlog.get_logger("penstock.streamer")
-
-SCHEDULED = "scheduled"
-"""The action of the records that schedules stage."""
 
 MAX_ENDED = 100
 """Limit of the groups that are ended in one statement."""
@@ -40,77 +42,153 @@ GROUPS_S = 0.1
 """Time budget of groups in one round, in seconds: records staged meanwhile wait for it."""
 
 
+class _Row(NamedTuple):
+    """A schedule as it is registered, and Postgres' time."""
+
+    name: str
+    channel: str
+    every: str
+    timezone: str
+    digest: str
+    next_at: datetime | None
+    last_at: datetime | None
+    now: datetime
+
+    @property
+    def declaration(self) -> tuple[str, ...]:
+        return self.channel, self.every, self.timezone, self.digest
+
+    @property
+    def is_due(self) -> bool:
+        return self.next_at is not None and self.next_at <= self.now
+
+    @property
+    def is_late(self) -> bool:
+        return self.next_at is not None and self.now - self.next_at > timedelta(seconds=LATE_S)
+
+
 class Scheduler:
     """The schedules of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._specs, self._scope = pipeline.schedules, pipeline.scope
         self._sql = statements("penstock.streaming", self._scope.schema)
+        self._declared = {name: make_declaration(spec) for name, spec in self._specs.items()}
+        self._expected: dict[str, tuple[datetime, datetime | None]] = {}  # next slots after a moment
+        self._others: dict[str, float] = {}  # since when schedules are declared otherwise
         self._failed: dict[str, str] = {}
 
     def declare(self, connection: Connection) -> None:
-        """Registers the schedules; one that is declared otherwise than before begins anew."""
+        """Registers the schedules; one with other times than before begins anew."""
         if not self._specs:
             return
         check_privileges(connection, self._scope, "producer")
-        for spec in self._specs.values():
-            self._declare(connection, spec)
+        rows = {row.name: row for row in self._read(connection)}
+        for name in self._specs:
+            if name not in rows or rows[name].declaration != self._declared[name]:
+                self._declare(connection, name, rows.get(name))
 
     def stage_due(self, connection: Connection) -> int:
         """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again."""
         if not self._specs:
             return 0
-        with postgres_errors("reading schedules"):
-            rows = connection.execute(self._sql["due_schedules"], {"names": list(self._specs)}).fetchall()
         staged = 0
-        for name, is_late in rows:
+        for row in self._read(connection):
             try:
-                count = self._stage(connection, self._specs[name])
-                if is_late and not count:
-                    self._declare(connection, self._specs[name])
-                staged += count
-                self._failed.pop(name, None)
+                staged += self._run(connection, row)
+                self._failed.pop(row.name, None)
             except ServerUnavailable:
                 raise
             except (PenstockError, psycopg.Error) as error:
                 reason = str(error) if isinstance(error, PenstockError) else describe(error)
-                if self._failed.get(name) != reason:  # once, and not every second
-                    self._failed[name] = reason
-                    log.error("schedule failed", schedule=name, reason=reason)  # noqa: TRY400  in words
+                if self._failed.get(row.name) != reason:  # once, and not every second
+                    self._failed[row.name] = reason
+                    log.error("schedule failed", schedule=row.name, reason=reason)  # noqa: TRY400  in words
         return staged
 
-    def _declare(self, connection: Connection, spec: ScheduleSpec) -> None:
-        with postgres_errors(f"registering schedule {spec.name}"):
+    def _read(self, connection: Connection) -> list[_Row]:
+        with postgres_errors("reading schedules"):
+            rows = connection.execute(self._sql["read_schedules"], {"names": list(self._specs)}, binary=True)
+            return [_Row(*row) for row in rows]
+
+    def _run(self, connection: Connection, row: _Row) -> int:
+        """Does with a schedule what it needs now; returns the number of jobs that were staged."""
+        if row.declaration != self._declared[row.name]:
+            self._note_other(row)
+            if row.is_late:  # a streamer of another release, which is gone, has declared it
+                self._declare(connection, row.name, row)
+            return 0
+        self._others.pop(row.name, None)
+        if row.is_due:
+            return self._stage(connection, self._specs[row.name])
+        self._move_back(connection, row)
+        return 0
+
+    def _note_other(self, row: _Row) -> None:
+        """Logs once that another service has a schedule of the name, and no other release, which soon would be the only one."""
+        since = self._others.setdefault(row.name, monotonic())
+        if monotonic() - since >= LATE_S:
+            self._others[row.name] = inf
+            log.warning("schedule declared elsewhere", schedule=row.name, queue=row.channel, every=row.every)
+
+    def _declare(self, connection: Connection, name: str, before: _Row | None) -> None:
+        with postgres_errors(f"registering schedule {name}"):
             [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
-            connection.execute(self._sql["declare_schedule"], self._values(spec, next_at=spec.next_slot(now)))
+            next_at = self._specs[name].next_slot(now)
+            connection.execute(self._sql["declare_schedule"], self._values(name, next_at=next_at))
+        if before is not None:
+            log.info("schedule changed", schedule=name, queue=before.channel, every=before.every)
 
     def _stage(self, connection: Connection, spec: ScheduleSpec) -> int:
         with postgres_errors(f"staging the job of schedule {spec.name}"), connection.transaction():
-            row = connection.execute(self._sql["take_schedule"], self._values(spec), binary=True).fetchone()
+            row = connection.execute(self._sql["take_schedule"], self._values(spec.name), binary=True).fetchone()
             if row is None:  # another streamer has it, or it is declared otherwise
                 return 0
             first, now = row
             slots = spec.due(first, now)
-            if rows := [_make_row(spec, slot) for slot in slots]:
+            if rows := [make_scheduled(spec, slot) for slot in slots]:
                 insert_directly(connection, Insert(self._scope.schema, rows, [spec.queue]), "schedule")
             last = slots[-1] if slots else None
             after = last if spec.catch_up == "all" and last is not None else now
-            connection.execute(
-                self._sql["move_schedule"], {**self._values(spec, next_at=spec.next_slot(after)), "last_at": last}
-            )
+            moved: dict[str, datetime | None] = {"next_at": spec.next_slot(after), "last_at": last}
+            skipped = (first, slots[0] if slots else now) if slots[:1] != [first] else (None, None)
+            moved |= zip(("skipped_since", "skipped_until"), skipped, strict=True)
+            connection.execute(self._sql["move_schedule"], self._values(spec.name, **moved))
+        if any(skipped):
+            log.warning("schedule skipped times", schedule=spec.name, since=str(skipped[0]), until=str(skipped[1]))
         return len(slots)
 
-    @staticmethod
-    def _values(spec: ScheduleSpec, **more: datetime | None) -> dict[str, Any]:
-        own = {"name": spec.name, "channel": spec.queue.name, "every": spec.text, "timezone": spec.timezone}
-        return {**own, **more}
+    def _move_back(self, connection: Connection, row: _Row) -> None:
+        """Has a schedule go on with what is due next: Postgres' clock was ahead when it was moved on."""
+        expected = self._find_expected(row)
+        if expected is None or (row.next_at is not None and row.next_at - expected <= timedelta(seconds=LATE_S)):
+            return
+        with postgres_errors(f"moving schedule {row.name}"):
+            values = {"name": row.name, "next_at": expected, "ahead": row.next_at}
+            connection.execute(self._sql["move_schedule_back"], values)
+        log.warning("schedule moved back", schedule=row.name, ahead=str(row.next_at), next=str(expected))
+
+    def _find_expected(self, row: _Row) -> datetime | None:
+        """The first slot after Postgres' time, but for one that has its job already, since a clock was ahead."""
+        since, slot = self._expected.get(row.name, (row.now, row.now))
+        if not since <= row.now or (slot is not None and (slot <= row.now or slot == row.last_at)):
+            spec = self._specs[row.name]
+            slot = spec.next_slot(row.now)
+            if slot is not None and slot == row.last_at:
+                slot = spec.next_slot(slot)
+            self._expected[row.name] = row.now, slot
+        return slot
+
+    def _values(self, name: str, **more: datetime | None) -> dict[str, Any]:
+        own = dict(zip(("channel", "every", "timezone", "digest"), self._declared[name], strict=True))
+        return {"name": name, **own, **more}
 
 
-def _make_row(spec: ScheduleSpec, slot: datetime) -> Row:
-    """The job of a slot."""
-    headers = {"slot": slot.isoformat()}
-    tenant = spec.name if spec.tenant is None else spec.tenant
-    return make_message(spec.queue, SCHEDULED, spec.name, spec.data, headers, {"tenant": tenant})
+def make_declaration(spec: ScheduleSpec) -> tuple[str, str, str, str]:
+    """A schedule as it is registered: queue, times, time zone, and a digest of its jobs and how it catches up."""
+    *fields, headers = json.loads(make_scheduled(spec))
+    text = json.dumps([fields, headers.get(RESERVED), spec.catch_up], sort_keys=True)
+    return spec.queue.name, spec.text, spec.timezone, sha256(text.encode()).hexdigest()[:16]
 
 
 class JobGroups:

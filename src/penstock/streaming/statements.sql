@@ -1094,29 +1094,39 @@ WHERE t.kind = 'halted'
               SELECT FROM {schema}.checkpoints c WHERE concat_ws(' ', c.consumer, c.channel) = t.subject
           );
 
--- :name declare_schedule
--- Declared otherwise than before, it begins anew: what was missed was missed by another one.
-INSERT INTO {schema}.schedules AS known (name, channel, every, timezone, next_at)
-VALUES (%(name)s, %(channel)s, %(every)s, %(timezone)s, %(next_at)s)
-ON CONFLICT (name) DO UPDATE
-SET channel = EXCLUDED.channel, every = EXCLUDED.every, timezone = EXCLUDED.timezone, next_at = EXCLUDED.next_at
-WHERE (known.channel, known.every, known.timezone) IS DISTINCT FROM (EXCLUDED.channel, EXCLUDED.every, EXCLUDED.timezone);
-
--- :name due_schedules
--- One that is late is declared again: a streamer of another release, which may be gone, has declared it otherwise.
-SELECT name, next_at < clock_timestamp() - interval '1 min' AS is_late
+-- :name read_schedules
+-- All of them, though few are due: one whose next time is too late was moved on while this clock was ahead.
+SELECT name, channel, every, timezone, digest, next_at, last_at, clock_timestamp()
 FROM {schema}.schedules
-WHERE name = ANY (%(names)s) AND next_at <= clock_timestamp();
+WHERE name = ANY (%(names)s);
+
+-- :name declare_schedule
+-- With other times than before, or another queue, it begins anew: what was missed was missed by another one.
+INSERT INTO {schema}.schedules AS known (name, channel, every, timezone, digest, next_at)
+VALUES (%(name)s, %(channel)s, %(every)s, %(timezone)s, %(digest)s, %(next_at)s)
+ON CONFLICT (name) DO UPDATE
+SET channel = EXCLUDED.channel, every = EXCLUDED.every, timezone = EXCLUDED.timezone, digest = EXCLUDED.digest,
+    next_at = CASE
+        WHEN (known.channel, known.every, known.timezone) = (EXCLUDED.channel, EXCLUDED.every, EXCLUDED.timezone)
+        THEN known.next_at ELSE EXCLUDED.next_at
+    END;
 
 -- :name take_schedule
 -- Its first slot that was not taken, and the time.  One streamer at a time; one of another release takes what it has declared itself.
 SELECT next_at, clock_timestamp()
 FROM {schema}.schedules
-WHERE name = %(name)s AND channel = %(channel)s AND every = %(every)s AND timezone = %(timezone)s
+WHERE name = %(name)s AND (channel, every, timezone, digest) = (%(channel)s, %(every)s, %(timezone)s, %(digest)s)
   AND next_at <= clock_timestamp()
 FOR UPDATE SKIP LOCKED;
 
 -- :name move_schedule
 UPDATE {schema}.schedules
-SET next_at = %(next_at)s, last_at = coalesce(%(last_at)s, last_at)
+SET next_at = %(next_at)s, last_at = coalesce(%(last_at)s, last_at),
+    skipped_since = coalesce(%(skipped_since)s, skipped_since),
+    skipped_until = coalesce(%(skipped_until)s, skipped_until)
 WHERE name = %(name)s;
+
+-- :name move_schedule_back
+UPDATE {schema}.schedules
+SET next_at = %(next_at)s
+WHERE name = %(name)s AND next_at IS NOT DISTINCT FROM %(ahead)s;

@@ -19,7 +19,7 @@ from penstock.observing.listener import Answer, Listener
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.status.gathering import status as read_status
-from penstock.operating.status.snapshot import Status
+from penstock.operating.status.snapshot import RegisteredSchedule, Status
 from penstock.pipeline import get_scope
 from penstock.reconciling.reconciliation import LastRun
 from penstock.settings import Settings, duration
@@ -77,8 +77,8 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
     for columns, rows in tables:
         if rows or columns is _CHANNELS:
             show("")
-            shown = {name: get for name, get in columns if name not in _OPTIONAL or any(map(get, rows))}
-            show_table([*shown], ([get(row) for get in shown.values()] for row in rows))
+            table = {name: get for name, get in columns if name not in _OPTIONAL or any(map(get, rows))}
+            show_table([*table], ([get(row) for get in table.values()] for row in rows))
     if any(consumer.declared is False for consumer in found.consumers):
         show("* not declared by the pipeline that --app names")
     if found.reconciliations:
@@ -86,7 +86,15 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
         show_rows(found.reconciliations, _RECONCILIATIONS, outcome=_outcome)
     if found.schedules:
         show("")
-        show_rows(found.schedules, "schedule=name, channel, every, timezone, last=last_at, next=next_at")
+        skipped = ", skipped=skipped_until" if any(each.skipped_until for each in found.schedules) else ""
+        shown = "schedule=name, channel, every, timezone, last=last_at, next=next_at"
+        show_rows(found.schedules, shown + skipped, skipped_until=_skipped)
+
+
+def _skipped(schedule: RegisteredSchedule) -> str:
+    """The last times of which no job was staged."""
+    since, until = schedule.skipped_since, schedule.skipped_until
+    return "" if since is None or until is None else f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}"
 
 
 @dataclass(frozen=True, slots=True)

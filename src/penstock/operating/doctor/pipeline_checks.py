@@ -10,6 +10,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
+from penstock.declaring.schedules import LATE_S
 from penstock.display import format_count
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
@@ -18,6 +19,7 @@ from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, Con
 from penstock.schema.capture import inspect_triggers
 from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.streaming.faults import UnknownShard
+from penstock.streaming.scheduler import make_declaration
 from penstock.streaming.sequencer import check_identity_cache
 
 SAMPLE = 1000
@@ -273,6 +275,31 @@ def _report_unknown(unknown: UnknownShard, retired: Collection[str]) -> CheckRes
     )
 
 
+def schedules(context: CheckContext) -> Results:
+    """Schedules are registered as the pipeline declares them, and none is late."""
+    registered = {each.name: each for each in context.status.schedules}
+    for each in registered.values():
+        if each.late_s > LATE_S:
+            yield warning(
+                f"{each.name} has been due for {format_age(each.late_s)}: no streamer runs that declares it as it is registered",
+                "penstock stream for the pipeline that declares it; if it is gone for good: DELETE FROM "
+                f"{context.scope.schema}.schedules WHERE name = '{each.name}'",
+            )
+    declared = {} if context.pipeline is None else context.pipeline.schedules
+    for name, spec in declared.items():
+        if (row := registered.get(name)) is None:
+            yield warning(f"{name} is declared and was never registered", "penstock stream")
+        elif make_declaration(spec) != (row.channel, row.every, row.timezone, row.digest):
+            same = (spec.queue.name, spec.text) == (row.channel, row.every)
+            what = "other options" if same else f"{row.every!r} for queue {row.channel}"
+            yield warning(
+                f"{name} is registered with {what}, by another release or another service: this pipeline's has no jobs",
+                "if it is another service's, rename one of the two, because names are unique in a schema; otherwise restart "
+                "the streamers of this release",
+            )
+    return f"{len(registered)} registered; none late" if registered else None
+
+
 def triggers(context: CheckContext) -> Results:
     """Each rule with capture by trigger has its trigger, as declared, and there is no other."""
     if context.pipeline is None:
@@ -283,4 +310,4 @@ def triggers(context: CheckContext) -> Results:
     return f"{declared} installed, as their rules declare" if declared else None
 
 
-CHECKS: tuple[Check, ...] = (identity, missed_records, shards, journal, channels, consumers, triggers)
+CHECKS: tuple[Check, ...] = (identity, missed_records, shards, journal, channels, consumers, schedules, triggers)

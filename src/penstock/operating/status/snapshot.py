@@ -162,6 +162,11 @@ class RegisteredSchedule:
     next_at: datetime | None  # the time of its next job; None if there is none any more
     last_at: datetime | None  # the time that its last job stands for; None before the first
     late_s: float  # for how long its next job has been due, in seconds
+    skipped_since: (
+        datetime | None
+    )  # the last times of which no job was staged, because no streamer had run; None if there are none
+    skipped_until: datetime | None
+    digest: str  # of its data and its other options
 
 
 @dataclass(frozen=True, slots=True)
