@@ -1,8 +1,9 @@
 """The log of a command: its own lines, the application's and those of Spark tasks, in one format at one level."""
 
 import json
+import os
 import signal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -87,3 +88,28 @@ def test_a_spark_task_logs_as_its_command_does(talking: CommandLine, started: St
     assert {"plain info 1", "structured info"} <= set(events(stderr))
     assert "running" in {line["event"] for line in parsed(stderr)}
     assert "plain debug" not in stderr
+
+
+TAKES_THE_PROCESS = """
+import logging.config, signal
+logging.config.dictConfig({"version": 1, "root": {"level": "INFO", "handlers": ["h"]}, "handlers": {"h": {"class": "logging.StreamHandler"}}})
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_an_application_that_sets_up_signals_and_logging_takes_neither_from_the_command(
+    talking: CommandLine, connection: Connection, stop: signal.Signals
+) -> None:
+    """``dictConfig`` disables the loggers that exist, unless it is told not to."""
+    application = talking.directory / "shop.py"
+    application.write_text(application.read_text() + TAKES_THE_PROCESS)
+
+    worker = talking.begin("consume", "talker")
+    eventually(lambda: connection.execute("SELECT 1 FROM public.effects").fetchall() == [(1,)], "the record is applied")
+    os.kill(cast(int, worker.pid), stop)
+    done = talking.wait(worker)
+
+    assert done.returncode == 0
+    assert "'event': 'consuming'" in done.stderr

@@ -17,7 +17,7 @@ from penstock.channels.server import check_eviction
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import EmbeddedPostgres, EmbeddedServers
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers
 from penstock.errors import UnsafeSetting
 from penstock.operating.doctor import database_checks as server_checks
 from penstock.operating.doctor import pipeline_checks as flow_checks
@@ -409,3 +409,38 @@ def test_a_diagnosis_changes_nothing(
 
     assert everything() == before
     assert "new epoch" in only(findings, "lineage", "warning").fix
+
+
+DISABLED = (
+    "ACL",
+    "CONFIG",
+    "DEBUG",
+    "FLUSHALL",
+    "FLUSHDB",
+    "KEYS",
+    "LATENCY",
+    "MODULE",
+    "MONITOR",
+    "OBJECT",
+    "SAVE",
+    "SLOWLOG",
+)
+
+
+def test_a_redis_whose_provider_has_disabled_commands_is_no_error(
+    connection: Connection, database_url: str, tmp_path: Path
+) -> None:
+    things = Log("things", shards=1)
+    flow = Pipeline([things])
+    settings = {"appendonly": "no", **{f"rename-command {name}": '""' for name in DISABLED}}
+    with EmbeddedRedis(tmp_path / "redis", settings=settings) as server, connect_redis(server.url) as client:
+        streamer = Streamer(flow, database_url, server.url)
+        stage_rows(connection, things, 10)
+        streamer.drain()
+        streamer.close()
+
+        findings = diagnose(connection, client, flow)
+
+    assert found(findings, "redis", "error") == found(findings, "users", "error") == []
+    warned = only(findings, "persistence", "warning")
+    assert "does not tell this user whether snapshots are on" in warned.message

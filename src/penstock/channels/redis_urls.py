@@ -58,6 +58,7 @@ class RedisUrl:
 
 def parse_redis_url(url: str) -> RedisUrl:
     """The parts of ``redis_url``.  Raises ``InvalidSetting``."""
+    url = url.strip()  # a secret in a file ends with a newline
     scheme = _parse_scheme(url)
     kind, is_tls = _KINDS[scheme], scheme.startswith("rediss")
     try:

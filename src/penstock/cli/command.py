@@ -10,8 +10,10 @@
 import gc
 import getpass
 import inspect
+import logging
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -172,7 +174,23 @@ def require_pipeline(settings: Settings) -> Pipeline:
         raise DeclarationError(
             'which pipeline? Name it: --app module:attribute, PENSTOCK_APP=…, or app = "…" in [tool.penstock] of pyproject.toml'
         )
-    return load_pipeline(settings.app)
+    with _kept_from_the_application():
+        return load_pipeline(settings.app)
+
+
+@contextmanager
+def _kept_from_the_application() -> Iterator[None]:
+    """Restores what an application's module may set for the whole process when it is imported.
+
+    Its handlers of signals would leave a worker that cannot be stopped, and ``dictConfig`` disables the loggers there are.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "penstock" and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 def find_pipeline(settings: Settings) -> Pipeline | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from redis.exceptions import NoPermissionError
 from redis.exceptions import ResponseError as RedisResponseError
 
 from penstock.channels.acl import SAVE, find_users, find_users_file
@@ -82,8 +81,8 @@ def persistence(context: CheckContext) -> Results:
     if failing:
         yield error(f"{', '.join(failing)}: Redis cannot write to its disk", "see its log; is the disk full?")
     elif not appends and (saves := _saves(context.client)) is None:
-        hidden = "appendonly is off, and this user may not see whether snapshots are on"
-        yield warning(hidden, "as an administrator: CONFIG GET save")
+        hidden = "appendonly is off, and Redis does not tell this user whether snapshots are on"
+        yield warning(hidden, "as an administrator: CONFIG GET save; of a provider's Redis, see its console")
     elif not appends and not saves:
         yield warning(
             "neither appendonly nor save is set: a restart empties the log. The streamer replays what Postgres still has; "
@@ -94,11 +93,11 @@ def persistence(context: CheckContext) -> Results:
 
 
 def _saves(client: Any) -> bool | None:
-    """True if snapshots are on; None if the user may not read it: CONFIG GET also shows passwords."""
+    """True if snapshots are on; None if the user may not read it, since CONFIG GET also shows passwords, or providers disable it."""
     with redis_errors("looking at Redis"):
         try:
             return bool(client.config_get("save").get("save"))
-        except NoPermissionError:
+        except RedisResponseError:
             return None
 
 
