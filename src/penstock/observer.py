@@ -6,9 +6,11 @@ Events are of rounds and batches, never of single records.  Without an observer 
 may be called by several threads at once; what it raises is logged, and nothing else comes of it.
 """
 
+import decimal
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -248,6 +250,28 @@ TroubleHandler = Callable[[TroubleReport], object]
 """Called with each trouble."""
 
 
+def _find_decimal_variable() -> ContextVar[decimal.Context]:
+    """The variable in which the module ``decimal`` has its context."""
+    context = Context()
+    context.run(decimal.getcontext)
+    [variable] = context
+    return variable
+
+
+_DECIMAL = _find_decimal_variable()
+
+
+def fresh_context() -> Context:
+    """Copies the context for one call of an application's function, which leaves nothing behind in it for the next one.
+
+    A copy shares its values, and the context of ``decimal`` is one that is changed in place.
+    """
+    context = copy_context()
+    if (shared := _DECIMAL.get(None)) is not None:
+        context.run(decimal.setcontext, shared.copy())
+    return context
+
+
 class Observers:
     """The observers of a pipeline; false while there are none, so that no event need be made."""
 
@@ -262,7 +286,7 @@ class Observers:
         """Calls each observer; what one raises is logged once a class, without its text, which may quote a payload."""
         for observer in self._observers:
             try:
-                observer(event)
+                fresh_context().run(observer, event)
             except Exception as error:  # noqa: BLE001  metrics must not stop the work
                 if (kind := (observer, type(error))) not in self._failed:
                     self._failed.add(kind)

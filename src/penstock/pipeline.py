@@ -22,6 +22,7 @@ from penstock.declaring.declarations import (
     table_named,
 )
 from penstock.declaring.handlers import (
+    Around,
     BatchDecorator,
     ConsumerOptions,
     DataFrameDecorator,
@@ -32,7 +33,6 @@ from penstock.declaring.handlers import (
     MiddlewareFunction,
     RecordDecorator,
     WorkerDeclaration,
-    check_middleware,
     default_name,
     surround,
 )
@@ -95,7 +95,7 @@ class Pipeline:
         self._consumers: dict[str, ConsumerSpec] = {}
         self._reconciliations: dict[str, ReconciliationSpec] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
-        self._around: list[Middleware] = []
+        self._around: list[Around] = []
         self.observers = Observers()
         self.trouble_handlers: list[TroubleHandler] = []
         for channel in channels:
@@ -383,23 +383,23 @@ class Pipeline:
         """The schedules by name."""
         return dict(self._schedules)
 
-    def around(self, middleware: MiddlewareFunction) -> MiddlewareFunction:
+    def around(self, middleware: MiddlewareFunction, *, asynchronous: Middleware | None = None) -> MiddlewareFunction:
         """Has a function called around every handler of consumers and workers: for tenancy, logging context, feature flags.
 
-            @pipeline.around
-            def with_account(call, session, items):
-                with logging_context(consumer=call.__name__):
-                    return call(session, items)
+        It calls ``call(session, items)`` once, in the handler's transaction and context, and returns what that returns; ``items``
+        is what the handler gets: records, a record, members, a job or a DataFrame.  The first one declared is the outermost.
 
-        It calls ``call(session, items)`` once, in the handler's transaction, and returns what that returns; ``items`` is what the handler
-        gets: records, a record, members, a job or a DataFrame.  An ``async def`` one is called around handlers that are ``async def``, and
-        awaits ``call``; any other around the others.  The first one declared is the outermost.
+        Args:
+            middleware: A plain function; an ``async def`` handler's gets the plain session.  Or ``async def``, if all handlers are.
+            asynchronous: One that is ``async def``, to be called instead around handlers that are.
 
         Raises:
-            DeclarationError: It cannot be called with three arguments.
+            DeclarationError: It cannot be called with three arguments; or it is ``async def``, and a handler is not.
         """
-        check_middleware(middleware)
-        self._around.append(middleware)
+        around = Around(middleware, asynchronous)
+        for spec in self._consumers.values():
+            around.check(spec.whose, spec.handler)
+        self._around.append(around)
         return middleware
 
     def _add_consumer(self, spec: ConsumerSpec) -> None:
@@ -415,6 +415,8 @@ class Pipeline:
                         f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, and what it has done is off "
                         f"the {spec.channel.kind}; declare another one, and stage or mark to both"
                     )
+        for around in self._around:
+            around.check(spec.whose, spec.handler)
         self._consumers[spec.name] = spec
 
     def reconciliation(

@@ -51,10 +51,6 @@ def test_what_is_around_handlers_is_in_their_transaction_and_sees_each_attempt(r
             raise ValueError
         return result
 
-    @reader.flow.around
-    async def other(call: Any, session: AsyncSession, record: Record) -> object:
-        raise AssertionError("it is around async handlers alone")
-
     def handler(session: Session, record: Record) -> None:
         apply(session, [record])
 

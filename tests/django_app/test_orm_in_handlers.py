@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.util import greenlet_spawn
 from structlog.testing import capture_logs
 
+from fixtures.contexts import ACCOUNT, Calls
 from fixtures.intervals import check_now
 from fixtures.jobs import JOBS, Bench
 from fixtures.reader import ALL, Reader
@@ -167,6 +168,31 @@ def test_a_handler_that_ends_its_transaction_has_no_effect(
 
     assert reader.effects() == [number for number in ALL if number != 2]
     assert [(number, reason.partition(":")[0]) for number, reason in reader.dead()] == [(2, error)]
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+@pytest.mark.usefixtures("twenty_records")
+def test_functions_of_on_commit_run_in_the_context_of_their_handler_alone(reader: Reader, db: Any, face: str) -> None:
+    """Guarantee 45: they see whose batch it was, and leave nothing behind for the next one."""
+    calls, after = Calls(), list[str]()
+
+    def note() -> None:
+        after.append(ACCOUNT.get())
+        ACCOUNT.set("after commit")
+
+    def handler(_: object, records: Sequence[Record]) -> None:
+        calls()
+        db.transaction.on_commit(note)
+
+    async def handler_async(_: object, records: Sequence[Record]) -> None:
+        calls()
+        await sync_to_async(db.transaction.on_commit)(note)
+
+    reader.declare(handler if face == "sync" else handler_async, batch=4)
+    reader.drain()
+
+    calls.check(5)
+    assert after == ["acme"] * len(calls.seen)
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
+from penstock.observer import fresh_context
 from penstock.parsing import Decode, InvalidPayload, make_model_decoder
 from penstock.pipeline import Pipeline
 from penstock.records import Record, Scope, has_payload, set_payload
@@ -177,7 +178,7 @@ class Caller(ABC):
     def call(self, connection: EngineConnection, items: Any) -> None:
         """Calls the handler in the transaction of a connection, and flushes its session."""
         if self._decode is not None:
-            _decode_payloads(self._decode, items)
+            fresh_context().run(_decode_payloads, self._decode, items)
         self._call(connection, items)
 
     @abstractmethod
@@ -206,26 +207,35 @@ class _SyncCaller(Caller):
 
     @override
     def _call(self, connection: EngineConnection, items: Any) -> None:
+        fresh_context().run(self._handle, connection, items)
+
+    def _handle(self, connection: EngineConnection, items: Any) -> None:
         with self._spans.around_call(items), self._sessions(bind=connection) as session, _guarding_django(connection):
             if self._consumer.each:
-                self._each(session, items)
+                self._handle_each(session, items)
             else:
                 _check_returned(self._consumer, self._consumer.handler(session, items))
             session.flush()
 
-    def _each(self, session: Session, items: Iterable[Any]) -> None:
-        handler, spans = self._consumer.handler, self._spans
+    def _handle_each(self, session: Session, items: Sequence[Any]) -> None:
+        is_alone = len(items) == 1  # then this context is fresh, and the flush belongs to it
         for index, item in enumerate(items):
             try:
-                with spans.around_item(item):
-                    if (returned := handler(session, item)) is not None:
-                        _check_returned(self._consumer, returned)
-                    if spans.has_children:
-                        session.flush()  # what it stages belongs to this span
+                if is_alone:
+                    self._handle_one(session, item)
+                else:
+                    fresh_context().run(self._handle_one, session, item)
             except BaseException as error:
                 if is_exit(error):
                     raise
                 raise Culprit(index) from error
+
+    def _handle_one(self, session: Session, item: Any) -> None:
+        with self._spans.around_item(item):
+            if (returned := self._consumer.handler(session, item)) is not None:
+                _check_returned(self._consumer, returned)
+            if self._spans.has_children:
+                session.flush()  # what it stages belongs to this span
 
 
 _LAZY = (map, filter, zip)
@@ -261,40 +271,43 @@ class _AsyncCaller(Caller):
         await_only(self._handle(connection, items))
 
     async def _handle(self, connection: EngineConnection, items: Sequence[Any]) -> None:
-        try:
-            async with AsyncSession(
-                bind=AsyncConnection(self._engine, connection),
-                sync_session_class=self._sessions.class_,
-                join_transaction_mode="rollback_only",
-                close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
-            ) as session:
-                with self._spans.around_call(items):
-                    with _guarding_django(connection):
-                        await self._run(session, items)
-                    await session.flush()
-                self._refuse_tasks(session, items)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # by Ctrl-C, and not by the handler
-                raise KeyboardInterrupt from error
-            raise
+        async with AsyncSession(
+            bind=AsyncConnection(self._engine, connection),
+            sync_session_class=self._sessions.class_,
+            join_transaction_mode="rollback_only",
+            close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
+        ) as session:
+            with self._spans.around_call(items), _guarding_django(connection):
+                await self._run(session, items)
+            self._refuse_tasks(session, items)
 
     async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
-        handler: Any = self._consumer.handler
         if not self._consumer.each:
-            _check_returned(self._consumer, await handler(session, items))
+            await _run_apart(self._handle_batch(session, items))
             return
+        is_alone = len(items) == 1
         for index, item in enumerate(items):
             try:
-                with self._spans.around_item(item):
-                    if (returned := await self._limited(handler(session, item))) is not None:
-                        _check_returned(self._consumer, returned)
-                    if self._spans.has_children:
-                        await session.flush()  # what it stages belongs to this span
+                await _run_apart(self._handle_one(session, item, flushes=is_alone or self._spans.has_children))
             except BaseException as error:
                 if is_exit(error):
                     raise
                 raise Culprit(index) from error
+        if not is_alone:
+            await session.flush()
+
+    async def _handle_batch(self, session: AsyncSession, items: Sequence[Any]) -> None:
+        handler: Any = self._consumer.handler
+        _check_returned(self._consumer, await handler(session, items))
+        await session.flush()
+
+    async def _handle_one(self, session: AsyncSession, item: Any, *, flushes: bool) -> None:
+        handler: Any = self._consumer.handler
+        with self._spans.around_item(item):
+            if (returned := await self._limited(handler(session, item))) is not None:
+                _check_returned(self._consumer, returned)
+            if flushes:  # what it stages belongs to this span
+                await session.flush()
 
     async def _limited(self, handling: Awaitable[Any]) -> Any:
         return await handling
@@ -309,6 +322,29 @@ class _AsyncCaller(Caller):
                 f"consumer {self._consumer.name}: the handler left {len(left)} tasks behind that work on its session or "
                 "its records: await them, for example with asyncio.TaskGroup"
             )
+
+
+async def _run_apart(handling: Coroutine[Any, Any, None]) -> None:
+    """Runs a handler in a context and a task of its own, which it may cancel: that is a failure of the handler, like any other."""
+    task = asyncio.create_task(_catch_exit(handling), context=fresh_context())
+    try:
+        wanted_exit = await task
+    except asyncio.CancelledError as error:
+        ours = asyncio.current_task()
+        if ours is not None and ours.cancelling():  # by Ctrl-C, or by a worker that ends
+            raise KeyboardInterrupt from error
+        raise
+    if wanted_exit is not None:
+        raise wanted_exit
+
+
+async def _catch_exit(handling: Coroutine[Any, Any, None]) -> BaseException | None:
+    """Returns what asyncio would let out of a task past everything."""
+    try:
+        await handling
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
+    return None
 
 
 class _LoopCaller(_AsyncCaller):

@@ -6,10 +6,12 @@ be called, return at once, and have done nothing.
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import DeclarationError
@@ -151,19 +153,47 @@ Middleware = Callable[..., object]
 MiddlewareFunction = TypeVar("MiddlewareFunction", bound=Middleware)
 
 
-def check_middleware(middleware: object) -> None:
-    """Refuses what cannot be called as it would have to be."""
-    try:
-        inspect.signature(middleware).bind(None, None, None)  # type: ignore[arg-type]  # that is checked here
-    except TypeError as error:
-        raise DeclarationError(f"around: {middleware!r} cannot be called with (call, session, items)") from error
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is called around handlers."""
+
+    middleware: Middleware  # a plain function is called around all handlers, unless there is an ``async def`` one
+    asynchronous: Middleware | None = None  # called instead around those that are ``async def``
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be called as it would have to be."""
+        for function in (self.middleware, self.asynchronous):
+            try:
+                if function is not None:
+                    inspect.signature(function).bind(None, None, None)
+            except TypeError as error:
+                raise DeclarationError(f"around: {function!r} cannot be called with (call, session, items)") from error
+        if self.asynchronous is not None and (is_async(self.middleware) or not is_async(self.asynchronous)):
+            raise DeclarationError("around: it takes a plain function, and asynchronous= one that is `async def`")
+
+    def check(self, whose: str, handler: Handler) -> None:
+        """Refuses a plain handler if only an ``async def`` function is there, which nobody could await around it."""
+        if is_async(self.middleware) and not is_async(handler):
+            name = getattr(self.middleware, "__name__", repr(self.middleware))
+            raise DeclarationError(
+                f"{whose}: its handler is a plain function, and {name} around it is `async def`. "
+                "Declare it as a plain function, which is called around both kinds, or one of each: "
+                "pipeline.around(plain, asynchronous=…)"
+            )
+
+    def wrap(self, handler: Handler) -> Handler:
+        """The handler within the function of its kind."""
+        if not is_async(handler):
+            return _surround(handler, self.middleware)
+        if self.asynchronous is not None or is_async(self.middleware):
+            return _surround_async(handler, self.asynchronous or self.middleware)
+        return _bridge(handler, self.middleware)
 
 
-def surround(handler: Handler, around: Sequence[Middleware]) -> Handler:
-    """The handler within the functions of its kind: those that are ``async def``, or those that are not."""
-    for middleware in reversed(around):
-        if is_async(middleware) == is_async(handler):
-            handler = _surround(handler, middleware)
+def surround(handler: Handler, around: Sequence[Around]) -> Handler:
+    """The handler within what is around it; the first one is the outermost."""
+    for each in reversed(around):
+        handler = each.wrap(handler)
     return handler
 
 
@@ -172,8 +202,26 @@ def _surround(handler: Any, middleware: Any) -> Handler:
     def called(session: Any, items: Any) -> object:
         return middleware(handler, session, items)
 
+    return called
+
+
+def _surround_async(handler: Any, middleware: Any) -> Handler:
     @wraps(handler)
-    async def called_async(session: Any, items: Any) -> object:
+    async def called(session: Any, items: Any) -> object:
         return await middleware(handler, session, items)
 
-    return called_async if is_async(handler) else called
+    return called
+
+
+def _bridge(handler: Any, middleware: Any) -> Handler:
+    """A plain function around an ``async def`` handler: with the plain session of the ``AsyncSession``, as in its ``run_sync``."""
+
+    @wraps(handler)
+    async def called(session: Any, items: Any) -> object:
+        @wraps(handler)
+        def call(_: object, items: Any) -> object:
+            return await_only(handler(session, items))
+
+        return await greenlet_spawn(middleware, call, session.sync_session, items)
+
+    return called

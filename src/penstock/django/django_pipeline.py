@@ -85,8 +85,7 @@ class DjangoPipeline(Pipeline):
         super().__init__(channels, schema=schema, namespace=namespace)
         self.using = using
         # Only workers need the driver.
-        self.around(partial(_call_within, using))
-        self.around(partial(_call_within_async, using))
+        self.around(partial(_call_within, using), asynchronous=partial(_call_within_async, using))
 
     @override
     def find_mapped(self, model: type[Any]) -> type[Any]:

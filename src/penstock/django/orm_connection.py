@@ -12,6 +12,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -148,7 +149,8 @@ def call_within(using: str, call: Callable[..., Any], session: Session, items: A
     finally:
         close_old_connections()
     if commits:
-        connection.info.setdefault(AFTER_COMMIT, []).append(partial(_run, commits))
+        # In the handler's context: it may name a tenant.
+        connection.info.setdefault(AFTER_COMMIT, []).append(partial(copy_context().run, _run, commits))
     return returned
 
 
@@ -178,7 +180,10 @@ async def call_within_async(using: str, call: Callable[..., Any], session: Async
         finally:
             await sync_to_async(connections.close_all)()
     if commits:
-        connection.info.setdefault(AFTER_COMMIT, []).append(lambda: await_only(sync_to_async(_run)(commits)))
+        context = copy_context()
+        connection.info.setdefault(AFTER_COMMIT, []).append(
+            lambda: await_only(loop.create_task(sync_to_async(_run)(commits), context=context))
+        )
     return returned
 
 

@@ -18,7 +18,7 @@ from penstock.database.connections import connect_postgres
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.statements import statements
 from penstock.errors import PenstockError
-from penstock.observer import TroubleHandler, TroubleReport
+from penstock.observer import TroubleHandler, TroubleReport, fresh_context
 from penstock.parallel import Backoff
 from penstock.records import Scope
 
@@ -124,7 +124,7 @@ class TroubleWatch:
         self._began_at = monotonic()
         try:
             for handler in self._handlers:
-                handler(report)
+                fresh_context().run(handler, report)
         finally:
             self._began_at = None
 
