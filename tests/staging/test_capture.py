@@ -120,16 +120,16 @@ def test_a_trigger_older_than_its_rule_is_refused_and_replaced(
     assert inspect_triggers(connection, changed) == []
 
 
-REPLACE = "CREATE OR REPLACE TRIGGER {{name}} AFTER {} ON parcels FOR EACH ROW EXECUTE FUNCTION penstock.{{name}}()"
+REPLACE = 'CREATE OR REPLACE TRIGGER "!{{name}}" AFTER {} ON parcels FOR EACH ROW EXECUTE FUNCTION penstock.{{name}}()'
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("ALTER TABLE parcels DISABLE TRIGGER {name}", "disabled"),
-        ("ALTER TABLE parcels ENABLE REPLICA TRIGGER {name}", "disabled"),
+        ('ALTER TABLE parcels DISABLE TRIGGER "!{name}"', "disabled"),
+        ('ALTER TABLE parcels ENABLE REPLICA TRIGGER "!{name}"', "disabled"),
         ("ALTER TABLE parcels DISABLE TRIGGER {name}_truncate", "disabled"),
-        ("DROP TRIGGER {name} ON parcels", "has no trigger"),
+        ('DROP TRIGGER "!{name}" ON parcels', "has no trigger"),
         ("DROP TRIGGER {name}_truncate ON parcels", "has no trigger"),
         ("DROP FUNCTION penstock.{name}() CASCADE", "has no trigger"),
         (REPLACE.format("INSERT OR UPDATE OF depot OR DELETE"), "disabled or limited"),
@@ -146,10 +146,7 @@ def test_a_trigger_that_was_changed_by_hand_is_found_and_repaired(
 ) -> None:
     pipeline = declare(rides)
     install_triggers(database_url, pipeline)
-    name = next(
-        trigger
-        for (trigger,) in connection.execute("SELECT tgname FROM pg_trigger WHERE tgname ~ '^stage_' ORDER BY 1")
-    )
+    [(name,)] = connection.execute("SELECT proname FROM pg_proc WHERE proname LIKE 'stage\\_%'").fetchall()
     connection.execute(damage.format(name=name).encode())
     with pytest.raises(TriggerMissing, match=reason):
         check_triggers(connection, pipeline)
@@ -195,7 +192,7 @@ def test_what_cannot_be_installed_is_named_and_all_else_is_installed(
     pipeline = declare(rides)
     pipeline.stages(Crate, to=rides, key="id", capture="trigger")
     connection.execute("ALTER TABLE parcels RENAME weight TO grams")
-    with pytest.raises(TriggerMissing, match=r"Parcel: column changed.weight does not exist"):
+    with pytest.raises(TriggerMissing, match=r"Parcel: table .* has no column weight"):
         install_triggers(database_url, pipeline)
     insert(application, 1)
 

@@ -96,15 +96,54 @@ ORDER BY blocker.pid;
 
 -- :name triggers
 -- Functions that capture changes, each with its triggers.  Those of partitions are clones of their parent's.
-SELECT p.proname, p.prosrc, t.tgname, n.nspname, c.relname, t.tgtype,
-       t.tgenabled IN ('O', 'A') AND t.tgattr::text = '' AND t.tgqual IS NULL
+SELECT p.proname, p.prosrc, t.tgname, c.oid, n.nspname, c.relname, t.tgtype,
+       t.tgenabled IN ('O', 'A') AND t.tgattr::text = '' AND t.tgqual IS NULL, obj_description(t.oid, 'pg_trigger')
 FROM pg_proc p
 JOIN pg_namespace own ON own.oid = p.pronamespace
 LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0
 LEFT JOIN pg_class c ON c.oid = t.tgrelid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE own.nspname = %(schema)s AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'stage\_%%'
-ORDER BY p.proname, t.tgname;
+ORDER BY p.proname, t.tgname, n.nspname;
+
+-- :name captured_tables
+-- Tables of the given names: columns, the tables that hold rows of them, and the triggers that may fire before ours.  Temporary
+-- tables that inherit are left out: each is of one session, and no other sees its rows.
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence = 'u',
+    (
+        SELECT coalesce(jsonb_object_agg(a.attname, jsonb_build_array(t.typname, a.attgenerated = 'v', (
+            SELECT jsonb_agg(e.enumlabel) FROM pg_enum e WHERE e.enumtypid = t.oid
+        ))), '{}')
+        FROM pg_attribute a
+        JOIN pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = c.oid AND a.attnum > 0
+    ),
+    tree.parts,
+    (
+        SELECT coalesce(jsonb_agg(DISTINCT t.tgname), '[]')
+        FROM pg_trigger t
+        WHERE t.tgrelid = ANY (c.oid || tree.oids) AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A')
+            AND t.tgtype & 67 = 1 AND NOT t.tginitdeferred  -- on rows, neither BEFORE nor INSTEAD OF
+    )
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (
+    WITH RECURSIVE members AS (
+        SELECT inhrelid AS oid FROM pg_inherits WHERE inhparent = c.oid
+        UNION
+        SELECT i.inhrelid FROM members JOIN pg_inherits i ON i.inhparent = members.oid
+    )
+    SELECT coalesce(array_agg(m.oid), '{}') AS oids,
+        coalesce(jsonb_agg(jsonb_build_array(
+            m.oid::bigint, quote_ident(s.nspname) || '.' || quote_ident(m.relname), m.relkind, m.relispartition
+        ) ORDER BY s.nspname, m.relname), '[]') AS parts
+    FROM members
+    JOIN pg_class m ON m.oid = members.oid
+    JOIN pg_namespace s ON s.oid = m.relnamespace
+    WHERE m.relpersistence <> 't'
+) AS tree
+WHERE c.relname = ANY (%(tables)s::text[])
+ORDER BY n.nspname, c.relname;
 
 -- :name owner_to_become
 -- The owner of the tables, in quotes, if it is another role that this one may become, and that may create tables.

@@ -104,7 +104,7 @@ def drop_tables(using: str) -> None:
     initialise(url, pipeline.scope.schema, revision="base")
     with connect_postgres(url, application="init") as connection, connection.transaction():
         for trigger in make_triggers(pipeline):
-            connection.execute(trigger.drop[-1].encode() + b" CASCADE")
+            connection.execute(f"DROP FUNCTION IF EXISTS {trigger.function}() CASCADE".encode())
 
 
 def _after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object) -> None:

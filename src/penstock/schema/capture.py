@@ -5,63 +5,53 @@ installs the triggers, every worker checks them when it starts, and ``penstock d
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import psycopg
 
-from penstock.database.connections import Connection, Database, connect_postgres, fetch, get_database_url
+from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import DeclarationError, TriggerMissing
 from penstock.pipeline import Pipeline
+from penstock.schema.captured_tables import (
+    INIT,
+    TABLES,
+    CapturedTable,
+    CaptureFault,
+    InstalledTrigger,
+    find_changes,
+    find_refusals,
+    read_installed,
+    read_tables,
+)
 from penstock.staging.rules import Declarations
-from penstock.staging.triggers import Trigger, make_name, make_trigger
-
-INIT = "penstock init"
+from penstock.staging.trigger_tables import FIRST
+from penstock.staging.triggers import Schemas, Trigger, make_name, make_trigger
 
 LOCK_TIMEOUT_S = 5
 """Longest wait for a table, in seconds: writers queue behind a CREATE TRIGGER that waits."""
 
 
-class _Installed(NamedTuple):
-    """A function that captures changes, with one of its triggers."""
-
-    name: str  # of the function
-    body: str  # the function's body
-    trigger: str | None  # name of the trigger; None if the function has none, like all that follow
-    schema: str | None  # schema of the trigger's table
-    table: str | None  # name of the trigger's table
-    type: int | None  # ``pg_trigger.tgtype``
-    fires: bool | None  # true if it fires for every change of its type: enabled, for all columns, without a condition
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureFault:
-    """A declared trigger that does not capture what its rule says, or an installed one without a rule."""
-
-    message: str  # the finding
-    fix: str  # the command, or the change
-    # true if workers refuse to start: a rule's changes are lost, or staged in another form than declared
-    is_refused: bool = True
-
-
-def make_triggers(pipeline: Declarations) -> list[Trigger]:
-    """Makes the triggers of a pipeline's rules, in the order of their declaration."""
+def make_triggers(pipeline: Declarations, schemas: Schemas | None = None) -> list[Trigger]:
+    """Makes the triggers of a pipeline's rules, in the order of their declaration; see ``make_trigger``."""
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
-    return [make_trigger(rule, pipeline.scope.schema) for rule in rules]
+    return [make_trigger(rule, pipeline.scope.schema, schemas) for rule in rules]
 
 
 def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[CaptureFault]:
-    """Compares the triggers in the database with the pipeline's rules."""
+    """Compares the triggers and their tables with the pipeline's rules."""
     triggers = make_triggers(pipeline)
-    installed = _read_installed(connection, pipeline)
+    installed = read_installed(connection, pipeline.scope)
     channels = registered_channels(connection, pipeline.scope) if triggers else {}
-    faults = [_find_fault(trigger, _list_bodies(trigger, pipeline, channels), installed) for trigger in triggers]
-    undeclared = _find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)
-    return [*(fault for fault in faults if fault), *undeclared]
+    tables = read_tables(connection, pipeline.scope, {trigger.table for trigger in triggers}) if triggers else []
+    faults: list[CaptureFault] = []
+    for trigger in triggers:
+        own = [each for each in installed if each.name == trigger.name]
+        faults += _inspect(trigger, _list_bodies(trigger, pipeline, channels), own, tables)
+    return [*faults, *_find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)]
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
@@ -72,13 +62,19 @@ def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
                 raise TriggerMissing(f"{fault.message}: {fault.fix}")
 
 
-def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
+def install_triggers(database: Database, pipeline: Pipeline, search_path: str | None = None) -> list[str]:
     """Installs or replaces the triggers of a pipeline's rules that are not as declared; returns their tables.
 
     Each is installed in a transaction of its own, so that one table is locked at a time, for a moment.  Several processes
     may call it at once.
+
+    Args:
+        database: The database; the ``schema_translate_map`` of an engine says in which schema the tables are.
+        pipeline: Declares the rules.
+        search_path: Where tables are looked up whose class names no schema; by default, the role's search path.
     """
-    triggers = make_triggers(pipeline)
+    options = {} if isinstance(database, str) else database.get_execution_options()
+    triggers = make_triggers(pipeline, options.get("schema_translate_map"))
     if not triggers:
         return []
     done, failed = [], []
@@ -86,9 +82,13 @@ def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
         for trigger in triggers:
             with postgres_errors(f"installing the trigger of {trigger.table}"):
                 try:
-                    done += [trigger.table] if _install(connection, pipeline, trigger) else []
-                except psycopg.ProgrammingError as error:  # the table, a column or a privilege is missing
-                    failed.append(f"{trigger.rule.model.__name__}: {first_line(error)}")
+                    done += [trigger.table] if _install(connection, pipeline, trigger, search_path) else []
+                except (
+                    psycopg.ProgrammingError,
+                    TriggerMissing,
+                ) as error:  # a table, a column or a privilege is missing
+                    reason = str(error) if isinstance(error, TriggerMissing) else first_line(error)
+                    failed.append(f"{trigger.rule.model.__name__}: {reason}")
     if failed:
         raise TriggerMissing(
             f"no trigger was installed for {'; '.join(failed)}. Create or migrate the application's tables first, "
@@ -97,39 +97,46 @@ def install_triggers(database: Database, pipeline: Pipeline) -> list[str]:
     return done
 
 
-def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger) -> bool:
+def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, search_path: str | None) -> bool:
     """Installs a trigger unless it is there as declared; returns whether it was installed."""
     sql = statements("penstock.database", pipeline.scope.schema)
+    # The class may leave the schema of its table to the search path of the application's role.
+    find = f"SET LOCAL search_path TO {search_path}".encode() if search_path else ROLES_SEARCH_PATH
     with connection.transaction():
         connection.execute(sql["lock_migrations"])
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-        installed = _read_installed(connection, pipeline)
-        if _find_fault(trigger, {trigger.body}, installed) is None:
-            return False
-        # The class may leave the schema of its table to the search path of the application's role.
-        connection.execute(ROLES_SEARCH_PATH)
-        for statement in trigger.statements:
-            connection.execute(statement.encode())
-        [(table,)] = connection.execute(
+        connection.execute(find)
+        [(oid,)] = connection.execute(
             "SELECT %s::pg_catalog.regclass::pg_catalog.oid", [quote(trigger.schema, trigger.table)]
         ).fetchall()
+        connection.execute(OUR_SEARCH_PATH)
+        tables = read_tables(connection, pipeline.scope, [trigger.table])
+        [table] = [table for table in tables if table.oid == oid]
+        installed = [each for each in read_installed(connection, pipeline.scope) if each.name == trigger.name]
+        faults = list(_inspect_table(trigger, {trigger.body}, installed, table))
+        if not any(fault.is_mended_by_init for fault in faults):
+            return False
+        for fault in find_refusals(trigger, table):
+            raise TriggerMissing(f"{fault.message}: {fault.fix}")
+        connection.execute(find)
+        for statement in trigger.statements:
+            connection.execute(statement.encode())
         connection.execute(OUR_SEARCH_PATH)
         _try_columns(connection, trigger, table)
     return True
 
 
-def _try_columns(connection: Connection, trigger: Trigger, table: int) -> None:
-    """Reads no row of the table with the function's columns and condition: Postgres looks at them only when it fires."""
-    [(qualified,)] = connection.execute("SELECT %s::oid::regclass::text", [table]).fetchall()  # with its schema
-    columns = ", ".join(quote("changed", name) for name in trigger.columns)
-    condition = trigger.rule.when if isinstance(trigger.rule.when, str) else "true"
-    connection.execute(f"SELECT {columns}, (\n{condition}\n) IS TRUE FROM {qualified} AS changed WHERE false".encode())
-
-
-def _read_installed(connection: Connection, pipeline: Pipeline) -> list[_Installed]:
-    values = {"schema": pipeline.scope.schema}
-    rows = fetch(connection, pipeline.scope, "penstock.database.triggers", "reading the triggers", values)
-    return [_Installed(*row) for row in rows]
+def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable) -> None:
+    """Reads no row of the table as the function does: Postgres looks at its expressions only when it fires."""
+    for name, expression in trigger.expressions.items():
+        statement = f"SELECT {expression} FROM {table.full_name} AS penstock_row WHERE false"
+        try:
+            connection.execute(statement.encode())
+        except psycopg.ProgrammingError as error:
+            raise TriggerMissing(f"column {name}: {first_line(error)}") from error
+    if isinstance(trigger.rule.when, str):
+        condition = f"SELECT (\n{trigger.rule.when}\n) IS TRUE FROM {table.full_name} AS changed WHERE false"
+        connection.execute(condition.encode())
 
 
 def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]) -> set[str]:
@@ -145,32 +152,80 @@ def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, Re
     return {make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body for n in shards}
 
 
-def _find_fault(trigger: Trigger, bodies: Collection[str], installed: Sequence[_Installed]) -> CaptureFault | None:
-    """Compares what a rule declares with what is installed under the name of its trigger."""
-    cls, table = trigger.rule.model.__name__, quote(trigger.schema, trigger.table)
-    own = [each for each in installed if each.name == trigger.name and _is_on(each, trigger)]
-    there = {each.trigger: each for each in own}
+def _inspect(
+    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], tables: Sequence[CapturedTable]
+) -> Iterator[CaptureFault]:
+    """Compares what a rule declares with what is installed, on each table that it may be about.
+
+    That is the table in the schema that the class names.  Where the class leaves the schema open, or the application
+    translates it, as with a schema a tenant, each table that has the trigger.
+    """
+    row, named = FIRST + trigger.name, [table for table in tables if table.name == trigger.table]
+    captured = {each.oid for each in own if each.trigger == row}
+    about = [table for table in named if table.oid in captured or table.schema == trigger.schema]
+    if not about:
+        about = [table for table in named if trigger.schema is None and table.oid in {each.oid for each in own}]
+    if not about:
+        yield _missing(trigger, quote(trigger.schema, trigger.table), row)
+    for table in about:
+        yield from _inspect_table(trigger, bodies, own, table)
+    if len(about) > 1:
+        for table in named:
+            if table not in about and table.kind in TABLES and trigger.expressions.keys() <= table.columns.keys():
+                yield replace(_missing(trigger, table.full_name, row), is_refused=False)
+    members = {table.oid for table in about} | {part.oid for table in about for part in table.parts}
+    for each in own:
+        if each.oid is not None and each.oid not in members:
+            place = quote(each.schema, each.table)
+            yield CaptureFault(
+                f"trigger {each.trigger} of table {place} captures what is no part of table {trigger.table}",
+                f"DROP TRIGGER {quote(each.trigger)} ON {place}",
+                is_refused=False,
+                is_mended_by_init=False,
+            )
+
+
+def _missing(trigger: Trigger, table: str, name: str) -> CaptureFault:
+    message = f"{trigger.rule.model.__name__} is captured by trigger, and table {table} has no trigger {name}"
+    return CaptureFault(message, f"install the trigger as declared: {INIT}")
+
+
+def _inspect_table(
+    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], table: CapturedTable
+) -> Iterator[CaptureFault]:
+    """Compares what a rule declares with one table and its triggers."""
+    fault = _find_fault(trigger, bodies, own, table)
+    if fault is not None:
+        yield fault
+    yield from find_refusals(trigger, table)
+    if any(each.oid == table.oid and each.trigger == FIRST + trigger.name for each in own):
+        yield from find_changes(trigger, table, own)
+
+
+def _find_fault(
+    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], table: CapturedTable
+) -> CaptureFault | None:
+    """Compares the triggers of a table with those that the rule declares."""
+    cls, there = trigger.rule.model.__name__, {each.trigger: each for each in own if each.oid == table.oid}
     for name, kind in trigger.types.items():
         found = there.get(name)
         if found is None:
-            message = f"{cls} is captured by trigger, and table {table} has no trigger {name}"
-        elif not found.fires:
-            message = f"{cls} is captured by trigger, and trigger {name} of table {table} is disabled or limited"
-            return CaptureFault(message, f"ALTER TABLE {table} ENABLE TRIGGER {name}, or {INIT}")
-        elif found.type != kind or found.body not in bodies:
-            message = f"{cls} is captured by trigger, and trigger {name} of table {table} is not that of its rule"
-        else:
-            continue
-        return CaptureFault(message, f"install the trigger as declared: {INIT}")
+            return _missing(trigger, table.full_name, name)
+        if not found.fires:
+            message = (
+                f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is disabled or limited"
+            )
+            return CaptureFault(message, f"ALTER TABLE {table.full_name} ENABLE TRIGGER {quote(name)}, or {INIT}")
+        if found.type != kind or found.body not in bodies:
+            message = (
+                f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is not that of its rule"
+            )
+            return CaptureFault(message, f"install the trigger as declared: {INIT}")
     return None
 
 
-def _is_on(installed: _Installed, trigger: Trigger) -> bool:
-    return installed.table == trigger.table and trigger.schema in (None, installed.schema)
-
-
 def _find_undeclared(
-    pipeline: Pipeline, known: Collection[str], installed: Sequence[_Installed]
+    pipeline: Pipeline, known: Collection[str], installed: Sequence[InstalledTrigger]
 ) -> Iterator[CaptureFault]:
     """Finds triggers that go on capturing for a rule that has gone: a class may have been renamed."""
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
@@ -183,7 +238,7 @@ def _find_undeclared(
                 message = f"trigger {each.trigger} of table {table} stages again what the session's hooks stage"
             else:
                 drop = f"unless another pipeline declares it: {drop}"
-            yield CaptureFault(message, drop, is_refused=False)
+            yield CaptureFault(message, drop, is_refused=False, is_mended_by_init=False)
 
 
 def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: str | None = None) -> str:

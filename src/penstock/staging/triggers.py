@@ -7,7 +7,12 @@ names, and the encoding of ``payload``.
 The trigger is AFTER … FOR EACH ROW.  A statement trigger with transition tables is cheaper for bulk statements, but it
 cannot pair an old row with its new one, loses the order between the inserts and updates of one statement, and misses
 writes to a partition.  This one keeps the order per key, stages only rows that differ, and covers partitions.  The
-row's lock is taken before the record's id is drawn.
+row's lock is taken before the record's id is drawn.  ``trigger_tables`` has the triggers themselves.
+
+An update that changes the key of a log's rule is two records, each with its own image: ``delete`` under the old key, and then
+``insert`` under the new one, as far as the rule is for these changes; without ``insert`` the second is an ``update``.
+
+The function follows DDL.  A column that is missing, or that cannot be encoded any more, fails the writing statement.
 
 The function is SECURITY DEFINER with a fixed ``search_path``: writers need no privilege on Penstock's schema.  Its
 owner, the role that runs the migration, needs USAGE on it and INSERT on ``staged_records``.  TRUNCATE has no rows to
@@ -22,8 +27,9 @@ Differences between triggers and hooks:
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from sqlalchemy import Column, Table, types
@@ -31,7 +37,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
 from penstock.database.statements import quote, quote_literal
-from penstock.declaring.declarations import CHANGES, Change, StagingRule
+from penstock.declaring.declarations import StagingRule
 from penstock.declaring.kinds import Ick, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES
@@ -40,13 +46,17 @@ from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
 from penstock.staging.rules import get_names, is_secret, object_name
 from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_HEADERS
+from penstock.staging.trigger_tables import render_create, render_drop, trigger_types
 
 QUOTE = "$penstock$"
 
 ALLOW_TRUNCATE = "SET LOCAL penstock.truncate = 'allow'"
 """Has a transaction empty tables without staging their rows, as tests do."""
 
-# It has no percent sign: Alembic doubles them when it prints SQL.
+# They have no percent sign: Alembic doubles them when it prints SQL.
+#
+# What a session has planned for the row's types of before fails after ALTER TABLE: it plans once again.  A subtransaction
+# that writes nothing takes no id.
 FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -56,9 +66,16 @@ SET datestyle = 'ISO, YMD'
 SET timezone = 'UTC'
 SET standard_conforming_strings = on
 AS $penstock$
+#variable_conflict use_column
 DECLARE
     penstock_row record;
     penstock_key text;
+    penstock_old text;
+    penstock_data jsonb;
+    penstock_headers jsonb;
+    penstock_action text := lower(TG_OP);
+    penstock_is_planned boolean := false;
+    penstock_is_moved boolean := false;
 BEGIN
     IF TG_OP = 'TRUNCATE' AND current_setting('penstock.truncate', true) = 'allow' THEN
         RETURN NULL;
@@ -73,44 +90,89 @@ BEGIN
     ELSE
         penstock_row := NEW;
     END IF;
-{when}    penstock_key := {key};
-{old_member}    IF penstock_key IS NULL OR {length}(penstock_key) NOT BETWEEN 1 AND {limit} THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'check_violation',
-            MESSAGE = 'penstock: the {part} of a row of ' || TG_TABLE_NAME
-                || ' is NULL, empty or longer than {limit} {unit}';
-    END IF;
-    INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
-    VALUES (
-        {channel},
-        mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-        penstock_key,
-        lower(TG_OP),
-        {object},
-        {payload},
-        {headers}
-    );
-    RETURN NULL;
+    LOOP
+        BEGIN
+{change}{when}            penstock_key := {key};
+            penstock_data := {payload};
+            penstock_headers := {headers};
+        EXCEPTION WHEN datatype_mismatch OR undefined_column OR undefined_function OR cannot_coerce THEN
+            IF penstock_is_planned THEN
+                RAISE EXCEPTION USING
+                    ERRCODE = SQLSTATE,
+                    MESSAGE = 'penstock: ' || SQLERRM,
+                    DETAIL = 'The columns of ' || TG_TABLE_NAME || ' are not those that the staging rule reads.',
+                    HINT = 'Change the rule, then: penstock init';
+            END IF;
+            penstock_is_planned := true;
+            EXECUTE 'DISCARD PLANS';
+            CONTINUE;
+        END;
+{old_member}        IF penstock_key IS NULL OR {length}(penstock_key) NOT BETWEEN 1 AND {limit} THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'check_violation',
+                MESSAGE = 'penstock: the {part} of a row of ' || TG_TABLE_NAME
+                    || ' is NULL, empty or longer than {limit} {unit}';
+        END IF;
+        INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
+        VALUES (
+            {channel},
+            mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
+            penstock_key,
+            penstock_action,
+            {object},
+            penstock_data,
+            penstock_headers
+        );
+{next_image}        RETURN NULL;
+    END LOOP;
 END
 $penstock$"""
 
 
-# An update that changes the member marks the old one too; NULL marks nothing.
-OLD_MEMBER = """    IF TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM penstock_key AND {old_key} IS NOT NULL THEN
-        INSERT INTO {staged} (channel, shard, key, action, object, data)
-        VALUES (
-            {channel},
-            mod(('x' || encode(substr(sha256(convert_to({old_key}, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-            {old_key},
-            lower(TG_OP),
-            {object},
-            '{{}}'
-        );
-    END IF;
-    IF penstock_key IS NULL THEN
-        RETURN NULL;
-    END IF;
+# An update that changes the key: the old row is deleted, and the new one inserted.
+KEY_CHANGE = """            IF TG_OP = 'UPDATE' AND NOT penstock_is_moved THEN
+                penstock_old := {old_key};
+                penstock_key := {new_key};
+                IF penstock_old <> penstock_key AND length(penstock_old) BETWEEN 1 AND {limit} THEN
+                    penstock_is_moved := true;
+                    penstock_action := '{first_action}';
+                    penstock_row := {first_row};
+                END IF;
+            END IF;
 """
+
+NEXT_IMAGE = """        IF penstock_is_moved AND penstock_action = 'delete' THEN
+            penstock_action := '{action}';
+            penstock_row := NEW;
+            CONTINUE;
+        END IF;
+"""
+
+# An update that changes the member marks the old one too; NULL marks nothing.
+MEMBER_CHANGE = """            IF TG_OP = 'UPDATE' THEN
+                penstock_old := {old_key};
+            END IF;
+"""
+
+OLD_MEMBER = """        IF penstock_old <> penstock_key OR penstock_key IS NULL AND penstock_old IS NOT NULL THEN
+            INSERT INTO {staged} (channel, shard, key, action, object, data)
+            VALUES (
+                {channel},
+                mod(('x' || encode(substr(sha256(convert_to(penstock_old, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
+                penstock_old,
+                penstock_action,
+                {object},
+                '{{}}'
+            );
+        END IF;
+        IF penstock_key IS NULL THEN
+            RETURN NULL;
+        END IF;
+"""
+
+
+Schemas = Mapping[str | None, str | None]
+"""Schemas in place of those that classes have, as in SQLAlchemy's ``schema_translate_map``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +180,26 @@ class Trigger:
     """A rule's function and triggers."""
 
     rule: StagingRule
-    name: str  # of the function and of the trigger on rows
+    name: str  # of the function
+    function: str  # the same in quotes, after its schema
     schema: str | None  # schema of the table; None if the class leaves it to the search path
     table: str  # name of the table
-    columns: tuple[str, ...]  # columns that the function reads
+    expressions: dict[str, str]  # what the function reads, by the name of the column
+    labels: dict[str, frozenset[str]]  # labels that the class has, by the name of the column of an enum
     body: str  # the function's body, as Postgres stores it
-    types: dict[str, int]  # ``pg_trigger.tgtype`` of each trigger, by its name
+    types: dict[str, int]  # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
     statements: tuple[str, ...]  # SQL that creates them, or replaces them if they exist
     drop: tuple[str, ...]  # SQL that drops them
 
 
-def make_name(rule: StagingRule, suffix: str = "") -> str:
-    """Makes the name of the function and the trigger: the same for each version of the rule, at most 63 bytes."""
+def make_name(rule: StagingRule) -> str:
+    """Makes the name of the function: the same for each version of the rule, and short enough for its triggers' names."""
     table: Any = class_mapper(rule.model, configure=False).local_table
     table_name = getattr(table, "name", "")  # a join has none
     identity = "\n".join((getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule)))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     readable = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30])
-    return "_".join(part for part in ("stage", readable, digest, suffix) if part)
+    return f"stage_{readable}_{digest}" if readable else f"stage_{digest}"
 
 
 def make_error(rule: StagingRule, reason: str) -> DeclarationError:
@@ -147,38 +211,55 @@ _PAIRS_A_CALL = 50
 """A Postgres function takes at most 100 arguments, and so does ``jsonb_build_object``."""
 
 
-_TYPE_BITS: dict[Change, int] = {"insert": 4, "delete": 8, "update": 16}
-_ROW, _BEFORE, _TRUNCATE = 1, 2, 32
-"""Bits of ``pg_trigger.tgtype``."""
-
 _VERSION = "-- penstock capture, version "
 """First line of a function's body, followed by a digest of the whole function, its SET clauses included."""
 
 
-def make_trigger(rule: StagingRule, schema: str) -> Trigger:
-    """Makes the function and the triggers of a rule; does not configure the mappers."""
+def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None) -> Trigger:
+    """Makes the function and the triggers of a rule; does not configure the mappers.
+
+    Args:
+        rule: The rule.
+        schema: Penstock's own.
+        schemas: The schemas of the tables in place of those that the classes have: SQLAlchemy's ``schema_translate_map``.
+    """
     mapper = _get_mapper(rule)
     source: Any = mapper.local_table
-    table = quote(source.schema, source.name)
-    name, truncate = make_name(rule), make_name(rule, "truncate")
+    table_schema = (schemas or {}).get(source.schema, source.schema)
+    table, name = quote(table_schema, source.name), make_name(rule)
     function = quote(schema, name)
     create = _render_function(rule, mapper, schema, function)
     digest = hashlib.sha256(create.encode()).hexdigest()[:16]
     create = create.replace(QUOTE, f"{QUOTE}\n{_VERSION}{digest}", 1)
     if create.count(QUOTE) > 2:  # noqa: PLR2004  before and after the body
         raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
-    types = {name: _ROW + sum(_TYPE_BITS[change] for change in rule.on)}
-    if "delete" in rule.on:
-        types[truncate] = _BEFORE + _TRUNCATE
-    columns = tuple(column.name for column in _find_columns(rule, mapper).values())
-    statements = tuple(_render_statements(rule, create, function, table))
-    drops = (
-        f"DROP TRIGGER IF EXISTS {quote(name)} ON {table}",
-        f"DROP TRIGGER IF EXISTS {quote(truncate)} ON {table}",
-        f"DROP FUNCTION IF EXISTS {function}()",
+    columns = _find_columns(rule, mapper)
+    payload = set(_list_names(rule, mapper))
+    expressions = {
+        column.name: _render_json(rule, column, name) if name in payload else _render_key(rule, [column])
+        for name, column in columns.items()
+    }
+    return Trigger(
+        rule=rule,
+        name=name,
+        function=function,
+        schema=table_schema,
+        table=source.name,
+        expressions=expressions,
+        labels={
+            column.name: frozenset(kind.enums)
+            for column in columns.values()
+            if isinstance(kind := _unwrap_type(column.type), types.Enum) and kind.enum_class and kind.native_enum
+        },
+        body=create.split(QUOTE)[1],
+        types=trigger_types(name, rule.on),
+        statements=(
+            create,
+            f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
+            *render_create(name, function, table, rule.on, list(expressions)),
+        ),
+        drop=render_drop(name, function, table),
     )
-    body = create.split(QUOTE)[1]
-    return Trigger(rule, name, source.schema, source.name, columns, body, types, statements, drops)
 
 
 def check_columns(rule: StagingRule) -> None:
@@ -193,20 +274,6 @@ def check_columns(rule: StagingRule) -> None:
         _render_json(rule, columns[name], name)
     for names in (get_names(rule.key), get_names(rule.tenant)):
         _render_key(rule, [columns[name] for name in names if name in columns])
-
-
-def _render_statements(rule: StagingRule, create: str, function: str, table: str) -> list[str]:
-    name, truncate = quote(make_name(rule)), quote(make_name(rule, "truncate"))
-    events = " OR ".join(change.upper() for change in CHANGES if change in rule.on)
-    return [
-        create,
-        f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
-        f"CREATE OR REPLACE TRIGGER {name}\nAFTER {events} ON {table}\nFOR EACH ROW EXECUTE FUNCTION {function}()",
-        f"CREATE OR REPLACE TRIGGER {truncate}\nBEFORE TRUNCATE ON {table}\n"
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
-        if "delete" in rule.on
-        else f"DROP TRIGGER IF EXISTS {truncate} ON {table}",
-    ]
 
 
 def _get_mapper(rule: StagingRule) -> Mapper[Any]:
@@ -238,8 +305,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         "shards": rule.channel.shards,
         "object": quote_literal(object_name(rule)),
     }
-    is_ick = isinstance(rule.channel, Ick)
-    old_key = key.replace("penstock_row.", "OLD.")
+    change = _render_change(rule, key)
     return FUNCTION.format(
         **parts,
         function=function,
@@ -248,24 +314,48 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         length="octet_length" if is_queue else "length",
         limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
         unit="bytes" if is_queue else "characters",
+        change=change,
         when=_render_condition(rule),
-        old_member=OLD_MEMBER.format(**parts, old_key=old_key) if is_ick else "",
+        old_member=OLD_MEMBER.format(**parts) if isinstance(rule.channel, Ick) and change else "",
+        next_image=_render_next(rule),
         payload=" || ".join(objects) or "'{}'::jsonb",
         headers=_render_headers(rule, columns),
     )
+
+
+def _render_change(rule: StagingRule, key: str) -> str:
+    """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
+    old_key, new_key = (key.replace("penstock_row.", image) for image in ("OLD.", "NEW."))
+    if "update" not in rule.on or isinstance(rule.channel, Queue):
+        return ""
+    if isinstance(rule.channel, Ick):
+        return MEMBER_CHANGE.format(old_key=old_key)
+    if rule.on == {"update"}:
+        return ""
+    action, row = ("delete", "OLD") if "delete" in rule.on else ("insert", "NEW")
+    limit = MAX_KEY_CHARACTERS
+    return KEY_CHANGE.format(old_key=old_key, new_key=new_key, limit=limit, first_action=action, first_row=row)
+
+
+def _render_next(rule: StagingRule) -> str:
+    """Renders what goes on to the new row after the old one of a changed key."""
+    if not {"update", "delete"} <= rule.on or isinstance(rule.channel, (Queue, Ick)):
+        return ""
+    return NEXT_IMAGE.format(action="insert" if "insert" in rule.on else "update")
 
 
 def _render_condition(rule: StagingRule) -> str:
     if not isinstance(rule.when, str):
         return ""
     return (
-        "    IF (\n"
-        "        SELECT (\n"
+        "            IF (\n"
+        "                SELECT (\n"
         f"{rule.when}\n"
-        "        ) FROM (SELECT penstock_row.*) AS changed\n"
-        "    ) IS NOT TRUE THEN\n"
-        "        RETURN NULL;\n"
-        "    END IF;\n"
+        "                ) FROM (SELECT penstock_row.*) AS changed\n"
+        "            ) IS NOT TRUE THEN\n"
+        f"{indent(_render_next(rule), ' ' * 8)}"
+        "                RETURN NULL;\n"
+        "            END IF;\n"
     )
 
 
@@ -342,10 +432,10 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
     if isinstance(kind, types.Enum):
         return _render_enum(kind, value)
     if isinstance(kind, types.DateTime):
-        zone, offset = (" AT TIME ZONE 'UTC'", '"+00:00"') if kind.timezone else ("", "")
+        zone, offset = ("::timestamptz AT TIME ZONE 'UTC'", '"+00:00"') if kind.timezone else ("::timestamp", "")
         return _render_timestamp(f"{value}{zone}", f'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')
     if isinstance(kind, types.Time):
-        return None if kind.timezone else f"to_char({value}, 'HH24:MI:SS.US')"
+        return None if kind.timezone else f"to_char({value}::time, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
         return f"{value}::text" if kind.asdecimal else f"{value}::float8"
     if isinstance(kind, (types.Uuid, postgresql.INTERVAL)):
@@ -372,7 +462,10 @@ _SAME_IN_BOTH = (types.String, types.Integer, types.Boolean, types.Date)
 
 
 def _render_enum(kind: types.Enum, value: str) -> str:
-    """Maps labels to values: Postgres stores the label, usually the member's name; the record holds the value."""
+    """Maps labels to values: Postgres stores the label, usually the member's name; the record holds the value.
+
+    A label that the class lacks stays as it is.
+    """
     if kind.enum_class is None:
         return value if kind.native_enum is False else f"{value}::text"
     members = list(kind.enum_class)
@@ -380,7 +473,7 @@ def _render_enum(kind: types.Enum, value: str) -> str:
         f"WHEN {quote_literal(label)} THEN {quote_literal(json_text(member, 'data', 1024 * 1024))}::jsonb"
         for label, member in zip(kind.enums, members, strict=True)
     )
-    return f"(CASE {value}::text {cases} END)"
+    return f"(CASE {value}::text {cases} ELSE to_jsonb({value}::text) END)"
 
 
 def _unwrap_type(kind: types.TypeEngine[Any]) -> types.TypeEngine[Any]:

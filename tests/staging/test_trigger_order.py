@@ -1,0 +1,243 @@
+"""Records come in the order in which a row became what they say, and a changed key is a delete and an insert."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from fixtures.application import StagedRecords
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.database.connections import Connection
+from penstock.schema.capture import install_triggers
+
+
+class Base(DeclarativeBase):
+    """The application's own tables."""
+
+
+class Account(Base):
+    __tablename__ = "accounts"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    code: Mapped[str]
+    balance: Mapped[int]
+
+
+class Change(Base):
+    """Its columns have the names of plpgsql's variables, and of the function's own."""
+
+    __tablename__ = "changes"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    old: Mapped[str | None]
+    new: Mapped[str | None]
+    tg_op: Mapped[str | None]
+    tg_table_name: Mapped[str | None]
+    changed: Mapped[str | None]
+    penstock_row: Mapped[str | None]
+    penstock_key: Mapped[str | None]
+    penstock_action: Mapped[str | None]
+    found: Mapped[str | None]
+    row: Mapped[str | None]
+
+
+CREATE = """
+CREATE TABLE accounts (id int PRIMARY KEY, code text COLLATE {} NOT NULL, balance int NOT NULL);
+CREATE TABLE changes (
+    id int PRIMARY KEY, old text, new text, tg_op text, tg_table_name text, changed text, penstock_row text,
+    penstock_key text, penstock_action text, found text, "row" text
+)
+"""
+
+
+def create(connection: Connection, collation: str = '"C"') -> None:
+    connection.execute(CREATE.format(collation).encode())
+
+
+CALCULATE = """
+CREATE FUNCTION calculate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.balance < 0 THEN
+        UPDATE accounts SET balance = 0 WHERE id = NEW.id;
+    END IF;
+    RETURN NULL;
+END $$
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["calculate", "stage", "Zero", "AAA", "_first", "0001", "RI_ConstraintTrigger_a_1", "!stage_accountz", "ä"]
+)
+@pytest.mark.parametrize("kind", ["TRIGGER", "CONSTRAINT TRIGGER"])
+def test_the_image_before_an_applications_trigger_is_staged_before_that_after_it(
+    name: str, kind: str, connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 42: whatever the name of a trigger that writes the row again, the last record is the row."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key="id", data=["balance"], capture="trigger")
+    create(connection)
+    connection.execute(CALCULATE.encode())
+    connection.execute(
+        f'CREATE {kind} "{name}" AFTER INSERT OR UPDATE ON accounts FOR EACH ROW EXECUTE FUNCTION calculate()'.encode()
+    )
+    install_triggers(database_url, pipeline)
+
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', -5)")
+    connection.execute("UPDATE accounts SET balance = -6")
+
+    assert [record.data["balance"] for record in staged()] == [-5, 0, -6, 0]
+
+
+ACTIONS: list[tuple[Sequence[Any], list[tuple[str, str, int]]]] = [
+    (("insert", "update", "delete"), [("delete", "a", 1), ("insert", "b", 2)]),
+    (("insert", "update"), [("insert", "b", 2)]),
+    (("update", "delete"), [("delete", "a", 1), ("update", "b", 2)]),
+    (("update",), [("update", "b", 2)]),
+    (("insert", "delete"), []),
+    (("insert",), []),
+    (("delete",), []),
+]
+
+
+@pytest.mark.parametrize(("on", "records"), ACTIONS)
+def test_an_update_of_the_key_is_a_delete_of_the_old_one_and_an_insert_of_the_new(
+    on: Sequence[Any],
+    records: list[tuple[str, str, int]],
+    connection: Connection,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    """Guarantee 42: each in its own shard, with its own image, as far as the rule stages these changes."""
+    accounts = Log("accounts", shards=8)
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, on=on, key="code", data=["code", "balance"], capture="trigger")
+    create(connection)
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
+    install_triggers(database_url, pipeline)
+
+    connection.execute("UPDATE accounts SET code = 'b', balance = 2")
+
+    assert [(r.action, r.key, r.data["balance"]) for r in staged()] == records
+    assert [(r.shard, r.data["code"]) for r in staged()] == [(accounts.shard_for(r.key), r.key) for r in staged()]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "records"),
+    [(5, 5, [("delete", "a"), ("insert", "b")]), (-5, 5, [("insert", "b")]), (5, -5, [("delete", "a")]), (-5, -5, [])],
+)
+def test_a_condition_decides_on_either_row_of_a_changed_key(
+    before: int,
+    after: int,
+    records: list[tuple[str, str]],
+    connection: Connection,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key="code", data=[], capture="trigger", when="balance > 0")
+    create(connection)
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', %s)", [before])
+    install_triggers(database_url, pipeline)
+
+    connection.execute("UPDATE accounts SET code = 'b', balance = %s", [after])
+
+    assert [(r.action, r.key) for r in staged()] == records
+
+
+@pytest.mark.parametrize("keys", ["code", ["id", "code"]])
+def test_a_key_that_differs_in_case_alone_is_another(
+    keys: Any, connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """The column's collation takes them for equal; the shard's hash does not."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key=keys, data=[], capture="trigger")
+    try:
+        connection.execute(
+            "CREATE COLLATION careless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this Postgres is built without ICU")
+    create(connection, "careless")
+    install_triggers(database_url, pipeline)
+
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
+    connection.execute("UPDATE accounts SET code = 'A'")
+    connection.execute("UPDATE accounts SET balance = 2")
+
+    assert [r.action for r in staged()] == ["insert", "delete", "insert", "update"]
+
+
+def test_a_key_that_could_not_be_staged_can_be_corrected(
+    connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """A row that was there before the rule: nothing was staged under its key, and so nothing is deleted."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key="code", data=[], capture="trigger")
+    create(connection)
+    connection.execute("INSERT INTO accounts VALUES (1, '', 1)")
+    install_triggers(database_url, pipeline)
+
+    connection.execute("UPDATE accounts SET code = 'b'")
+
+    assert [(r.action, r.key) for r in staged()] == [("update", "b")]
+
+
+def test_a_tenant_that_changes_gets_one_message(
+    connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """A message of a queue is a job, and no image of the row."""
+    jobs = Queue("jobs")
+    pipeline = Pipeline([jobs])
+    pipeline.stages(Account, to=jobs, tenant="code", key="id", data=[], capture="trigger")
+    create(connection)
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
+    install_triggers(database_url, pipeline)
+
+    connection.execute("UPDATE accounts SET code = 'b', id = 2")
+
+    assert [(r.action, r.key) for r in staged()] == [("update", "b")]
+
+
+def test_both_members_of_a_changed_key_are_marked(
+    connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 6."""
+    index = Ick("index")
+    pipeline = Pipeline([index])
+    pipeline.marks_dirty(Account, to=index, key="code", capture="trigger")
+    create(connection)
+    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
+    install_triggers(database_url, pipeline)
+
+    connection.execute("UPDATE accounts SET code = 'b'")
+    connection.execute("UPDATE accounts SET balance = 2")
+
+    assert [r.key for r in staged()] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("column", [column.name for column in Change.__table__.columns if column.name != "id"])
+def test_a_condition_may_read_a_column_of_any_name(
+    column: str, connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """``old``, ``new`` and ``tg_op`` are variables of plpgsql's too."""
+    changes = Log("changes")
+    pipeline = Pipeline([changes])
+    named = f'"{column}"' if column == "row" else column
+    pipeline.stages(Change, to=changes, key="id", capture="trigger", when=f"{named} <> 'x'")
+    create(connection)
+    install_triggers(database_url, pipeline)
+
+    for number, value in enumerate(("x", "y")):
+        connection.execute(f'INSERT INTO changes (id, "{column}") VALUES (%s, %s)'.encode(), [number, value])
+        connection.execute(f'UPDATE changes SET id = id + 10 WHERE "{column}" = %s'.encode(), [value])
+
+    assert [(r.key, r.action, r.data[column]) for r in staged()] == [
+        ("1", "insert", "y"),
+        ("1", "delete", "y"),
+        ("11", "insert", "y"),
+    ]
