@@ -5,7 +5,10 @@
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
 -- oldest and next_due are milliseconds from now; -1 if there is none.  A dwell is "quiet 7", its count: so many messages were handed over
--- within 2^7 ms in the last five to ten minutes, of tenants that held a small part of the queue.  Cost: O(streams).
+-- within 2^7 ms in the last five to ten minutes, of tenants that held a small part of the queue.  Cost: O(streams + LOOKED_AT).
+
+-- So many of the oldest messages are looked at, since those that are snoozed have no age until they are due.
+local LOOKED_AT = 100
 
 if is_lost() then
   return {"lost"}
@@ -33,8 +36,18 @@ for i = streams, streams + queue.streams - 1 do
 end
 tell("damaged", damaged)
 
-local oldest = redis.call("ZRANGE", ages, 0, 0, "WITHSCORES")[2]
-tell("oldest", oldest and tonumber(oldest) <= now and now - tonumber(oldest) or -1)
+local oldest, ids = -1, redis.call("ZRANGEBYSCORE", ages, "-inf", string.format("%.0f", now), "WITHSCORES", "LIMIT", 0, LOOKED_AT)
+for i = 1, #ids, 2 do
+  local record = read_record(ids[i])
+  if not record or record.state ~= "d" or record.attempts > 0 then
+    oldest = now - tonumber(ids[i + 1])
+    break
+  end
+end
+if oldest < 0 and #ids == 2 * LOOKED_AT and redis.call("EXISTS", waiting, leases) > 0 then
+  oldest = now - tonumber(ids[#ids])  -- at most: it is younger than all that were looked at
+end
+tell("oldest", oldest)
 local due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
 tell("next_due", due and math.max(0, tonumber(due) - now) or -1)
 

@@ -83,7 +83,7 @@ shard_damaged                           gauge   max channel,shard       1 for ea
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
-consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed.
+consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed; of a queue, jobs that are due and not done.
 consumer_lag_seconds                    gauge   max consumer,channel    Age of the first of these, in the worst shard.
 consumer_evicted_records                gauge   sum consumer,channel    Records that it has not passed and that have left Redis: it reads them from Postgres.
 consumer_dead_letters                   gauge   sum consumer,channel    Dead letters that it has now.

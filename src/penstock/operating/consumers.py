@@ -201,7 +201,12 @@ def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
     return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
 
 
-def how_to_go_on(name: str, kind: ReaderKind, *, verb: str = "consume", more: str = "") -> str:
+def choose_verb(channel_kind: str | None) -> str:
+    """Verb of the command that runs a consumer of such a channel."""
+    return "work" if channel_kind == "queue" else "consume"
+
+
+def how_to_go_on(name: str, kind: ReaderKind, verb: str, more: str = "") -> str:
     """Command that makes it pass records."""
     if kind == "replay":
         return f"the same penstock replay … --apply goes on; penstock consumers retire {name} --apply cancels it"

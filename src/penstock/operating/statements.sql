@@ -20,23 +20,25 @@ LIMIT 1;
 
 -- :name waiting
 -- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.  Then the records
--- of queues that Redis is given later.
+-- of queues that Redis is given later, and how many of them are due: their tenant has no room, or Redis is away.  A record that is
+-- due later is given to Redis up to an hour before.
 SELECT channel, shard, count(created_at),
        coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8,
-       count(*) - count(created_at)
+       count(*) - count(created_at),
+       count(*) FILTER (WHERE is_due)
 FROM (
-    (SELECT channel, shard, created_at
+    (SELECT channel, shard, created_at, false AS is_due
      FROM {schema}.staged_records
      WHERE xid >= %(next)s::xid8
        AND xid < pg_snapshot_xmax(pg_current_snapshot())
      LIMIT %(most)s)
     UNION ALL
-    (SELECT channel, shard, created_at
+    (SELECT channel, shard, created_at, false
      FROM {schema}.staged_records
      WHERE xid = ANY (%(in_progress)s::xid8[])
      LIMIT %(most)s)
     UNION ALL
-    SELECT channel, shard, NULL
+    SELECT channel, shard, NULL, tenant IS NOT NULL OR due <= clock_timestamp() - interval '1 hour'
     FROM {schema}.waiting_records
     WHERE NOT is_given
 ) waiting

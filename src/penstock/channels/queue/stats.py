@@ -27,8 +27,8 @@ class QueueStats:
         leased: Messages that readers work on.
         delayed: Messages that are not due yet.
         dead: Dead letters.
-        oldest_s: Age of the oldest message that waits, is leased or was delayed and is due, in seconds from its first
-            writing: attempts do not make it younger.  None if there is none.
+        oldest_s: Age of the oldest message that waits, is leased or waits for its next attempt, in seconds from its first
+            writing, or from when it was due: attempts do not make it younger.  None if there is none.
         quiet: Dwell time of tenants that held a small part of the queue.
         noisy: Dwell time of tenants that held more than a tenth of it, and at least 30 messages.
         ready_tenants: Tenants with messages that may be handed over.

@@ -36,28 +36,26 @@ def summarise(found: Status) -> Gauges:
     """The pipeline's lag, in a few numbers."""
     shards = [shard for channel in found.channels for shard in channel.shards]
     behind = (shard.sequenced - shard.published for shard in shards if shard.published is not None)
-    queues = {channel.channel: channel for channel in found.channels if channel.kind == "queue"}
+    channels = {channel.channel: channel for channel in found.channels}
     return Gauges(
         unsequenced=sum(shard.staged for shard in shards),
         oldest_s=max((shard.staged_s for shard in shards if shard.staged), default=0.0),
         unpublished=sum(max(0, records) for records in behind),
         sequenced=sum(shard.sequenced for shard in shards),
         ticked_s=found.tick_s,
-        consumers={each.consumer: _lag(each, queues.get(each.channel)) for each in found.consumers},
-        queued={name: _queued(channel) for name, channel in queues.items()},
+        consumers={each.consumer: _lag(each, channels.get(each.channel)) for each in found.consumers},
+        queued={name: _queued(channel) for name, channel in channels.items() if channel.kind == "queue"},
     )
 
 
-def _lag(consumer: ConsumerStatus, queue: ChannelStatus | None) -> ConsumerLag:
-    """Lag of a consumer; of a queue its own, since checkpoints only follow it, and stay before a job that is put off."""
+def _lag(consumer: ConsumerStatus, channel: ChannelStatus | None) -> ConsumerLag:
+    """Lag of a consumer, and the records of its channel; of a source, those that it has passed or will."""
     shards = consumer.shards
     ever = sum(shard.checkpoint + shard.lag for shard in shards)
-    if queue is None:
-        seconds = max((shard.lag_s for shard in shards), default=0.0)
-        return ConsumerLag(sum(shard.lag for shard in shards), seconds, ever)
-    held = [shard.queue for shard in queue.shards if shard.queue is not None]
-    waiting = sum(each.waiting + each.leased for each in held)
-    return ConsumerLag(waiting, max((each.oldest_s or 0.0 for each in held), default=0.0), ever)
+    if channel is not None:
+        ever = sum(shard.sequenced for shard in channel.shards)
+    seconds = max((shard.lag_s for shard in shards), default=0.0)
+    return ConsumerLag(sum(shard.lag for shard in shards), seconds, ever)
 
 
 def _queued(channel: ChannelStatus) -> int:

@@ -14,6 +14,7 @@ from penstock.declaring.schedules import LATE_S
 from penstock.display import format_count
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
+from penstock.operating.consumers import choose_verb
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.schema.capture import inspect_triggers
@@ -184,12 +185,14 @@ def _check_consumer(each: ConsumerStatus) -> Iterator[CheckResult]:
 
 def _check_lag(each: ConsumerStatus, channel: ChannelStatus | None) -> Iterator[CheckResult]:
     """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
+    verb = choose_verb(None if channel is None else channel.kind)
     lag = sum(shard.lag for shard in each.shards)
     oldest = max((shard.lag_s for shard in each.shards if shard.lag), default=0.0)
     if lag and oldest > SLOW_S:
         more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
         yield warning(
-            f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind", each.how_to_go_on(more)
+            f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind",
+            each.how_to_go_on(verb, more),
         )
     message = None
     if evicted := sum(shard.evicted for shard in each.shards):
@@ -204,14 +207,14 @@ def _check_lag(each: ConsumerStatus, channel: ChannelStatus | None) -> Iterator[
         )
     if message is not None:
         more = ", in more processes if one does not keep up, or a larger redis_memory"
-        yield warning(message, each.how_to_go_on(more) + each.how_to_end)
+        yield warning(message, each.how_to_go_on(verb, more) + each.how_to_end)
     held = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
     if held > SLOW_S:
         since = datetime.now(UTC) - timedelta(seconds=held)
         yield warning(
             f"{each.consumer} holds back retention of {each.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
             f"{lag:,} records stay for it alone, longer than keep",
-            each.how_to_go_on() + each.how_to_end,
+            each.how_to_go_on(verb) + each.how_to_end,
         )
 
 

@@ -77,7 +77,7 @@ def status(
         redis=redis.trouble,
         faults=tables.faults,
         channels=tuple(found.build_channel(name, sorted(numbers)) for name, numbers in sorted(found.numbers().items())),
-        consumers=_build_consumers(tables, log, elsewhere, pipeline),
+        consumers=_build_consumers(found, elsewhere, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=None
         if sequencer["pid"] is None
@@ -137,7 +137,7 @@ class _Tables:
 
     sequencer: dict[str, Any]
     registered: Mapping[str, RegisteredChannel]
-    waiting: Mapping[ShardName, tuple[int, float, int]]
+    waiting: Mapping[ShardName, tuple[int, float, int, int]]
     bounds: Mapping[ShardName, tuple[Offset, Offset]]
     progress: list[Row]
     unpassed: Mapping[tuple[str, str], UnpassedShard | None]
@@ -165,8 +165,8 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             sequencer,
             registered,
             {
-                ShardName(channel, Shard(shard)): (staged, age_s, later)
-                for channel, shard, staged, age_s, later in waiting
+                ShardName(channel, Shard(shard)): (staged, age_s, later, due)
+                for channel, shard, staged, age_s, later, due in waiting
             },
             bounds,
             progress,
@@ -260,7 +260,7 @@ class _Shards:
         )
 
     def _build_shard(self, name: ShardName, registered: RegisteredChannel | None, *, is_known: bool) -> ShardStatus:
-        count, age_s, in_postgres = self.tables.waiting.get(name, (0, 0.0, 0))
+        count, age_s, in_postgres, _ = self.tables.waiting.get(name, (0, 0.0, 0, 0))
         extent, sequenced = self.log.get(name), self.tables.bounds.get(name, (0, 0))[1]
         ick, queue = self._build_ick(name), self._build_queue(name)
         # The one entry of the stream of an Ick, or of a queue, is its position.
@@ -293,6 +293,16 @@ class _Shards:
             return QueueStatus(0, 0, 0, 0, None, queue.damage)
         return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage, stats)
 
+    def find_lag(self, name: ShardName, read: ConsumerShard) -> ConsumerShard:
+        """A checkpoint of a queue with the lag of its jobs: the offset stays before one that is due later, whatever is done after it."""
+        queue, extent = self.queues.get(name), self.log.get(name)
+        if queue is None or (stats := queue.stats) is None or read.unread:
+            return read
+        sequenced, in_postgres = self.tables.bounds.get(name, (0, 0))[1], self.tables.waiting.get(name, (0, 0, 0, 0))[3]
+        unpublished = 0 if extent is None else max(0, sequenced - extent.tail)
+        lag = min(read.lag, stats.waiting + stats.leased + in_postgres + unpublished)
+        return replace(read, lag=lag, lag_s=stats.oldest_s or 0.0 if lag else 0.0)
+
     def _build_ick(self, name: ShardName) -> IckStatus | None:
         if (ick := self.icks.get(name)) is None:
             return None
@@ -314,15 +324,16 @@ class _Shards:
 
 
 def _build_consumers(
-    tables: _Tables, log: Mapping[ShardName, Extent], elsewhere: Mapping[ShardName, Extent], pipeline: Pipeline | None
+    found: _Shards, elsewhere: Mapping[ShardName, Extent], pipeline: Pipeline | None
 ) -> tuple[ConsumerStatus, ...]:
+    tables, log = found.tables, found.log
     shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
     logs = {name for name, channel in tables.registered.items() if channel.kind == "log"}
     kinds: dict[tuple[str, str], ReaderKind] = {}
     for consumer, channel, *columns, is_reported in tables.progress:
         kinds[consumer, channel] = find_kind(consumer, is_reported=is_reported)
-        read = ConsumerShard(*columns)
-        name = ShardName(channel, Shard(read.shard))
+        name = ShardName(channel, Shard(columns[0]))
+        read = found.find_lag(name, ConsumerShard(*columns))
         if (extent := elsewhere.get(name)) is not None:  # the journal is in another database
             read = replace(read, lag=max(0, extent.tail - read.checkpoint))
         elif channel in logs and (extent := log.get(name)) and read.lag and extent.first - 1 > read.checkpoint:

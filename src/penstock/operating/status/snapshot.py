@@ -102,8 +102,9 @@ class ConsumerShard:
 
     shard: int
     checkpoint: int  # every record up to here is applied or dead-lettered
-    lag: int  # sequenced records beyond it; of a source, whose journal is in another database, published ones
-    lag_s: float  # age of the first of these by Postgres' clock, in seconds; 0 for a source
+    # sequenced records beyond it; of a source, whose journal is in another database, published ones; of a queue, jobs that are due
+    lag: int
+    lag_s: float  # age of the first of these by Postgres' clock, in seconds, of a queue by Redis'; 0 for a source
     applied: int
     skipped: int  # records that were delivered again and skipped
     dead_lettered: int  # records that were dead-lettered, ever
@@ -130,9 +131,9 @@ class ConsumerStatus:
     # ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
 
-    def how_to_go_on(self, more: str = "") -> str:
-        """Command that makes it pass records; ``more`` also helps a slow consumer."""
-        return how_to_go_on(self.consumer, self.kind, more=more)
+    def how_to_go_on(self, verb: str, more: str = "") -> str:
+        """Command that makes it pass records, with ``verb``; ``more`` also helps a slow consumer."""
+        return how_to_go_on(self.consumer, self.kind, verb, more)
 
     @property
     def how_to_end(self) -> str:

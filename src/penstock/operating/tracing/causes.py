@@ -8,7 +8,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.display import format_count
 from penstock.errors import PrivilegeMissing, Unknown
-from penstock.operating.consumers import how_to_go_on
+from penstock.operating.consumers import choose_verb, how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
 from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
 
@@ -187,7 +187,7 @@ def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
         return Diagnosis(
             "no reader",
             f"{_name(story)} is published, and no consumer of {story.channel} is registered",
-            "start one: penstock run, penstock consume NAME",
+            f"start one: penstock run, penstock {choose_verb(story.kind)} NAME",
         )
     waiting = sorted(
         (reader for reader in story.readers if not reader.is_done), key=lambda reader: _ORDER.index(reader.state)
@@ -201,7 +201,7 @@ def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
 
 def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
     """Cause of a consumer's wait, and its remedy."""
-    name, verb = reader.consumer, "work" if story.kind == "queue" else "consume"
+    name, verb = reader.consumer, choose_verb(story.kind)
     match reader.state:
         case "halted":
             return (
@@ -211,7 +211,7 @@ def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
         case "paused":
             return f"{name} is before it: {reader.reason}", reader.resume
         case "unread":
-            return (f"{name} has no checkpoint in {story.shard_name}", how_to_go_on(name, reader.kind, verb=verb))
+            return (f"{name} has no checkpoint in {story.shard_name}", how_to_go_on(name, reader.kind, verb))
         case "dead-lettered" | "parked":
             return _describe_letter(reader)
         case "waiting" | "barrier":
@@ -220,9 +220,7 @@ def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
             moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
             return (
                 f"{name} is at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} before it; its checkpoint last moved {moved} (UTC)",
-                how_to_go_on(
-                    name, reader.kind, verb=verb, more=", if it does not run; in more processes if it does not keep up"
-                ),
+                how_to_go_on(name, reader.kind, verb, ", if it does not run; in more processes if it does not keep up"),
             )
 
 
