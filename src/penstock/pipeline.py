@@ -214,8 +214,8 @@ class Pipeline:
         Args:
             model: The mapped class.
             to: The Ick.
-            key: Attribute name, several names, or function of the object, that give the member: often ``id``.  If they
-                name columns and a value changes, the old member is marked too.  None marks nothing.
+            key: Attribute name, several names, or function of the object, that give the member: often ``id``.  If an
+                update changes it, the old member is marked too.  None marks nothing.
             on: The kinds of change that mark.  A delete marks as well, since the copy must lose the object.
             capture: How changes are captured: ``orm`` or ``trigger``.
 

@@ -85,10 +85,11 @@ def test_a_hundred_objects_are_staged_by_one_insert(
         for ride in rides:
             ride.status = "done"
         session.flush()
-        *updates, insert = statements
+        *updates, select_all, insert = statements
 
     assert len(first) == 1
     assert {statement.split()[0] for statement in updates} == {"UPDATE"}
+    assert "penstock_keys" in select_all
     assert "staged_records" in insert
     assert len(staged()) == 200
 
@@ -173,7 +174,7 @@ def test_attributes_that_objects_lack_are_loaded_in_one_select(
             ride.status = "done"
         session.flush()
         # Before an update, SQLAlchemy itself loads expired objects one by one.
-        selects = [s for s in statements if s.startswith("SELECT") and " IN " in s]
+        selects = [s for s in statements if "penstock_keys" in s]
         for ride in objects:
             ride.extra["again"] = True
         session.commit()
@@ -240,7 +241,7 @@ def test_a_delete_stages_the_row_as_it_was_in_the_database(
     assert [record.data for record in staged()] == [
         {"status": "new", "fare": f"{number}.00", "notes": "n"} for number in range(5)
     ]
-    assert len([s for s in statements if s.startswith("SELECT") and " IN " in s]) == 1
+    assert len([s for s in statements if "penstock_keys" in s]) == 1
 
 
 def test_a_row_that_another_transaction_deleted_is_not_staged_again(
@@ -440,7 +441,7 @@ class Node(Base):
 def test_a_foreign_key_written_by_post_update_is_staged(
     pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
 ) -> None:
-    """``post_update`` writes a second UPDATE, for an object that had no changes at the first."""
+    """``post_update`` writes a second UPDATE, for an object that had no changes at the first, or none at all."""
     pipeline.stages(Node, to=rides, key="id", data=["parent_id"])
     with sessions.begin() as session:
         one, two = Node(id=1), Node(id=2)
@@ -448,10 +449,18 @@ def test_a_foreign_key_written_by_post_update_is_staged(
         session.add_all([one, two])
     with sessions.begin() as session:
         one = session.get_one(Node, 1)
-        one.children.clear()
+        one.children.append(session.get_one(Node, 1))
+    with sessions.begin() as session:
+        session.get_one(Node, 1).children.clear()  # SQLAlchemy changes the objects, and no row
 
     records = [(r.action, r.key, r.data["parent_id"]) for r in staged()]
-    assert records == [("insert", "1", 2), ("insert", "2", 1), ("update", "2", None)]
+    assert records == [
+        ("insert", "1", 2),
+        ("insert", "2", 1),
+        ("update", "1", 1),
+        ("update", "1", 1),
+        ("update", "2", 1),
+    ]
 
 
 class Person(Base):

@@ -57,7 +57,8 @@ class StagingRule:
         channel: Where the records go.
         on: The kinds of change that are staged.
         key: Attribute name, several names, or function of the object: records of one key keep their order.  Several
-            values make one key, a JSON array: ``[7, "north"]``.
+            values make one key, a JSON array: ``[7, "north"]``.  An update that changes the key of a log's records is
+            staged as a delete of the old row and an insert of the new one.
         data: Names of attributes, or a function of the object that gives the payload; None takes **every column** except
             those marked with ``info={"secret": True}``.
         when: Function of the object; a change of an object for which it is false is not staged.  With

@@ -1,34 +1,27 @@
 """The session's hooks: what a flush changes of classes with rules becomes rows, inserted after the flush's own writes.
 
-    before_flush      starts a list for this flush; loads objects to be deleted while their rows exist
-    before_insert     ┐
-    before_update     ├ note each object of a class with rules, in the order in which the unit of work writes
-    before_delete     ┘
-    after_flush       loads what the rules read and the objects lack, one SELECT a class; then one INSERT of all rows
+    before_flush      starts a list for this flush
+    before_insert     ┐ note each object of a class with rules, in the order in which the unit of work writes;
+    before_update     ├ before a delete, and before an update that may change a key, the rows are read and locked,
+    before_delete     ┘ one SELECT a class
+    after_flush       reads the rows that were written, one SELECT a class; then one INSERT of all records
 
 The mapper events tell what the unit of work writes and on which connection, and include orphans, cascades and sharded
 sessions.  They fire for every session; one without a list, because no rules apply to it, costs a dict look-up.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, event, inspect, select, tuple_
-from sqlalchemy.orm import (
-    InstanceState,
-    LoaderCallableStatus,
-    Mapper,
-    PassiveFlag,
-    Session,
-    SessionTransaction,
-    UOWTransaction,
-)
-from sqlalchemy.orm.attributes import get_history, set_committed_value
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Mapper, PassiveFlag, Session, SessionTransaction, UOWTransaction
+from sqlalchemy.orm.attributes import get_history
 
 from penstock.declaring.declarations import Change, StagingRule
 from penstock.declaring.kinds import Channel
+from penstock.errors import StagingError
 from penstock.observer import Staged
 from penstock.staging import guard, rule_checks
 from penstock.staging import nudge as nudging
@@ -40,61 +33,9 @@ from penstock.staging.rules import (
     Target,
     add_attachment,
     find_attachments,
-    make_key,
-    null_names,
     resolve_target,
 )
-
-State = InstanceState[Any]
-
-_OBJECTS_A_SELECT = 5000
-"""Postgres' protocol counts parameters in 16 bits, and a key may have several columns."""
-
-
-def read_stored(connection: Connection, state: State, names: Sequence[str]) -> list[object] | None:
-    """Reads the values that columns of an object have in its row; None if the row is gone."""
-    known = dict(state.dict)
-    for name in names:
-        if name in state.committed_state:
-            history = get_history(state.obj(), name, PassiveFlag.PASSIVE_NO_INITIALIZE)
-            known.pop(name, None)
-            for value in history.deleted or history.unchanged:
-                known[name] = value
-    if not known.keys() >= set(names):  # not loaded, or set without having been loaded
-        for _, values in load_rows(connection, state.mapper, [state], names):
-            return [values[name] for name in names]
-        return None
-    return [known[name] for name in names]
-
-
-def load_rows(
-    connection: Connection, mapper: Mapper[Any], states: Sequence[State], names: Collection[str]
-) -> Iterable[tuple[State, dict[str, object]]]:
-    """Loads the named columns of the objects' rows."""
-    columns = [mapper.column_attrs[name].columns[0] for name in names]
-    identity = mapper.primary_key
-    for start in range(0, len(states), _OBJECTS_A_SELECT):
-        by_identity = {_get_identity(state): state for state in states[start : start + _OBJECTS_A_SELECT]}
-        which = (
-            identity[0].in_([key for (key,) in by_identity])
-            if len(identity) == 1
-            else tuple_(*identity).in_(by_identity)
-        )
-        query = select(*identity, *columns).select_from(mapper.persist_selectable).where(which)
-        for row in connection.execute(query):
-            state = by_identity.get(tuple(row[: len(identity)]))
-            # None: the object holds its key in another type, and loads the values when they are read.
-            if state is not None:
-                yield state, dict(zip(names, row[len(identity) :], strict=True))
-
-
-def _get_identity(state: State) -> tuple[Any, ...]:
-    """Returns the primary key in the database: that of a deleted object, or the new one after the flush."""
-    mapper = state.mapper
-    names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
-    old = state.key[1] if state.key is not None else ()
-    return tuple(old[number] if name not in state.dict else state.dict[name] for number, name in enumerate(names))
-
+from penstock.staging.stored_rows import State, Values, keep_loaded, read_rows
 
 Written = tuple[State, Change, Connection]
 """An object that the flush has written, how, and on which connection."""
@@ -112,20 +53,38 @@ class Flush:
     # objects in the order in which they are written, with the kind of change and the connection
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
     modified: set[State] = field(default_factory=set)  # updated objects known to have a changed column
-    # for rules that mark members dirty: the members that updated objects had before
-    old_members: dict[State, list[tuple[MappedRule, object]]] = field(default_factory=dict)
-    # objects to be deleted, with the stored values of attributes that were changed and never written
-    deleted: dict[State, dict[str, object]] = field(default_factory=dict)
+    # rows before they are deleted, or updated so that their key may change; None if they were not there
+    before: dict[State, Values | None] = field(default_factory=dict)
+    deletes: dict[object, State] | None = None  # cache of ``_find_replaced``: the deleted objects by their identities
+    by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(default_factory=dict)  # cache of ``rules``
 
-    def reads(self, mapper: Mapper[Any], change: Change | None = None) -> set[str]:
-        """Returns the column attributes that rules read of the mapper's objects; empty if no rule applies."""
-        return {
-            name
-            for attachment in self.attachments
-            for mapped in attachment.mapped_rules(mapper)
-            if change is None or change in mapped.rule.on
-            for name in mapped.reads
-        }
+    def rules(self, mapper: Mapper[Any], change: Change) -> list[MappedRule]:
+        """Returns the rules for a change of the mapper's objects."""
+        found = self.by_kind.get((mapper, change))
+        if found is None:
+            mapped = [each for attachment in self.attachments for each in attachment.mapped_rules(mapper)]
+            found = self.by_kind[mapper, change] = [each for each in mapped if change in each.rule.on]
+        return found
+
+    def names(self, states: Sequence[State], *changes: Change) -> set[str]:
+        """Returns the attributes that rules read of objects of one class."""
+        names: set[str] = set()
+        for change in changes:
+            for rule in self.rules(states[0].mapper, change):
+                names |= rule.reads
+                # Deferred columns are left for a function to load, which it cannot when the row is gone.
+                is_last = change == "delete"
+                names.update(name for name in rule.deferred if is_last or any(name in s.dict for s in states))
+        return names
+
+    def needs_old_row(self, state: State) -> bool:
+        """Returns whether an update's row is to be read and locked before.
+
+        The key may change; or the class has several tables, of which an UPDATE locks only those that it changes.
+        """
+        rules = self.rules(state.mapper, "update")
+        is_written = state in self.modified or any(rule.is_post_updated for rule in rules) or _is_modified(state)
+        return bool(rules) and is_written and (len(state.mapper.tables) > 1 or any(r.may_move(state) for r in rules))
 
 
 def follow(rule: StagingRule, pipeline: Declarations) -> None:
@@ -191,20 +150,14 @@ def _before_flush(session: Session, context: UOWTransaction, _: object) -> None:
     for attachment in found:
         attachment.refresh()
     guard.listen(session)  # the first rule may be younger than the transaction
-    flush = session.info[_FLUSH] = Flush(context, found)
-    deleted: dict[Mapper[Any], list[State]] = {}
-    for target in session.deleted:
-        state: State = inspect(target)
-        deleted.setdefault(state.mapper, []).append(state)
-    for mapper, states in deleted.items():
-        # A sharded session knows the connection only when it deletes.
-        if session.connection_callable is None and flush.reads(mapper):
-            _load_before_delete(flush, session.connection(bind_arguments={"mapper": mapper}), states)
+    session.info[_FLUSH] = Flush(context, found)
 
 
 def _before_insert(_: Mapper[Any], connection: Connection, state: State) -> None:
     flush = _get_flush(state)
     if flush is not None:
+        if (replaced := _find_replaced(flush, state)) is not None:
+            _before_delete(replaced.mapper, connection, replaced)
         flush.changes.setdefault(state, ("insert", connection))
 
 
@@ -215,27 +168,54 @@ def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None
         # Checked here and after the flush: by then, a column set to an SQL expression has lost its history.
         if _is_modified(state):
             flush.modified.add(state)
-        _note_old_members(flush, connection, state)
-
-
-def _note_old_members(flush: Flush, connection: Connection, state: State) -> None:
-    """Notes, before the row is written, the members it had, where a column that holds the member changes."""
-    for attachment in flush.attachments:
-        for mapped in attachment.mapped_rules(state.mapper):
-            names = mapped.member_columns(state.mapper)
-            if state.committed_state.keys().isdisjoint(names):
-                continue
-            old = read_stored(connection, state, names)
-            if old is not None and old != [state.dict.get(name) for name in names]:
-                flush.old_members.setdefault(state, []).append((mapped, make_key(old)))
+        if state not in flush.before and flush.needs_old_row(state):
+            _read_before(flush, connection, state, "update")
 
 
 def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None:
     flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("delete", connection))
-        if state not in flush.deleted and flush.reads(state.mapper):
-            _load_before_delete(flush, connection, [state])
+        if state not in flush.before and flush.rules(state.mapper, "delete"):
+            _read_before(flush, connection, state, "delete")
+
+
+def _read_before(flush: Flush, connection: Connection, state: State, change: Change) -> None:
+    """Reads and locks an object's row, and with it those of all objects of the class that the flush changes likewise."""
+    states = [state]
+    session = state.session
+    if session is not None and session.connection_callable is None:  # a sharded one knows each object's connection late
+        states += [
+            other
+            for other, (is_delete, is_listed) in flush.context.states.items()
+            if other.mapper is state.mapper
+            and other is not state
+            and other not in flush.before
+            and other.key is not None
+            and not is_listed
+            and is_delete == (change == "delete")
+            and (is_delete or flush.needs_old_row(other))
+        ]
+    names = flush.names(states, change)
+    rows = read_rows(connection, states, names, lock=change, is_written=False)
+    if change == "delete" and len(rows) < len(states):
+        # Gone, or hidden by a policy for UPDATE, which a lock has to satisfy as well.
+        rows |= read_rows(connection, [each for each in states if each not in rows], names, is_written=False)
+    for each in states:
+        flush.before[each] = rows.get(each)
+        if change == "delete" and each in rows:
+            keep_loaded(flush.context, each, rows[each])
+
+
+def _find_replaced(flush: Flush, state: State) -> State | None:
+    """Returns the object whose delete the unit of work merges with this insert into an UPDATE: it has the same identity.
+
+    They are staged as a delete and an insert, in this order.
+    """
+    if flush.deletes is None:
+        deleted = (other for other, (is_delete, _) in flush.context.states.items() if is_delete)
+        flush.deletes = {other.key: other for other in deleted if other.key is not None}
+    return flush.deletes.get(state.mapper.identity_key_from_instance(state.obj())) if flush.deletes else None
 
 
 def _get_flush(state: State) -> Flush | None:
@@ -252,19 +232,18 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
     flush: Flush | None = session.info.pop(_FLUSH, None)
     if flush is None or flush.context is not context:
         return  # the session has this listener twice, and the first call has done the work
-    _add_replaced(flush, session)
     written = [
         (state, change, connection)
         for state, (change, connection) in flush.changes.items()
         if change != "update" or state in flush.modified or _is_modified(state)
     ]
-    _load_missing(flush, written)
+    after = _read_after(flush, written)
     for mapper in {state.mapper for state, _, _ in written}:
         if not any(attachment.mapped_rules(mapper) for attachment in flush.attachments):
             rule_checks.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
         schema = attachment.pipeline.scope.schema
-        for connection, made in _make_rows(flush, attachment, written).items():
+        for connection, made in _make_rows(flush, attachment, written, after).items():
             counts = Counter(channel for channel, _ in made)
             insert_rows(connection, Insert(schema, [row for _, row in made], counts))
             for channel, records in counts.items():
@@ -273,49 +252,17 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
 
 
 def _make_rows(
-    flush: Flush, attachment: Attachment, written: Iterable[Written]
+    flush: Flush, attachment: Attachment, written: Iterable[Written], after: Mapping[State, Values]
 ) -> dict[Connection, list[tuple[Channel, Row]]]:
     """Makes the rows of one pipeline, in the order in which the objects were written."""
     rows: dict[Connection, list[tuple[Channel, Row]]] = {}
     for state, change, connection in written:
         for mapped in attachment.mapped_rules(state.mapper):
-            if change not in mapped.rule.on:
-                continue
-            old_marks = (
-                mapped.make_mark(change, member)
-                for other, member in flush.old_members.get(state, ())
-                if other is mapped
-            )
-            row = mapped.make_row(change, state.obj(), flush.deleted.get(state, {}))
-            channel = mapped.rule.channel
-            made = [(channel, each) for each in (*old_marks, row) if each is not None]
-            if made:
-                rows.setdefault(connection, []).extend(made)
+            if change in mapped.rule.on:
+                made = mapped.make_rows(change, state, flush.before.get(state), after.get(state))
+                if made:
+                    rows.setdefault(connection, []).extend((mapped.rule.channel, row) for row in made)
     return rows
-
-
-def _add_replaced(flush: Flush, session: Session) -> None:
-    """Adds the deletes that the unit of work has merged into an UPDATE.
-
-    It does so when an object is deleted and another one with the same identity is added.  They are staged as a delete
-    and an insert, in this order.
-    """
-    replaced: dict[object, State] = {}
-    for target in session.deleted:
-        state: State = inspect(target)
-        if state not in flush.changes and flush.reads(state.mapper):
-            replaced[state.key] = state
-    if not replaced:
-        return
-    ordered: dict[State, tuple[Change, Connection]] = {}
-    for state, (change, connection) in flush.changes.items():
-        old = None
-        if change == "insert":
-            old = replaced.get(state.mapper.identity_key_from_instance(state.obj()))
-        if old is not None:
-            ordered[old] = ("delete", connection)
-        ordered[state] = (change, connection)
-    flush.changes = ordered
 
 
 def _is_modified(state: State) -> bool:
@@ -330,54 +277,22 @@ def _is_modified(state: State) -> bool:
     return False
 
 
-def _load_missing(flush: Flush, written: Iterable[Written]) -> None:
-    """Loads attributes that rules read and objects lack: expired, deferred, or set by the server; one SELECT a class."""
-    incomplete: dict[tuple[Mapper[Any], Connection], tuple[list[State], set[str]]] = {}
-    reads: dict[tuple[Mapper[Any], Change], tuple[set[str], frozenset[str]]] = {}
+def _read_after(flush: Flush, written: Iterable[Written]) -> dict[State, Values]:
+    """Reads the rows that the flush has inserted and updated, one SELECT a class."""
+    groups: dict[tuple[Mapper[Any], Connection], list[State]] = {}
     for state, change, connection in written:
-        if change == "delete":
-            continue
-        kind = (state.mapper, change)
-        if kind not in reads:
-            reads[kind] = (flush.reads(*kind), null_names(state.mapper) if change == "insert" else frozenset())
-        wanted, nulls = reads[kind]
-        lacking = wanted - state.dict.keys()
-        for name in lacking & nulls:  # the unit of work has written NULL
-            set_committed_value(state.obj(), name, None)
-        lacking -= nulls
-        if lacking:
-            states, names = incomplete.setdefault((state.mapper, connection), ([], set()))
-            states.append(state)
-            names |= lacking
-    for (mapper, connection), (states, names) in incomplete.items():
-        for state, values in load_rows(connection, mapper, states, names):
-            _set_loaded(flush, state, values)
-
-
-def _load_before_delete(flush: Flush, connection: Connection, states: Sequence[State]) -> None:
-    """Loads, while the rows exist, what objects to be deleted lack, or hold with a change that was never written."""
-    mapper = states[0].mapper
-    reads = flush.reads(mapper, "delete")
-    incomplete: list[State] = []
-    names: set[str] = set()
-    for state in states:
-        known = flush.deleted[state] = {name: value for name, value in state.committed_state.items() if name in reads}
-        unknown = {name for name, value in known.items() if value is LoaderCallableStatus.NO_VALUE}
-        unknown |= reads - state.dict.keys() - known.keys()
-        if unknown:
-            incomplete.append(state)
-            names |= unknown
-    for state, values in load_rows(connection, mapper, incomplete, names):
-        known = flush.deleted[state]
-        known.update({name: values[name] for name in known if name in values})
-        _set_loaded(flush, state, values)
-
-
-def _set_loaded(flush: Flush, state: State, values: dict[str, object]) -> None:
-    """Sets loaded values on the object, as the unit of work does with values that the server has set."""
-    target = state.obj()
-    lacking = [name for name in values if name not in state.dict and name not in state.committed_state]
-    for name in lacking:
-        set_committed_value(target, name, values[name])
-    if lacking:  # types such as MutableDict wrap the loaded value, to notice later changes
-        state.manager.dispatch.refresh_flush(state, flush.context, lacking)
+        if change != "delete" and flush.rules(state.mapper, change):
+            groups.setdefault((state.mapper, connection), []).append(state)
+    after: dict[State, Values] = {}
+    for (mapper, connection), states in groups.items():
+        rows = read_rows(connection, states, flush.names(states, "insert", "update"))
+        if len(rows) < len(states):
+            raise StagingError(
+                f"{len(states) - len(rows)} of {len(states)} rows of {mapper.class_.__name__} that this flush has written "
+                "cannot be read, and their records tell of the rows: a policy hides them from the role, or a trigger has "
+                'deleted them or changed their primary key. Declare the rule with capture="trigger"'
+            )
+        for state, values in rows.items():
+            keep_loaded(flush.context, state, values)
+        after |= rows
+    return after

@@ -238,7 +238,7 @@ def insert_rows(connection: Connection, insert: Insert) -> list[int]:
 
 def make_refusal(error: BaseException | None) -> StagingError | None:
     """Makes the error for an insert that Postgres refused; None if the transaction or the connection failed."""
-    state = _get_sqlstate(error)
+    state = get_sqlstate(error)
     if not state or state.startswith(_TRANSACTION_CLASSES):
         return None
     hint = _HINTS.get(state, "see the server's log")
@@ -286,7 +286,7 @@ def _is_autocommit(connection: Connection) -> bool:
     return level == "AUTOCOMMIT"
 
 
-def _get_sqlstate(error: BaseException | None) -> str:
+def get_sqlstate(error: BaseException | None) -> str:
     """Psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
     states = (getattr(error, name, None) for name in ("sqlstate", "pgcode"))
     return next((state for state in states if isinstance(state, str)), "")

@@ -9,24 +9,22 @@ others use as well are given a subclass of it.  A session counts each pipeline o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Table
-from sqlalchemy.orm import Mapper, Session, class_mapper, sessionmaker
+from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
 
 from penstock.declaring.declarations import Change, Named, StagingRule
-from penstock.declaring.kinds import Channel, Ick, Queue
+from penstock.declaring.kinds import Channel, Ick, Log, Queue
 from penstock.errors import DeclarationError
 from penstock.observer import Observers
 from penstock.records import Scope
 from penstock.staging.messages import make_message
 from penstock.staging.rows import Row, make_row
-
-StoredValues = Mapping[str, object]
-"""Values of the database row, for attributes whose value in memory differs or is gone."""
-
+from penstock.staging.stored_rows import Derived, State, Values, as_stored
 
 Target = type[Session] | Session
 """Target of SQLAlchemy's session events."""
@@ -60,43 +58,70 @@ class MappedRule:
     object_name: str  # the object's name in the records
     names: tuple[str, ...] | None  # attributes that make up the payload; None if a function builds it
     reads: frozenset[str]  # column attributes that the rule may read
+    deferred: frozenset[str]  # those it may read if the object has loaded them
+    is_computed: bool  # functions or properties read the object
+    derived: Derived  # attributes that they may read, and that are made of columns
+    follows_key: bool  # an update that changes the key concerns the old key as well
+    has_fixed_key: bool  # the key is a part of the primary key, by which the unit of work finds the row
+    is_post_updated: bool  # a relationship may write the object's row after its own statement
 
-    def make_row(self, change: Change, target: object, stored: StoredValues) -> Row | None:
-        """Returns the row for a change; None if the rule's condition is false."""
+    def may_move(self, state: State) -> bool:
+        """Returns whether an update of the object may change its key, and the rule has to follow it."""
+        is_fixed = self.has_fixed_key and state.committed_state.keys().isdisjoint(get_names(self.rule.key))
+        return self.follows_key and not is_fixed
+
+    def make_rows(self, change: Change, state: State, old: Values | None, new: Values | None) -> list[Row]:
+        """Returns the rows for a change: none if the rule's condition is false, two if the key has changed.
+
+        Args:
+            change: What the flush has done.
+            state: The object.
+            old: Its row before a delete, or before an update that may change the key.
+            new: Its row after an insert or an update.
+        """
+        parts: list[tuple[Change, Values | None]] = [(change, old if change == "delete" else new)]
+        if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
+            parts = [(change, old), (change, new)] if isinstance(self.rule.channel, Ick) else self._replace(old, new)
+        rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
+        return [row for row in rows if row is not None]
+
+    def _replace(self, old: Values, new: Values | None) -> list[tuple[Change, Values | None]]:
+        """The parts of an update that changes the key: a delete and an insert, as far as the rule stages them."""
+        on = self.rule.on
+        replaced: list[tuple[Change, Values | None]] = [("delete", old)] if "delete" in on else []
+        return [*replaced, ("insert" if "insert" in on else "update", new)]
+
+    def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
-        if isinstance(rule.channel, Ick):
-            return self.make_mark(change, self._read(rule.key, target, stored))
-        if callable(rule.when) and not rule.when(target):
-            return None
-        data: Any
-        if self.names is not None:
-            data = {name: _read(target, name, stored) for name in self.names}
-        else:
-            data = _call(rule.data, target)
-        headers = _call(rule.headers, target) if callable(rule.headers) else rule.headers
-        key = self._read(rule.key, target, stored)
-        if isinstance(rule.channel, Queue):
-            tenant = self._read(rule.tenant, target, stored)
-            return make_message(rule.channel, change, self.object_name, data, headers, {"tenant": tenant}, key=key)
-        return make_row(rule.channel, key, change, self.object_name, data, headers)
+        with self._object(state, values) as target:
+            if isinstance(rule.channel, Ick):
+                member = _read_named(rule.key, target, values)
+                return None if _is_null(member) else make_row(rule.channel, member, action, self.object_name, {})
+            if callable(rule.when) and not rule.when(target):
+                return None
+            data: Any
+            if self.names is not None:
+                data = {name: _read(target, name, values) for name in self.names}
+            else:
+                data = _call(rule.data, target)
+            headers = _call(rule.headers, target) if callable(rule.headers) else rule.headers
+            key = _read_named(rule.key, target, values)
+            if isinstance(rule.channel, Queue):
+                tenant = _read_named(rule.tenant, target, values)
+                return make_message(rule.channel, action, self.object_name, data, headers, {"tenant": tenant}, key=key)
+            return make_row(rule.channel, key, action, self.object_name, data, headers)
 
-    def make_mark(self, change: Change, member: object) -> Row | None:
-        """Returns the row that marks a member of the rule's Ick dirty; None if the member, or a part of it, is None."""
-        if member is None or (isinstance(member, tuple) and None in member):
-            return None
-        return make_row(self.rule.channel, member, change, self.object_name, {})
+    def _has_moved(self, state: State, old: Values, new: Values | None) -> bool:
+        """Returns whether an update has changed the key, and there was one before."""
+        keys = []
+        for values in (old, new or {}):
+            with self._object(state, values) as target:
+                keys.append(_read_named(self.rule.key, target, values))
+        return keys[0] != keys[1] and not _is_null(keys[0])
 
-    def member_columns(self, mapper: Mapper[Any]) -> tuple[str, ...]:
-        """Returns the column attributes that the key names, if the rule marks members of an Ick; otherwise none."""
-        names = get_names(self.rule.key)
-        is_columns = all(name in mapper.column_attrs for name in names)
-        return names if is_columns and isinstance(self.rule.channel, Ick) else ()
-
-    @staticmethod
-    def _read(named: Named | None, target: object, stored: StoredValues) -> object:
-        if named is None or callable(named):
-            return named and _call(named, target)
-        return make_key([_read(target, name, stored) for name in get_names(named)])
+    def _object(self, state: State, values: Values) -> AbstractContextManager[object]:
+        """The object as the rule's functions are to see it."""
+        return as_stored(state, values, self.derived) if self.is_computed else nullcontext(state.obj())
 
 
 def get_names(named: Named | None) -> tuple[str, ...]:
@@ -116,25 +141,9 @@ def is_secret(column: object) -> bool:
     return isinstance(column, Column) and bool(column.info.get("secret"))
 
 
-def column_names(mapper: Mapper[Any], *, deferred: bool = True) -> tuple[str, ...]:
+def column_names(mapper: Mapper[Any]) -> tuple[str, ...]:
     """Returns the attributes that map a column of a table, in the mapper's order; computed ones are left out."""
-    return tuple(
-        attribute.key
-        for attribute in mapper.column_attrs
-        if isinstance(attribute.columns[0], Column) and (deferred or not attribute.deferred)
-    )
-
-
-def null_names(mapper: Mapper[Any]) -> frozenset[str]:
-    """Returns the attributes that are NULL in a new row unless set: they have no default of any kind."""
-    return frozenset(
-        attribute.key
-        for attribute in mapper.column_attrs
-        if isinstance(column := attribute.columns[0], Column)
-        and column.default is None
-        and column.server_default is None
-        and not column.primary_key
-    )
+    return tuple(attribute.key for attribute in mapper.column_attrs if isinstance(attribute.columns[0], Column))
 
 
 def object_name(rule: StagingRule) -> str:
@@ -262,17 +271,59 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
         names = tuple(n for n in columns if not is_secret(mapper.column_attrs[n].columns[0]))
     else:
         names = tuple(rule.data)
-    named = {*(names or ()), *get_names(rule.key), *get_names(rule.tenant)}
-    reads = named & set(columns)
+    key = get_names(rule.key)
+    named = {*(names or ()), *key, *get_names(rule.tenant)}
+    readable = {attribute.key: attribute for attribute in mapper.column_attrs if not _is_queried(attribute)}
+    reads = frozenset(named & readable.keys())
     functions = (rule.data, rule.key, rule.tenant, rule.when, rule.headers)
-    if len(reads) < len(named) or any(map(callable, functions)):
-        # A function or a property may read any attribute; deferred columns are left for it to load.
-        reads |= set(column_names(mapper, deferred=False))
-    return MappedRule(rule, object_name(rule), names, frozenset(reads))
+    is_computed = len(reads) < len(named) or any(map(callable, functions))
+    deferred: frozenset[str] = frozenset()
+    if is_computed:  # a function or a property may read any attribute; deferred columns are left for it to load
+        deferred = frozenset(name for name, attribute in readable.items() if attribute.deferred) - reads
+        reads = frozenset(readable) - deferred
+    identity = {mapper.get_property_by_column(column).key for column in mapper.primary_key}
+    return MappedRule(
+        rule,
+        object_name(rule),
+        names,
+        reads,
+        deferred,
+        is_computed,
+        derived=_find_derived(mapper),
+        # Jobs of a queue are work to be done, and no images of a row.
+        follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
+        has_fixed_key=bool(key) and identity.issuperset(key),
+        is_post_updated=any(each.post_update for other in mapper.registry.mappers for each in other.relationships),
+    )
 
 
-def _read(target: object, name: str, stored: StoredValues) -> object:
-    return stored[name] if name in stored else getattr(target, name)
+def _is_queried(attribute: ColumnProperty[Any]) -> bool:
+    """Returns whether an attribute has a value only if a query gives it one: ``query_expression``."""
+    return ("query_expression", True) in attribute.strategy_key
+
+
+def _find_derived(mapper: Mapper[Any]) -> Derived:
+    composites = [(each.key, frozenset(part.key for part in each.props)) for each in mapper.composites]
+    references = [
+        (each.key, frozenset(a.key for a in mapper.column_attrs if not each.local_columns.isdisjoint(a.columns)))
+        for each in mapper.relationships
+        if each.direction is RelationshipDirection.MANYTOONE
+    ]
+    return composites + references
+
+
+def _is_null(key: object) -> bool:
+    return key is None or (isinstance(key, tuple) and None in key)
+
+
+def _read_named(named: Named | None, target: object, values: Values) -> object:
+    if named is None or callable(named):
+        return named and _call(named, target)
+    return make_key([_read(target, name, values) for name in get_names(named)])
+
+
+def _read(target: object, name: str, values: Values) -> object:
+    return values[name] if name in values else getattr(target, name)
 
 
 def _call(function: object, target: object) -> Any:

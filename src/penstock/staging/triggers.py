@@ -20,7 +20,6 @@ stage and is refused if the rule stages deletes, unless its transaction says tha
 
 Differences between triggers and hooks:
 
-* A trigger sees the stored value, the hooks the object's: ``Decimal("5")`` in a ``numeric(9, 2)`` is ``"5.00"``.
 * A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit the payload's size.
 * A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it; Python has neither.
 * A key that is NULL, empty or too long fails the writing statement with SQLSTATE 23514.

@@ -1,0 +1,186 @@
+"""Rows of mapped objects as the transaction holds them: a record tells of the row, never of what the object remembers.
+
+What an object holds may be older than its row, and what was written may be stored otherwise: by another transaction, a
+trigger, a default, a type that pads or converts.  ``read_rows`` reads the rows of many objects by one statement of
+constant text, with one array for each column of the primary key.  It uses SQLAlchemy's Core: nothing is flushed, no
+object is refreshed, and no event of the session fires.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Select, String, bindparam, cast, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import InstanceState, Mapper, UOWTransaction
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.sql import and_
+from sqlalchemy.types import TypeEngine
+
+from penstock.declaring.declarations import Change
+from penstock.errors import StagingError
+from penstock.staging.rows import get_sqlstate
+
+State = InstanceState[Any]
+
+Values = Mapping[str, object]
+"""A row's values by the names of the attributes."""
+
+Derived = Sequence[tuple[str, frozenset[str]]]
+"""Attributes that are made of columns, with the attributes of these: composites, and objects behind foreign keys."""
+
+_ABSENT = object()
+
+_KEYS = "penstock_keys"
+
+_SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "1"}
+_GET_SETTINGS = select(*(func.pg_catalog.current_setting(name).label(name) for name in _SETTINGS))
+_SET_SETTINGS = select(*(func.pg_catalog.set_config(name, bindparam(name, type_=String), True) for name in _SETTINGS))
+
+_LACKS_PRIVILEGE = "42501"
+
+_statements: WeakKeyDictionary[Mapper[Any], dict[tuple[tuple[str, ...], Change | None], Select[Any]]] = (
+    WeakKeyDictionary()
+)
+
+
+def read_rows(
+    connection: Connection,
+    states: Sequence[State],
+    names: Collection[str],
+    *,
+    lock: Change | None = None,
+    is_written: bool = True,
+) -> dict[State, Values]:
+    """Reads columns of the rows of objects of one class; an object without a row is left out.
+
+    Args:
+        connection: Where the unit of work writes them.
+        states: The objects.
+        names: Attributes that are columns or expressions.
+        lock: Locks the rows as a statement of this kind would, in the order of their keys.
+        is_written: Whether the flush has written the objects; their identities are those of before otherwise.
+    """
+    if not states:
+        return {}
+    listed = tuple(sorted(names))
+    statement = _find_statement(states[0].mapper, listed, lock)
+    identities = [_get_identity(state, is_written=is_written) for state in states]
+    keys = {f"key_{n}": list(column) for n, column in enumerate(zip(*identities, strict=True))}
+    failure: Exception
+    try:
+        rows = _fetch(connection, statement, keys)
+        return {states[number - 1]: dict(zip(listed, values, strict=True)) for number, _, *values in rows}
+    except DBAPIError as error:
+        error.hide_parameters = True
+        failure = _make_refusal(states[0].mapper, error, lock)
+    # Raised here, outside ``except``, so that the error with the parameters is not its context.
+    raise failure
+
+
+def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any]) -> Sequence[Any]:
+    """Fetches the rows, whatever a role or a database is set to: settings may shorten floats, or write times as no driver reads."""
+    if _has_readable_times(connection):
+        rows = connection.execute(statement, keys).all()
+        if not rows or int(rows[0].float_digits) > 0:
+            return rows
+    before = connection.execute(_GET_SETTINGS).one()._asdict()
+    connection.execute(_SET_SETTINGS, _SETTINGS)
+    rows = connection.execute(statement, keys).all()
+    connection.execute(_SET_SETTINGS, before)  # after an error the transaction, or its savepoint, takes them back
+    return rows
+
+
+def _has_readable_times(connection: Connection) -> bool:
+    """Returns whether the driver reads times as Postgres writes them: psycopg reads few styles, and others ask for their own."""
+    driver: Any = connection.connection.driver_connection
+    if type(driver).__module__.partition(".")[0] != "psycopg":
+        return True
+    date_style, interval_style = map(driver.info.parameter_status, ("DateStyle", "IntervalStyle"))
+    return str(date_style).startswith("ISO") and interval_style in {"postgres", None}
+
+
+def keep_loaded(context: UOWTransaction, state: State, values: Values) -> None:
+    """Sets values that the object lacks on it, as the unit of work does with values that the server has set."""
+    lacking = [name for name in values if name not in state.dict and name not in state.committed_state]
+    for name in lacking:
+        set_committed_value(state.obj(), name, values[name])
+    if lacking:  # types such as MutableDict wrap the loaded value, to notice later changes
+        state.manager.dispatch.refresh_flush(state, context, lacking)
+
+
+@contextmanager
+def as_stored(state: State, values: Values, derived: Derived) -> Iterator[object]:
+    """Gives the object the row's values for a while; then it has its own again, with the program's changes to them."""
+    memory = state.dict
+    outdated = {
+        name: _ABSENT
+        for name, columns in derived
+        if any(memory.get(column, _ABSENT) != values[column] for column in columns & values.keys())
+    }
+    before = {name: memory.get(name, _ABSENT) for name in (*values, *outdated)}
+    try:
+        _set(memory, {**values, **outdated})
+        yield state.obj()
+    finally:
+        _set(memory, before)
+
+
+def _set(memory: dict[str, Any], values: Values) -> None:
+    for name, value in values.items():
+        if value is _ABSENT:
+            memory.pop(name, None)  # loaded, or composed, when it is read
+        else:
+            memory[name] = value
+
+
+def _find_statement(mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None) -> Select[Any]:
+    statements = _statements.setdefault(mapper, {})
+    if (names, lock) not in statements:
+        statements[names, lock] = _make_statement(mapper, names, lock)
+    return statements[names, lock]
+
+
+def _make_statement(mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None) -> Select[Any]:
+    identity = mapper.primary_key
+    arrays = [ARRAY(_uncollated(column.type)) for column in identity]
+    # The CAST is for drivers that send a list without its type.
+    lists = [cast(bindparam(f"key_{n}", type_=kind), kind) for n, kind in enumerate(arrays)]
+    columns = [f"key_{n}" for n in range(len(arrays))]
+    keys = func.unnest(*lists).table_valued(*columns, with_ordinality="number").render_derived(_KEYS)
+    matches = and_(*(column == keys.c[name] for column, name in zip(identity, columns, strict=True)))
+    read = [mapper.column_attrs[name].columns[0].label(f"value_{n}") for n, name in enumerate(names)]
+    statement = select(
+        keys.c.number, func.pg_catalog.current_setting("extra_float_digits").label("float_digits"), *read
+    ).select_from(keys.join(mapper.persist_selectable, matches))
+    if lock is not None:
+        statement = statement.with_for_update(key_share=lock == "update").order_by(*identity)
+    return statement
+
+
+def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """A type without its collation, which a CAST does not take."""
+    return kind.adapt(type(kind), collation=None) if isinstance(kind, String) and kind.collation else kind
+
+
+def _get_identity(state: State, *, is_written: bool) -> tuple[Any, ...]:
+    """The primary key: that which the flush has written, or the one before."""
+    mapper = state.mapper
+    old = state.key[1] if state.key is not None else ()
+    if not is_written:
+        return old
+    names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
+    return tuple(state.dict[name] if name in state.dict else old[number] for number, name in enumerate(names))
+
+
+def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -> Exception:
+    if get_sqlstate(error.orig) != _LACKS_PRIVILEGE:
+        return error
+    tables = ", ".join(str(getattr(table, "fullname", table)) for table in mapper.tables)
+    rights = "SELECT, UPDATE" if lock else "SELECT"
+    return StagingError(
+        f"the role may not read{' and lock' if lock else ''} the rows of {mapper.class_.__name__} that it changes, and their "
+        f'records tell of the rows: GRANT {rights} ON {tables} TO it, or declare the rule with capture="trigger"'
+    )

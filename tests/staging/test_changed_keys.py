@@ -1,0 +1,284 @@
+"""An update that changes the key of a row is a delete under the old key and an insert under the new one."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, ForeignKey, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker, synonym
+
+from fixtures.application import StagedRecords
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.errors import StagingError
+from penstock.testing import eventually
+
+Sessions = sessionmaker[Session]
+
+
+class Base(DeclarativeBase):
+    """Tables of these tests alone."""
+
+
+class Product(Base):
+    __tablename__ = "products"
+
+    sku: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(default="north")
+    number: Mapped[int] = mapped_column(default=1)
+    name: Mapped[str] = mapped_column(default="n")
+    alias = synonym("region")
+
+
+class Vehicle(Base):
+    __tablename__ = "vehicles"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    name: Mapped[str] = mapped_column(default="n")
+    __mapper_args__: dict[str, Any] = {"polymorphic_on": "kind"}  # noqa: RUF012  SQLAlchemy's way
+
+
+class Truck(Vehicle):
+    __tablename__ = "trucks"
+
+    id: Mapped[int] = mapped_column(ForeignKey("vehicles.id"), primary_key=True)
+    load: Mapped[int] = mapped_column(default=1)
+    __mapper_args__: dict[str, Any] = {"polymorphic_identity": "truck"}  # noqa: RUF012
+
+
+@pytest.fixture(autouse=True)
+def _tables(application: Engine) -> None:
+    Base.metadata.create_all(application)
+
+
+def change(sessions: Sessions, **values: Any) -> None:
+    with sessions.begin() as session:
+        session.add(Product(sku="a"))
+    with sessions.begin() as session:
+        product = session.get_one(Product, "a")
+        for name, value in values.items():
+            setattr(product, name, value)
+
+
+KEYS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
+    "the primary key": ("sku", {"sku": "b"}, "a", "b"),
+    "another column": ("region", {"region": "south"}, "north", "south"),
+    "a part of two columns": (["region", "number"], {"number": 2}, '["north", 1]', '["north", 2]'),
+    "a part of the primary key and a column": (["sku", "region"], {"sku": "b"}, '["a", "north"]', '["b", "north"]'),
+    "a synonym": ("alias", {"alias": "south"}, "north", "south"),
+    "a function": (lambda product: f"{product.region}!", {"region": "south"}, "north!", "south!"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_the_old_row_is_deleted_and_the_new_one_inserted(
+    kind: str, pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 41: in this order, each in its own shard."""
+    key, values, old, new = KEYS[kind]
+    pipeline.stages(Product, to=rides, key=key, data=["sku", "region", "number"])
+    change(sessions, **values)
+
+    first, second = {"sku": "a", "region": "north", "number": 1}, {"sku": "a", "region": "north", "number": 1}
+    second |= {("region" if name == "alias" else name): value for name, value in values.items()}
+    assert [(r.action, r.key, r.shard, r.data) for r in staged()[1:]] == [
+        ("delete", old, rides.shard_for(old), first),
+        ("insert", new, rides.shard_for(new), second),
+    ]
+
+
+def test_a_key_that_a_trigger_of_the_application_changes_is_followed(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    pipeline.stages(Product, to=rides, key="region", data=["name"])
+    with application.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION derive() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.region := NEW.name; RETURN NEW; END'"
+            )
+        )
+        connection.execute(
+            text("CREATE TRIGGER derive BEFORE UPDATE ON products FOR EACH ROW EXECUTE FUNCTION derive()")
+        )
+    change(sessions, name="m")
+
+    assert [(r.action, r.key, r.data["name"]) for r in staged()[1:]] == [("delete", "north", "n"), ("insert", "m", "m")]
+
+
+@pytest.mark.parametrize(
+    ("on", "expected"),
+    [
+        ({"update"}, [("update", "south")]),
+        ({"insert", "update"}, [("insert", "south")]),
+        ({"update", "delete"}, [("delete", "north"), ("update", "south")]),
+        ({"insert", "delete"}, []),
+    ],
+)
+def test_a_rule_for_some_actions_stages_the_parts_that_it_has(
+    on: set[Any],
+    expected: list[tuple[str, str]],
+    pipeline: Pipeline,
+    rides: Log,
+    sessions: Sessions,
+    staged: StagedRecords,
+) -> None:
+    pipeline.stages(Product, to=rides, on=on, key="region")
+    change(sessions, region="south")
+
+    records = [(record.action, record.key) for record in staged()]
+    assert records[len(records) - len(expected) :] == expected
+    assert len(records) == len(expected) + ("insert" in on)
+
+
+@pytest.mark.parametrize(("region", "expected"), [("north", ["delete"]), ("south", ["insert"])])
+def test_a_condition_is_asked_for_each_of_the_two_rows(
+    region: str, expected: list[str], pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    pipeline.stages(Product, to=rides, key="region", when=lambda product: product.region == region)
+    change(sessions, region="south")
+
+    assert [record.action for record in staged()][-1:] == expected
+    assert len(staged()) == 1 + (region == "north")
+
+
+def test_an_ick_marks_both_members_and_a_queue_gets_one_job(
+    pipeline: Pipeline, sessions: Sessions, staged: StagedRecords
+) -> None:
+    index, jobs = Ick("index"), Queue("jobs")
+    pipeline.add_channel(index)
+    pipeline.add_channel(jobs)
+    pipeline.marks_dirty(Product, to=index, key="region")
+    pipeline.stages(Product, to=jobs, tenant="region", on="update")
+    change(sessions, region="south")
+
+    assert [(r.channel, r.action, r.key) for r in staged()[1:]] == [
+        ("index", "update", "north"),
+        ("index", "update", "south"),
+        ("jobs", "update", "south"),
+    ]
+
+
+def wait_for_lock(engine: Engine) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        query = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        eventually(lambda: connection.scalar(query), "the other session waits")
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_key_that_another_transaction_is_changing_is_left_from_where_the_row_is(
+    isolation: str, pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 41: the second one waits for the row before it writes, and deletes the key that the first one has given."""
+    pipeline.stages(Product, to=rides, key="region", data=[])
+    with sessions.begin() as session:
+        session.add(Product(sku="a"))
+
+    def move_east() -> str:
+        with sessions() as session:
+            session.connection(execution_options={"isolation_level": isolation})
+            product = session.get_one(Product, "a")
+            product.region = "east"
+            try:
+                session.commit()
+            except Exception as error:  # noqa: BLE001
+                return type(getattr(error, "orig", error)).__name__
+            return "committed"
+
+    with ThreadPoolExecutor(1) as pool, sessions() as session:
+        session.get_one(Product, "a").region = "south"
+        session.flush()
+        outcome = pool.submit(move_east)
+        wait_for_lock(application)
+        session.commit()
+        ended = outcome.result(30)
+
+    moves = [(r.action, r.key) for r in staged()[1:]]
+    assert moves[:2] == [("delete", "north"), ("insert", "south")]
+    if isolation == "READ COMMITTED":
+        assert (ended, moves[2:]) == ("committed", [("delete", "south"), ("insert", "east")])
+    else:
+        assert (ended, moves[2:]) == ("SerializationFailure", [])
+
+
+def test_two_transactions_that_change_two_tables_of_one_object_take_turns(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 41: joined inheritance, of which an UPDATE locks only the table that it changes."""
+    pipeline.stages(Vehicle, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add(Truck(id=1))
+
+    def rename() -> None:
+        with sessions.begin() as session:
+            session.get_one(Vehicle, 1).name = "theirs"
+
+    with ThreadPoolExecutor(1) as pool, sessions() as session:
+        truck = session.get_one(Truck, 1)
+        truck.load = 5
+        session.flush()
+        outcome = pool.submit(rename)
+        wait_for_lock(application)
+        session.commit()
+        outcome.result(30)
+
+    records = [(r.data["name"], r.data["load"]) for r in staged()]
+    assert records == [("n", 1), ("n", 5), ("theirs", 5)]
+
+
+RIGHTS: dict[str, tuple[str, Callable[[Session], object], str]] = {
+    "insert": ("INSERT", lambda session: session.add(Product(sku="b")), "GRANT SELECT ON products"),
+    "delete": (
+        "SELECT, DELETE",
+        lambda session: session.delete(session.get_one(Product, "a")),
+        "GRANT SELECT, UPDATE ON products",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHTS)
+def test_a_role_that_may_not_read_its_own_table_is_told_the_grant(
+    kind: str, pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 32."""
+    rights, write, grant = RIGHTS[kind]
+    pipeline.stages(Product, to=rides, key="sku")
+    with sessions.begin() as session:
+        session.add(Product(sku="a"))
+    with application.begin() as connection:
+        connection.execute(text("CREATE ROLE narrow"))
+        connection.execute(text(f"GRANT {rights} ON products TO narrow"))
+    try:
+        with sessions() as session:
+            session.execute(text("SET LOCAL ROLE narrow"))
+            write(session)
+            with pytest.raises(StagingError, match=grant):
+                session.flush()
+    finally:
+        with application.begin() as connection:
+            connection.execute(text("DROP OWNED BY narrow"))
+            connection.execute(text("DROP ROLE narrow"))
+
+    assert len(staged()) == 1
+
+
+def test_a_row_that_cannot_be_read_back_is_refused(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 41: its record would be that of a row that is not there."""
+    pipeline.stages(Product, to=rides, key="sku")
+    with application.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION raise_case() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.sku := upper(NEW.sku); RETURN NEW; END'"
+            )
+        )
+        connection.execute(
+            text("CREATE TRIGGER raise_case BEFORE INSERT ON products FOR EACH ROW EXECUTE FUNCTION raise_case()")
+        )
+    with sessions() as session:
+        session.add(Product(sku="a"))
+        with pytest.raises(StagingError, match="1 of 1 rows of Product"):
+            session.flush()
+
+    assert staged() == []
