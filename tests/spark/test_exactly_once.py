@@ -15,7 +15,8 @@ from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
 from penstock.spark import lag, once
-from penstock.spark.sources.exactly_once import claim, create_table
+from penstock.spark.sources.batch_content import BatchContent
+from penstock.spark.sources.exactly_once import DueBatch, claim, create_table
 from penstock.spark.sources.staged_writer import BatchStager, Encoded, StreamStager
 from penstock.streaming import Streamer
 
@@ -58,22 +59,53 @@ def test_a_micro_batch_that_spark_repeats_takes_effect_once(
     counted = connection.execute("SELECT count(*), count(DISTINCT id) FROM public.effects")
     assert counted.fetchone() == (100, 100)
     assert [each.total for each in lag(query.lastProgress)] == [0]
-    with pytest.raises(Exception, match="its checkpoint directory is new"):
+    with pytest.raises(Exception, match="this is query"):
         run("b")
 
 
+def due(query: str, batch: int, content: str, kind: str = "once") -> DueBatch:
+    return DueBatch(kind, "fares", query, batch, BatchContent(content, '{"rides": {"0": 51}}'))
+
+
 def test_a_micro_batch_is_due_once_in_order_and_for_one_query(connection: Connection) -> None:
-    def due(query: str, batch: int) -> bool:
-        return claim(connection, "batches", "fares", query, batch, consecutive=True)
-
+    """Guarantee 44: and by its content, of which the number says nothing."""
     create_table(connection, "batches")
     create_table(connection, "batches")
 
-    assert [due("a", batch) for batch in (7, 7, 8, 7)] == [True, False, True, False]
+    written = [
+        claim(connection, "batches", due("a", batch, content)) for batch, content in [(7, "x"), (7, "x"), (8, "y")]
+    ]
+
+    assert written == [True, False, True]
+    for batch, content in [(8, "x"), (8, ""), (7, "x"), (7, "y"), (0, "")]:
+        with pytest.raises(Fenced, match=r"a new name, a new checkpointLocation, and startingOffsets .*51"):
+            claim(connection, "batches", due("a", batch, content))
     with pytest.raises(Gap, match="micro-batch 10 follows 8"):
-        due("a", 10)
-    with pytest.raises(Fenced, match="DELETE FROM"):
-        due("b", 9)
+        claim(connection, "batches", due("a", 10, "z"))
+    with pytest.raises(Fenced, match="give this one a name of its own") as raised:
+        claim(connection, "batches", due("b", 9, "z"))
+    assert "DELETE" not in str(raised.value), "the row may be another query's, which would double its effects"
+    assert claim(connection, "batches", due("b", 0, "z", kind="staged")), "the names of the two kinds are apart"
+    assert claim(connection, "batches", due("a", 9, "z"))
+
+
+def test_the_rows_of_a_micro_batch_tell_it_from_another_where_spark_does_not_show_the_query(
+    spark: SparkSession, connection: Connection, database_url: str
+) -> None:
+    """Guarantee 44."""
+    connection.execute("CREATE TABLE public.effects (id bigint)")
+
+    def write(frame: DataFrame, batch: int) -> bool:
+        with once(database_url, "x", frame, batch, query="q") as effects:
+            return effects is not None
+
+    rows = spark.range(9).selectExpr("id", "map('k', id) AS m", "array(cast(NULL AS date)) AS d", "X'00ff' AS b")
+
+    assert [write(rows, 0), write(rows.repartition(3), 0)] == [True, False]
+    for other in (rows.where("id > 0"), rows.union(rows), rows.withColumn("id", F.lit(0)), spark.range(0)):
+        with pytest.raises(Fenced, match="with other content"):
+            write(other, 0)
+    assert write(rows, 1)
 
 
 def test_outside_foreach_batch_the_query_is_to_be_given(spark: SparkSession, database_url: str) -> None:
@@ -138,22 +170,30 @@ def encode(writer: Any, query: str, **fields: Any) -> Encoded:
     return written
 
 
-def test_a_repeated_commit_stages_nothing_and_another_query_is_refused(
+def test_a_repeated_commit_stages_nothing_and_what_is_no_repetition_is_refused(
     where: dict[str, str], connection: Connection
 ) -> None:
+    """Guarantee 44."""
+
     def staged() -> Any:
         made = "SELECT data ->> 'n' FROM penstock.staged_records WHERE action = 'made'"
         return connection.execute(made).fetchall()
 
     writer = make_writer(where)
     message = encode(writer, "a")
-    for batch in (0, 0, 5, 5, 0):
-        make_writer(where).commit([message, None], batch)
+    other, empty = encode(writer, "a", key="another"), Encoded("a", [], 0)
+    for batch, content in [(4, message), (4, message), (5, message), (6, empty), (6, empty)]:
+        make_writer(where).commit([content, None], batch)
 
     assert staged() == [("12345678901234567.890",)] * 2
-    with pytest.raises(Fenced, match="Give it a name of its own"):
-        writer.commit([encode(writer, "b")], 6)
-    make_writer(where, name="another").commit([encode(writer, "b")], 6)
+    for batch, content in [(6, message), (6, other), (5, message), (5, other), (5, empty), (4, message)]:
+        with pytest.raises(Fenced, match="startingOffsets where that micro-batch ends"):
+            make_writer(where).commit([content], batch)
+    with pytest.raises(Gap, match="micro-batch 8 follows 6"):
+        writer.commit([other], 8)
+    with pytest.raises(Fenced, match="give this one a name of its own"):
+        writer.commit([encode(writer, "b")], 7)
+    make_writer(where, name="another").commit([encode(writer, "b")], 7)
     assert len(staged()) == 3
 
 

@@ -1,9 +1,11 @@
 """Effects of micro-batches that happen once: in Postgres, a row per query says which one was the last.
 
-    CREATE TABLE spark_batches (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL)
+    CREATE TABLE spark_batches (kind text, name text, query text NOT NULL, batch bigint NOT NULL,
+                                content text NOT NULL, ends text NOT NULL, PRIMARY KEY (kind, name))
 
-The row is locked, compared and updated in the transaction of the effects.  Spark repeats a micro-batch with the same number
-after any failure, so that a number that was reached before says that the effects are there.
+The row is locked, compared and updated in the transaction of the effects.  After any failure Spark repeats its last
+micro-batch, with the same number and content: its effects are there.  A checkpoint directory that was restored or copied
+gives out numbers again for other content: what follows from a number alone would be a loss.
 
 Another sink may commit its last offset of each shard with the records.  Offsets have no holes, so that offset says which
 records it has, whatever Spark knows: ``new_records`` gives the others.
@@ -12,6 +14,7 @@ records it has, whatever Spark knows: ``new_records`` gives the others.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import psycopg
 import pyarrow as pa
@@ -23,13 +26,18 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote
 from penstock.errors import Fenced, Gap, InvalidSetting
 from penstock.records import ShardName
+from penstock.spark.sources.batch_content import QUERY_ID, BatchContent, find_content, local_property
 from penstock.spark.sources.record_columns import split_shards
 
 log = logging.getLogger("penstock.spark")
 
 DEFAULT_TABLE = "spark_batches"
-QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property with the id that a query keeps in its checkpoint."""
+_COLUMNS = (
+    "kind text, name text, query text NOT NULL, batch bigint NOT NULL, content text NOT NULL, ends text NOT NULL, "
+    "PRIMARY KEY (kind, name)"
+)
+_SHOWN_ENDS = 500
+"""Characters of an error's offsets; more are in the table."""
 
 
 @contextmanager
@@ -52,30 +60,31 @@ def once(
         frame: The micro-batch.
         batch: Its number.
         table: Where the last number of each name is kept; it is created if it is not there.
-        query: Id of the query; needed in Spark Connect only, which does not show it to the function.
+        query: Id of the query; needed in Spark Connect only, which does not show it to the function.  The content of the
+            micro-batch is then a digest of its rows, which are read once more.
 
     Raises:
-        Fenced: Another query has written under this name: the checkpoint directory is new, or there are two queries.
+        Fenced: Another query has written under this name, or the checkpoint directory was restored or copied: its number was
+            given to another micro-batch.
         Gap: The micro-batch before was never written here: the database is older than the checkpoint directory.
         InvalidSetting: The id of the query is not known.
         ServerUnavailable: Postgres does not answer.
     """
     query = query or _find_query(frame)
+    due = DueBatch("once", name, query, batch, find_content(frame, batch))
     with connect_postgres(database_url, application=f"spark {name}", kind=TableConnection) as connection:
         with postgres_errors(f"writing micro-batch {batch} of {name}"):
             create_table(connection, table)
         with connection.transaction():
-            due = claim(connection, table, name, query, batch, consecutive=True)
-            yield connection if due else None
+            yield connection if claim(connection, table, due) else None
 
 
 def _find_query(frame: DataFrame) -> str:
-    try:
-        query = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-    except Exception as error:  # Spark Connect has no context
-        raise InvalidSetting("once: Spark Connect does not show the query's id; give query=…") from error
+    query = local_property(frame, QUERY_ID)
     if not query:
-        raise InvalidSetting("once: call it in the function of foreachBatch, or give query=…")
+        raise InvalidSetting(
+            "once: the id of the query is not known: call it in the function of foreachBatch, or give query=…, as in Spark Connect"
+        )
     return query
 
 
@@ -86,36 +95,60 @@ def create_table(connection: Connection, table: str) -> None:
     if known is None:
         # Another query may create it at the same time.
         with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {name} (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL)".encode()
-            )
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS})".encode())
 
 
-def claim(connection: Connection, table: str, name: str, query: str, batch: int, *, consecutive: bool) -> bool:
+@dataclass(frozen=True, slots=True)
+class DueBatch:
+    """A micro-batch whose effects are due, unless they are there."""
+
+    kind: str  # of the effects, ``once`` or ``staged``: names of the two are apart
+    name: str
+    query: str
+    batch: int
+    content: BatchContent
+
+
+def claim(connection: Connection, table: str, due: DueBatch) -> bool:
     """True if a micro-batch is due in the connection's transaction, which then says that it was the last."""
-    where = quote(*table.split("."))
+    where, place = quote(*table.split(".")), (due.kind, due.name)
     connection.execute(
-        f"INSERT INTO {where} (name, query, batch) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING".encode(),
-        (name, query, batch - 1),
+        f"INSERT INTO {where} (kind, name, query, batch, content, ends) VALUES (%s, %s, %s, %s, '', '') ON CONFLICT DO NOTHING".encode(),
+        (*place, due.query, due.batch - 1),
     )
-    [(owner, last)] = connection.execute(
-        f"SELECT query, batch FROM {where} WHERE name = %s FOR UPDATE".encode(), (name,)
+    [(query, last, content, ends)] = connection.execute(
+        f"SELECT query, batch, content, ends FROM {where} WHERE kind = %s AND name = %s FOR UPDATE".encode(), place
     ).fetchall()
-    if owner != query:
-        raise Fenced(
-            f"{name}: query {owner} has written up to micro-batch {last}, this is query {query}: its checkpoint directory is new, "
-            f"and its effects would be doubled. Give it a name of its own, or remove the effects and this row: DELETE FROM {where} "
-            f"WHERE name = '{name}'"
-        )
-    if batch <= last:
+    if query == due.query and due.batch == last and due.content.digest == content:
         return False
-    if consecutive and batch > last + 1:
+    if query != due.query or due.batch <= last:
+        raise _fenced(due, query, last, ends)
+    if due.batch > last + 1:
         raise Gap(
-            f"{name}: micro-batch {batch} follows {last}: those between were never written here. The database is older than the "
-            "checkpoint directory, or they were left out: call once for every micro-batch"
+            f"{due.name}: micro-batch {due.batch} follows {last}: those between were never written here. The database is older than "
+            "the checkpoint directory, or they were left out: call once for every micro-batch"
         )
-    connection.execute(f"UPDATE {where} SET batch = %s WHERE name = %s".encode(), (batch, name))
+    connection.execute(
+        f"UPDATE {where} SET batch = %s, content = %s, ends = %s WHERE kind = %s AND name = %s".encode(),
+        (due.batch, due.content.digest, due.content.ends, *place),
+    )
     return True
+
+
+def _fenced(due: DueBatch, query: str, last: int, ends: str) -> Fenced:
+    """The error for a query that has not written what is there; to go on under the name would lose records, or double effects."""
+    written = f"{due.name}: query {query} has written up to micro-batch {last}"
+    if query != due.query:
+        now, remedy = f"this is query {due.query}", "If they are two queries, give this one a name of its own. If"
+    elif due.batch < last:
+        now, remedy = f"now it comes with {due.batch}", "If"
+    else:
+        now, remedy = "now it comes with other content", "If"
+    after = f"startingOffsets {ends}" if 0 < len(ends) <= _SHOWN_ENDS else "startingOffsets where that micro-batch ends"
+    return Fenced(
+        f"{written}; {now}. Nothing was written. {remedy} its checkpoint directory was deleted, restored or copied, or the query "
+        f"changed, go on after what is there: a new name, a new checkpointLocation, and {after}"
+    )
 
 
 PLACE = ("channel", "shard", "offset")

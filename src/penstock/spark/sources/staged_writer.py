@@ -24,7 +24,8 @@ from penstock.database.registry import registered_channels
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, Log, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
-from penstock.spark.sources.exactly_once import DEFAULT_TABLE, QUERY_ID, claim, create_table
+from penstock.spark.sources.batch_content import QUERY_ID, combine, digest_texts
+from penstock.spark.sources.exactly_once import DEFAULT_TABLE, DueBatch, claim, create_table
 from penstock.spark.sources.source_options import GivenOptions, ServerOptions
 from penstock.spark.sources.task_process import one_line_errors, warm
 from penstock.staging.payload import headers_text, json_text, key_text, label_text
@@ -45,10 +46,11 @@ STAGED = (
 
 @dataclass
 class Encoded(WriterCommitMessage):
-    """The rows of a task, as compressed JSON arrays; and the id of the streaming query, empty in a batch."""
+    """The rows of a task, as compressed JSON arrays, and their digest; and the id of the streaming query, empty in a batch."""
 
     query: str
     rows: list[bytes]
+    digest: int
 
 
 class _Stager:
@@ -64,6 +66,7 @@ class _Stager:
         self._channel = _channel(options, schema)
         self._name = options.get("name") or self._channel or ""
         self._table = options.get("batchTable") or DEFAULT_TABLE
+        self._checkpoint = options.get("checkpointLocation")
         self._logs = self._find_logs(options.whole_number("maxBytes"))
 
     @one_line_errors()
@@ -73,7 +76,8 @@ class _Stager:
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(QUERY_ID)
         rows = [self._encode(row) for part in iterator for row in read_rows(part)]
-        return Encoded(query or "", [zlib.compress(each.encode(), 1) for each in split_rows(rows)])
+        packed = [zlib.compress(each.encode(), 1) for each in split_rows(rows)]
+        return Encoded(query or "", packed, digest_texts(rows))
 
     def _encode(self, row: Mapping[str, Any]) -> str:
         key = key_text(row["key"], "key")
@@ -93,7 +97,7 @@ class _Stager:
         return f"[{','.join(fields)}]"
 
     def _insert(self, messages: list[Any], batch: int | None) -> None:
-        encoded = [each for each in messages if isinstance(each, Encoded) and each.rows]
+        encoded = [each for each in messages if isinstance(each, Encoded) and (each.rows or batch is not None)]
         if not encoded:
             return
         statement = insert_sql(self._scope.schema, "%s").encode()
@@ -104,12 +108,14 @@ class _Stager:
             if batch is not None:
                 create_table(connection, self._table)
             with connection.transaction():
-                if batch is not None and not claim(
-                    connection, self._table, self._name, encoded[0].query, batch, consecutive=False
-                ):
+                if batch is not None and not claim(connection, self._table, self._due(encoded, batch)):
                     return
                 for rows in (rows for each in encoded for rows in each.rows):
                     _execute(connection, statement, zlib.decompress(rows).decode())
+
+    def _due(self, encoded: Sequence[Encoded], batch: int) -> DueBatch:
+        content = combine((each.digest for each in encoded), self._checkpoint, batch)
+        return DueBatch("staged", self._name, encoded[0].query, batch, content)
 
     def _find_logs(self, max_bytes: int | None) -> dict[str, Log]:
         """The registered logs that rows may be staged for."""
