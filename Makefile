@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest bench lint pages picture site lock clean
+.PHONY: help venv demo test test-spark storm lowest mutants bench lint pages picture site lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -35,6 +35,10 @@ storm: venv  ## the longest tests: kills and faults under load (one of them take
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
 	@.ci/lowest $(ARGS)
+
+mutants: venv  ## plant mistakes into the code, and see which the tests catch; by hand
+	@$(UV) pip install --quiet --no-config --python $(BIN)/python --group mutants
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 bench: venv  ## measure Penstock beside its limits and its peers
 	@$(BIN)/python -m benchmarks $(ARGS)

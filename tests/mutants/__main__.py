@@ -1,0 +1,337 @@
+"""Plants mutants into copies of the checkout, runs the tests that execute their lines, and prints the rate by area."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+
+from coverage import CoverageData
+
+from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
+from mutants.queries import lua_mutants, mutants_of_strings, sql_mutants
+
+PLACE = ROOT / ".mutants"
+EQUIVALENT = Path(__file__).parent / "equivalent.txt"
+TIMEOUT_S = 60
+BUDGET_S = 40.0
+"""Seconds of tests of a mutant, as they took when they were recorded."""
+
+AREAS = {
+    "several sources": ("consuming/several", "operating/reset/source_history"),
+    "metrics, probes": ("observing", "observer.py"),
+    "Django": ("django",),
+    "verify": ("verifying",),
+    "publisher": ("streaming/publisher", "streaming/tails", "streaming/unpublished", "channels/log", "lua/log"),
+    "reconcile": ("reconciling",),
+    "letters": (
+        "consuming/letter_retry",
+        "consuming/dead_lettering",
+        "operating/letters",
+        "consuming/queue/job_dead_letters",
+    ),
+    "queue scripts": ("lua/queue", "channels/queue", "clients/queue"),
+    "Spark": ("spark", "engines/spark"),
+    "retention, memory": ("streaming/retention", "streaming/memory_budgets"),
+    "reset, replay, reshard": ("operating/reset", "operating/replay", "operating/channels"),
+    "consuming": ("consuming",),
+    "staging": ("staging", "schema/capture", "migrations"),
+    "Ick": ("lua/ick", "channels/ick", "clients/ick"),
+    "console": ("console",),
+    "jobs, schedules": (
+        "operating/jobs",
+        "streaming/scheduler",
+        "streaming/queues",
+        "declaring/schedules",
+        "declaring/cron_times",
+    ),
+    "testing.survives": ("testing",),
+    "sequencer": ("streaming/sequencer", "streaming/tick_slices", "journal", "streaming"),
+    "clients": ("clients", "lua"),
+    "other": ("",),
+}
+"""The first that a path begins with, below ``src/penstock``."""
+
+
+@dataclass
+class Outcome:
+    mutant: Mutant
+    result: str  # caught, survived, timed out, not executed
+    tests: Sequence[str] = ()
+
+
+@dataclass
+class Recorded:
+    """Which tests execute what."""
+
+    durations: dict[str, float] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    data: CoverageData = field(default_factory=lambda: CoverageData(no_disk=True))
+
+    @classmethod
+    def read(cls) -> "Recorded":
+        recorded = cls()
+        for file in PLACE.glob("recorded.*.json"):
+            part = json.loads(file.read_text())
+            recorded.durations.update(part["durations"])
+            for name, tests in part["blocks"].items():
+                recorded.blocks[name] = sorted({*recorded.blocks.get(name, []), *tests})
+        for file in PLACE.glob("coverage.*"):
+            part_of = CoverageData(str(file))
+            part_of.read()
+            recorded.data.update(part_of)
+        if not recorded.durations:
+            sys.exit("nothing is recorded yet: make mutants ARGS=--record")
+        return recorded
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that execute a mutant, those of its folder and quick ones first, as many as fit into the budget."""
+        if mutant.block is not None:
+            tests = self.blocks.get(mutant.block) or self._tests_of_fragment(mutant)
+        else:
+            lines = self.data.contexts_by_lineno(str(ROOT / mutant.path))
+            tests = [test for test in lines.get(mutant.line, ()) if test]
+            if not tests:  # executed when it is imported, or a line of a larger statement
+                tests = [test for line in lines.values() for test in line if test]
+        return self._choose(mutant, {*tests})
+
+    def _tests_of_fragment(self, mutant: Mutant) -> list[str]:
+        name = str(mutant.block).removeprefix("lua:")
+        if not name.rpartition("/")[2].startswith("_"):
+            return []
+        including = [
+            path
+            for path in (ROOT / "lua").rglob("*.lua")
+            if name in path.read_text().partition("includes: ")[2].partition("\n")[0]
+        ]
+        names = [str(path.relative_to(ROOT / "lua")).removesuffix(".lua") for path in including]
+        return [test for each in names for test in self.blocks.get(f"lua:{each}", [])]
+
+    def _choose(self, mutant: Mutant, tests: set[str]) -> list[str]:
+        words = {part for part in Path(mutant.path).with_suffix("").parts[1:] if part != "penstock"}
+        words |= {word for part in words for word in part.split("_")}
+        near = {test: sum(word in test for word in words) for test in tests}
+        budget = BUDGET_S
+        chosen: list[str] = []
+        for test in sorted(tests, key=lambda test: (-near[test], self.durations.get(test, 1.0), test)):
+            budget -= self.durations.get(test, 1.0)
+            if budget < 0 and chosen:
+                break
+            chosen.append(test)
+        return chosen
+
+
+def find_mutants(only: str) -> list[Mutant]:
+    """All mutants below a path: of Python, SQL and Lua."""
+    sources = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "src" / "penstock").rglob("*"))]
+    scripts = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "lua").rglob("*.lua"))]
+    migrations = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "migrations" / "versions").glob("*.py"))]
+    found: list[Mutant] = []
+    for path in (*sources, *scripts, *migrations):
+        if only not in path or "/demo/" in path:
+            continue
+        if path.endswith(".sql"):
+            found += sql_mutants(path)
+        elif path.endswith(".lua"):
+            found += lua_mutants(path)
+        elif path.startswith("migrations") or path.endswith("staging/triggers.py"):
+            found += mutants_of_strings(path)
+        if path.startswith("src") and path.endswith(".py"):
+            found += python_mutants(path)
+    return found
+
+
+def area(mutant: Mutant) -> str:
+    """The row of the report to which a mutant belongs; a statement's is that of its folder."""
+    path = mutant.path.removeprefix("src/penstock/")
+    return next(name for name, beginnings in AREAS.items() if path.startswith(beginnings))
+
+
+def choose(mutants: list[Mutant], count: int, seed: str) -> Iterator[Mutant]:
+    """A sample of mutants by a seed, the same number of each area as far as there are enough; one line is taken once."""
+    by_area: dict[str, list[Mutant]] = defaultdict(list)
+    for mutant in shuffled(mutants, seed):
+        by_area[area(mutant)].append(mutant)
+    lines: set[tuple[str, int]] = set()
+    left, names = count, sorted(by_area)
+    while left and any(by_area.values()):
+        for name in names:
+            while by_area[name] and left:
+                mutant = by_area[name].pop()
+                if (mutant.path, mutant.line) in lines:
+                    continue
+                lines.add((mutant.path, mutant.line))
+                left -= 1
+                yield mutant
+                break
+
+
+class Planter:
+    """Copies of the checkout, one a process, in which mutants are planted."""
+
+    def __init__(self, recorded: Recorded, jobs: int) -> None:
+        self._recorded, self._copies = recorded, SimpleQueue[Path]()
+        self._directory = tempfile.TemporaryDirectory(prefix="penstock-mutants-")
+        for number in range(jobs):
+            copy = Path(self._directory.name) / str(number)
+            copy.mkdir()
+            for name in ("src", "lua", "migrations", "tests", "docs", "examples", "benchmarks", "deploy"):
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            for file in (*ROOT.glob("*.*"), ROOT / "Makefile", ROOT / "Dockerfile"):
+                if file.is_file():
+                    shutil.copy(file, copy)
+            (copy / ".venv").symlink_to(ROOT / ".venv")
+            self._copies.put(copy)
+
+    def __call__(self, mutant: Mutant) -> Outcome:
+        tests = self._recorded.tests_of(mutant)
+        if not tests:
+            return Outcome(mutant, "not executed")
+        copy = self._copies.get()
+        file = copy / mutant.path
+        before = file.read_text()
+        try:
+            after = mutant.make(before)
+            if after is None or after == before:
+                return Outcome(mutant, "no mutant")
+            if mutant.path.endswith(".py"):
+                try:
+                    compile(after, mutant.path, "exec")
+                except SyntaxError:
+                    return Outcome(mutant, "no mutant")
+            file.write_text(after)
+            return Outcome(mutant, self._run(copy, tests), tests)
+        finally:
+            file.write_text(before)
+            self._copies.put(copy)
+
+    @staticmethod
+    def _run(copy: Path, tests: Sequence[str]) -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{copy / 'src'}:{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:cacheprovider",
+            "--timeout",
+            str(TIMEOUT_S),
+            "-m",
+            "not storm",
+        ]
+        started = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = started.communicate(timeout=TIMEOUT_S + BUDGET_S)
+        except subprocess.TimeoutExpired:
+            return "timed out"
+        finally:
+            with_children(started.pid)
+        if started.returncode == 0:
+            return "survived"
+        if started.returncode in (4, 5):
+            return f"error: {output[-300:]}"
+        return "caught"
+
+
+def with_children(group: int) -> None:
+    """Ends what a run has left behind."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def record() -> int:
+    """Runs the suite once, to learn which tests execute what."""
+    shutil.rmtree(PLACE, ignore_errors=True)
+    environment = {**os.environ, "PENSTOCK_MUTANTS": str(PLACE), "PYTHONPATH": str(ROOT / "tests")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-q",
+        "-p",
+        "mutants.recorder",
+        "-m",
+        "not spark and not chaos and not storm",
+    ]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def report(outcomes: Sequence[Outcome], equivalent: set[str]) -> Iterator[str]:
+    """The rate by area, and what survives."""
+    counted = [
+        outcome for outcome in outcomes if outcome.result != "no mutant" and outcome.mutant.key not in equivalent
+    ]
+    caught, all_of = Counter[str](), Counter[str]()
+    for outcome in counted:
+        all_of[area(outcome.mutant)] += 1
+        caught[area(outcome.mutant)] += outcome.result in ("caught", "timed out")
+    yield "| area | caught | of | rate |"
+    yield "| --- | --- | --- | --- |"
+    for name in AREAS:
+        if all_of[name]:
+            yield f"| {name} | {caught[name]} | {all_of[name]} | {caught[name] / all_of[name]:.0%} |"
+    total = sum(all_of.values())
+    yield f"| **sum** | **{sum(caught.values())}** | **{total}** | **{sum(caught.values()) / max(total, 1):.0%}** |"
+    yield f"\nequivalent, by {EQUIVALENT.name}: {len([each for each in outcomes if each.mutant.key in equivalent])}"
+    for outcome in counted:
+        if outcome.result not in ("caught", "timed out"):
+            yield f"- {outcome.result}: {outcome.mutant.path}:{outcome.mutant.line} {outcome.mutant.key.partition(' | ')[2]}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="make mutants")
+    parser.add_argument("--seed", default=datetime.now(UTC).date().isoformat())
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--only", default="", help="every mutant of the files whose path has this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--record", action="store_true", help="learn anew which tests execute what")
+    parser.add_argument("--list", action="store_true", help="show the mutants, and plant none")
+    options = parser.parse_args()
+    if options.record:
+        return record()
+    mutants = find_mutants(options.only)
+    chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
+    print(f"{len(chosen)} of {len(mutants)} mutants, seed {options.seed}", flush=True)
+    if options.list:
+        for mutant in chosen:
+            print(mutant.key)
+        return 0
+    planter = Planter(Recorded.read(), options.jobs)
+    outcomes = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for outcome in pool.map(planter, chosen):
+            outcomes.append(outcome)
+            print(
+                f"{len(outcomes):4} {outcome.result:12} {len(outcome.tests):4} tests  {outcome.mutant.path}:{outcome.mutant.line} {outcome.mutant.operator}",
+                flush=True,
+            )
+    equivalent = (
+        {line.partition(" # ")[0].strip() for line in EQUIVALENT.read_text().splitlines()}
+        if EQUIVALENT.exists()
+        else set()
+    )
+    print("\n".join(["", *report(outcomes, equivalent)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
