@@ -37,12 +37,13 @@ command line ends with; ``page`` is the section of the documentation that explai
     ├── ServerUnavailable         Postgres or Redis cannot be reached or started  (3)
     │   ├── AppendRefused         Redis answers, and refuses to write
     │   ├── DriverUnreachable     tasks on Spark cannot connect to their driver
-    │   └── ServerReplaced        Postgres was restarted or restored under a worker
+    │   ├── ServerReplaced        Postgres was restarted or restored under a worker
+    │   └── PrivilegeMissing      the role lacks a privilege in Postgres          (2)
     ├── JavaMissing               no Java runtime for Spark                       (3)
     ├── CodecMissing              the library that a channel compresses with      (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
-    │   └── TriggerMissing        a declared trigger is missing or another one
-    ├── PrivilegeMissing          the role lacks a privilege in Postgres          (2)
+    │   ├── TriggerMissing        a declared trigger is missing or another one
+    │   └── ObjectMissing         a table, column or function is missing; a ServerUnavailable, too
     ├── LogLost                   a log is no longer the one that was read        (4)
     ├── Gap                       records are gone before a consumer passed them  (4)
     └── Refused                   stopped for safety                              (5)
@@ -280,8 +281,20 @@ class TriggerMissing(SchemaMissing):
     """A trigger that a rule declares is missing, disabled, not that of its rule, or one of two: changes would be lost or doubled."""
 
 
-class PrivilegeMissing(PenstockError):
-    """The role that Penstock connects as lacks a privilege in Postgres."""
+class ObjectMissing(SchemaMissing, ServerUnavailable):
+    """A table, a column or a function that a statement of Penstock's names is not there.
+
+    A worker that has worked waits for it: a migration may be under way.
+    """
+
+    exit_code = 2
+
+
+class PrivilegeMissing(ServerUnavailable):
+    """The role that Penstock connects as lacks a privilege in Postgres.
+
+    A command, or a worker at its start, ends with it; a worker that has worked waits until the privilege is granted again.
+    """
 
     exit_code = 2
 

@@ -228,7 +228,8 @@ class TroubleReport:
 
     Attributes:
         kind: ``halted``: a consumer applies nothing more of a shard.  ``dead-lettered``: it has new dead letters.  ``stopped``:
-            the streamer leaves a shard out.  ``epoch``: an operator has opened a new one, or a streamer after a switch-over.
+            the streamer leaves a shard out.  ``waiting``: for a minute a consumer has waited in a shard for what Postgres lacks or
+            cannot do, such as a right, a table, or a lock.  ``epoch``: an operator has opened a new one, or a streamer after a switch-over.
         text: A sentence, without anything of a record.
         fix: The command that shows more, or repairs it.
         consumer: The consumer; None of ``stopped`` and ``epoch``.

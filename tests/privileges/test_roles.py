@@ -552,15 +552,3 @@ def test_what_any_command_may_not_read_is_one_line_and_exits_with_2(
         assert done.returncode == 2, done.stderr
         assert "permission denied for schema penstock" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_a_right_that_is_revoked_while_a_worker_runs_ends_it_with_its_name(
-    flow: Pipeline, things: Log, connection: Connection, database_url_for: UrlFor, redis_url: str
-) -> None:
-    streamer = Streamer(flow, database_url_for("a_streamer"), redis_url)
-    streamer.drain()
-    connection.execute("REVOKE INSERT ON penstock.journal FROM penstock_streamer")
-    stage_rows(connection, things, 1)
-
-    with pytest.raises(PrivilegeMissing, match="sequencing: permission denied for table journal"):
-        streamer.run(lambda: False)

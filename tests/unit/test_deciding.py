@@ -106,6 +106,28 @@ def test_pauses_are_bounded_after_any_number_of_failures(
         assert 0 <= decision.after_s <= max(MAX_BACKOFF_S, named or 0)
 
 
+@given(POLICIES, st.integers(0, 10_000), st.booleans())
+def test_a_state_that_the_server_names_is_no_fault_of_a_record_whatever_others_do(
+    policy: Policy,
+    waits: int,
+    others_pass: bool,  # noqa: FBT001
+) -> None:
+    """Guarantee 48."""
+    state = RetryState(waits=waits, items=1)
+
+    assert isinstance(decide(policy, 1, state, Unavailable(others_pass, is_stated=True)), Retry)
+
+
+def test_a_record_that_loses_for_long_is_waited_for() -> None:
+    """Guarantee 48: others that write the same rows are no fault of its."""
+    decision: Decision = decide(Policy(), 1, RetryState(conflicts=MAX_CONFLICTS, items=1), Conflict())
+    for _ in range(100):
+        assert isinstance(decision, Retry)
+        decision = decide(Policy(), 1, decision.state, Conflict())
+    assert isinstance(decision, Retry)
+    assert decision.state.failures == 0
+
+
 @given(POLICIES, st.integers(0, 10_000))
 def test_a_refusal_by_the_server_is_not_the_records_fault_while_no_other_passes(policy: Policy, waits: int) -> None:
     """Guarantee 13: a lock that is held for hours dead-letters nothing."""
@@ -150,7 +172,7 @@ def follow(policy: Policy, size: int, poison: set[int], outcome: Outcome) -> tup
     st.integers(1, 64),
     st.sets(st.integers(0, 63), max_size=4),
     st.integers(1, 4),
-    st.sampled_from([Failed(), Conflict(), Unavailable(others_pass=True)]),
+    st.sampled_from([Failed(), Conflict(others_pass=True), Unavailable(others_pass=True)]),
 )
 def test_poison_is_isolated_and_all_other_items_are_applied(
     size: int, poison: set[int], attempts: int, outcome: Outcome
@@ -192,7 +214,7 @@ def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() ->
     """Guarantee 17: a conflict is not the record's fault; a smaller part has fewer of them."""
     part = state_for_part(RetryState(failures=2, conflicts=23, items=20), 1)
     lost = 0
-    while isinstance(decision := decide(Policy(), 1, part, Conflict()), Retry):
+    while isinstance(decision := decide(Policy(), 1, part, Conflict()), Retry) and not decision.state.waits:
         part, lost = decision.state, lost + 1
 
     assert lost >= MAX_CONFLICTS

@@ -8,7 +8,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -76,7 +76,7 @@ def retry_conflicts(attempt: Callable[[], Result], pause: Pause) -> Result:
             return attempt()
         except NotApplied as failed:
             decision = decide(policy, 1, state, failed.outcome)
-            if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)):
+            if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)) or decision.state.waits:
                 raise
             state = decision.state
             if pause(decision.after_s):
@@ -98,13 +98,13 @@ class Refusals:
 
     def outcome(self, key: object, state: RetryState, failed: NotApplied) -> Outcome:
         """The meaning of a failure of the items with this key."""
-        if not isinstance(failed.outcome, Unavailable):
+        if not isinstance(failed.outcome, Conflict | Unavailable):
             return failed.outcome
         if not state.waits:
             if len(self._applied_before) >= MAX_REMEMBERED:
                 self._applied_before.clear()
             self._applied_before[key] = self._applied
-        return Unavailable(others_pass=self._applied > self._applied_before.get(key, self._applied))
+        return replace(failed.outcome, others_pass=self._applied > self._applied_before.get(key, self._applied))
 
 
 class Source(ABC, Generic[Item]):
@@ -261,7 +261,7 @@ class Deliverer(Generic[Item]):
     def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
         """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
         delivery.total.retry_after_s, seconds = after_s, round(after_s, 1)
-        shard, said = delivery.shard, f"waiting after {failed.reason}"
+        shard, said = delivery.shard, failed.waits_for
         log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
         try:
             delivery.transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, said))

@@ -6,8 +6,10 @@
 A failing batch is retried, then bisected until the record at fault stands alone; alone it is retried again, then
 dead-lettered, or its shard halts.  Only what is the record's own fault counts as an attempt:
 
-    conflict       the transaction lost against another: retried soon, and counted as a failure after ``MAX_CONFLICTS``
-    unavailable    a server cannot do it now: waited out; a record that meets it alone, while others pass, is at fault
+    conflict       the transaction lost against another: retried soon, and after ``MAX_CONFLICTS`` waited out as the next
+    unavailable    a server cannot do it now: waited out.  What the server itself states (a right, a lock, a timeout, a table that
+                   is missing) is never the record's fault.  If nobody knows why, as of a connection that ends without a word, a
+                   record that meets it alone, while others pass, is at fault
     asked to wait  the handler said ``Snooze``: waited for, however long
     failed         the handler, its data, or its COMMIT: counted
     broken         no attempt can succeed, or another one could do harm: the shard halts
@@ -45,7 +47,7 @@ MAX_ASKED_PAUSE_S = 86_400.0
 FIRST_CONFLICT_PAUSE_S = 0.005
 MAX_CONFLICT_PAUSE_S = 1.0
 MAX_CONFLICTS = 20
-"""Transactions that may lose in a row, within about 14 seconds, before losing counts as failing."""
+"""Transactions that may lose in a row, within about 14 seconds, before losing is waited out as a refusal."""
 
 WAITS_BEFORE_SPLIT = 3
 """Times that a server may refuse a batch before half of it is tried: it may be too much at once."""
@@ -122,14 +124,20 @@ NO_FAILURE = RetryState()
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The transaction lost against another one; nothing of it happened."""
+    """The transaction lost against another one; nothing of it happened.  See ``Unavailable``."""
+
+    others_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A server could not do it now.  ``others_pass`` says that other items have been applied since the first failure."""
+    """A server could not do it now.  ``others_pass`` says that other items have been applied since the first failure.
+
+    ``is_stated``: the server has said which state of its own keeps it; then the items are not at fault, whatever others do.
+    """
 
     others_pass: bool = False
+    is_stated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +215,7 @@ def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> De
     """Decides what to do with ``size`` items, at least one, that were not applied."""
     match outcome:
         case Conflict():
-            return _after_conflict(policy, size, replace(state, conflicts=state.conflicts + 1, items=size))
+            return _after_conflict(policy, size, replace(state, conflicts=state.conflicts + 1, items=size), outcome)
         case Unavailable():
             return _after_refusal(policy, size, state, outcome)
         case AskedToWait(after_s):
@@ -224,9 +232,9 @@ def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> De
             assert_never(outcome)
 
 
-def _after_conflict(policy: Policy, size: int, lost: RetryState) -> Decision:
+def _after_conflict(policy: Policy, size: int, lost: RetryState, conflict: Conflict) -> Decision:
     if lost.conflicts > MAX_CONFLICTS:
-        return _after_failure(policy, size, lost, Failed())
+        return _after_refusal(policy, size, lost, Unavailable(conflict.others_pass))
     return Retry(backoff_s(lost.conflicts, FIRST_CONFLICT_PAUSE_S, MAX_CONFLICT_PAUSE_S), lost)
 
 
@@ -245,7 +253,7 @@ def _after_refusal(policy: Policy, size: int, state: RetryState, refusal: Unavai
     waited = replace(state, waits=state.waits + 1, items=size)
     if size > 1 and waited.waits >= WAITS_BEFORE_SPLIT:
         return Split(_parts(size, None), replace(waited, waits=WAITS_BEFORE_SPLIT - 1))
-    if size == 1 and waited.waits >= MAX_WAITS_ALONE and refusal.others_pass:
+    if size == 1 and waited.waits >= MAX_WAITS_ALONE and refusal.others_pass and not refusal.is_stated:
         return _after_failure(policy, size, waited, Failed(for_certain=True))
     return Retry(pause_s(waited.waits), waited)
 

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.channels.server import is_unavailable
 from penstock.consuming.delivery import AskedToWait, Broken, Cancelled, Conflict, Failed, Outcome, Unavailable
-from penstock.database.driver_errors import READ_ONLY, ErrorKind, classify, driver_error, sqlstate
+from penstock.database.driver_errors import ErrorKind, classify, driver_error, is_doubtful, sqlstate
 from penstock.declaring.outcomes import Cancel, HandlerOutcome, Snooze
 from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable
 from penstock.parsing import InvalidPayload
@@ -20,6 +20,9 @@ from penstock.records import Offset, ShardName
 MAX_REASON_CHARACTERS = 500
 MAX_FRAMES = 12
 MAX_CAUSES = 20
+WAITING_FOR_SERVER = "waiting for the server: "
+"""Begins the note of a shard that a state of the server keeps; ``new_troubles`` looks for it."""
+
 _OURS = re.compile(r"penstock[\\/](?:consuming|declaring|django|engines[\\/]spark)[\\/]")
 
 
@@ -37,6 +40,12 @@ class NotApplied(Exception):
     def kind(self) -> str:
         """The class of the error."""
         return type(driver_error(self.error)).__name__
+
+    @property
+    def waits_for(self) -> str:
+        """Text about what is waited for, for ``penstock status``; ``WAITING_FOR_SERVER`` begins that about a server."""
+        is_asked = isinstance(self.outcome, AskedToWait)
+        return f"waiting after {self.reason}" if is_asked else f"{WAITING_FOR_SERVER}{self.reason}"
 
     @property
     def reason(self) -> str:
@@ -90,16 +99,12 @@ def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
 
 def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outcome:
     match classify(error):
+        case None | ErrorKind.STATEMENT:
+            return Failed(culprit)
         case ErrorKind.CONFLICT:
             return Conflict()
-        case ErrorKind.SCHEMA:
-            # Code that was deployed before its migration.
-            return Unavailable()
-        case ErrorKind.UNAVAILABLE if sqlstate(error) != READ_ONLY:
-            # Read-only the transaction was made by the handler: the checkpoint's row could be locked before.
-            return Unavailable()
-        case _:
-            return Failed(culprit)
+        case _:  # SCHEMA: code that was deployed before its migration
+            return Unavailable(is_stated=not is_doubtful(error))
 
 
 def reason(error: BaseException, phase: str = "") -> str:

@@ -133,8 +133,9 @@ SET halted = %(reason)s, waiting = NULL, updated_at = clock_timestamp()
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
 -- :name note_waiting
+-- The time is that of the first note since the checkpoint has moved.
 UPDATE {schema}.checkpoints
-SET waiting = %(reason)s, updated_at = clock_timestamp()
+SET waiting = %(reason)s, updated_at = CASE WHEN waiting IS NULL THEN clock_timestamp() ELSE updated_at END
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s;
 
 -- :name journal_begins

@@ -11,7 +11,7 @@ server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: no
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
@@ -25,6 +25,7 @@ from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
 from penstock.database import driver_errors
+from penstock.database.connections import silent_for
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
 from penstock.declaring.outcomes import HandlerOutcome
@@ -168,7 +169,8 @@ class HandlerTransaction:
             self.observers(HandlerBegan(*self._names, size))
         began = monotonic()
         try:
-            self._caller.call(connection, items)
+            with self._handler_silence(connection):
+                self._caller.call(connection, items)
         except BaseException as raised:  # noqa: BLE001  told apart, and raised again as one of ours
             index, error = None, raised
             if isinstance(raised, Culprit):
@@ -176,6 +178,11 @@ class HandlerTransaction:
             self._note_called(size, began, error)
             self._raise_failure(index, error)
         self._note_called(size, began)
+
+    @staticmethod
+    def _handler_silence(connection: EngineConnection) -> AbstractContextManager[None]:
+        driver: Any = connection.connection.driver_connection
+        return silent_for(driver, driver.handler_silence_s)
 
     def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
         if self.observers:
@@ -190,6 +197,9 @@ class HandlerTransaction:
             raise HandlerExited(exit_text(self._consumer, error)) from error
         if self._was_idle(error):
             error = self._too_slow(error)
+        # Its checkpoint's row could be locked before.  Another server that the handler writes to may be read-only for a while.
+        elif sqlstate(error) == driver_errors.READ_ONLY and driver_error(error) is self._caller.aborts.last:
+            error = self._made_read_only(error)
         error = committed or error
         raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
 
@@ -224,9 +234,7 @@ class HandlerTransaction:
                 hidden.__cause__ = self._caller.aborts.last
                 return hidden
             case driver_errors.READ_ONLY:
-                return BrokenTransaction(
-                    f"{who}: the handler made its transaction read-only, so the checkpoint cannot be moved"
-                )
+                return self._made_read_only(error)
             case _ if self._was_idle(error):
                 return self._too_slow(error)
             case _ if isinstance(error, BrokenTransaction):
@@ -252,6 +260,13 @@ class HandlerTransaction:
         )
         slow.__context__ = error
         return slow
+
+    def _made_read_only(self, error: BaseException) -> BrokenTransaction:
+        broken = BrokenTransaction(
+            f"consumer {self._consumer.name}: the handler made its transaction read-only, so the checkpoint cannot be moved"
+        )
+        broken.__context__ = error
+        return broken
 
     def _committed_by_handler(self) -> Exception | None:
         """The error of a handler that committed before it failed; None if it did not."""

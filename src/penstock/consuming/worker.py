@@ -27,8 +27,9 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
 from penstock.database.registry import RegisteredChannel, register_consumer
+from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.errors import PenstockError, ServerUnavailable
+from penstock.errors import ObjectMissing, PenstockError, PrivilegeMissing, ServerUnavailable
 from penstock.journal.lineage import check_tails, server_start_us
 from penstock.observer import LoopBegan, RoundEnded, ServerAway
 from penstock.parallel import Backoff, Runner, pause
@@ -95,7 +96,11 @@ class Worker(Runner[Consumed], Generic[Item]):
         self.close()
         setup = self._setup
         with connect_postgres(
-            setup.database_url, application=setup.application, prepare=setup.prepare, timeouts=setup.timeouts
+            setup.database_url,
+            application=setup.application,
+            prepare=setup.prepare,
+            timeouts=setup.timeouts,
+            silence_s=WORKER_SILENCE_S,
         ) as connection:
             self._server_start_us = server_start_us(connection, self._scope)
             check_revision(connection, self._scope)
@@ -216,6 +221,7 @@ class Worker(Runner[Consumed], Generic[Item]):
     def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
         """Rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
 
+        A right, or a table, that is missing at the start ends it; one that goes missing later is waited for.
         A shard whose keys hold something that Penstock did not write is skipped, logged, and read again every few seconds; the
         others go on.
         """
@@ -228,6 +234,8 @@ class Worker(Runner[Consumed], Generic[Item]):
                         consumed = self.round()
                         self._retry_requested()
                 except (ServerUnavailable, *CONFLICTS) as error:
+                    if isinstance(error, PrivilegeMissing | ObjectMissing) and not self._has_opened:
+                        raise
                     self._close_quietly()
                     seconds = backoff.next_s()
                     self._warn_waiting(error, seconds)

@@ -39,6 +39,7 @@ from penstock.database.statements import int_array, statements
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
+    WORKER_SILENCE_S,
     Settings,
     Timeouts,
     own_settings,
@@ -268,16 +269,34 @@ class TableConnection(WorkerConnection):
         return table_settings(self.info.server_version)
 
 
-class HandlerConnection(BoundedConnection):
-    """For statements of handlers."""
+class _HandlerSilence(_BoundedSilence):
+    """A handler's statements may be silent for longer than ours around them."""
 
-    longest_silence_s = HANDLER_TIMEOUT_S
+    longest_silence_s = WORKER_SILENCE_S
+    handler_silence_s = HANDLER_TIMEOUT_S
+
+    def limit_silence(self, timeouts: Timeouts | None) -> None:
+        """Takes the limits of a caller that cannot wait as long as a worker."""
+        if timeouts is not None:
+            self.longest_silence_s = self.handler_silence_s = timeouts.handler_s
 
 
-class AsyncHandlerConnection(_BoundedSilence, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """For statements of handlers that are ``async def``."""
+@contextmanager
+def silent_for(connection: Any, seconds: float) -> Iterator[None]:
+    """Lets a connection be silent for so long, and no longer, while the block runs."""
+    before, connection.longest_silence_s = connection.longest_silence_s, seconds
+    try:
+        yield
+    finally:
+        connection.longest_silence_s = before
 
-    longest_silence_s = HANDLER_TIMEOUT_S
+
+class HandlerConnection(_HandlerSilence, BoundedConnection):
+    """For transactions that call a handler."""
+
+
+class AsyncHandlerConnection(_HandlerSilence, psycopg.AsyncConnection[tuple[Any, ...]]):
+    """For transactions that call a handler that is ``async def``."""
 
     async def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
         """Every exchange with the server goes through here."""
@@ -314,8 +333,12 @@ def connect_postgres(
     prepare: bool = True,
     kind: type[WorkerConnection] = WorkerConnection,
     timeouts: Timeouts | None = None,
+    silence_s: float = REPLY_TIMEOUT_S,
 ) -> WorkerConnection:
-    """A connection in autocommit mode: transactions are opened where they are meant."""
+    """A connection in autocommit mode: transactions are opened where they are meant.
+
+    It breaks if Postgres is silent for ``silence_s``, or as long as ``timeouts`` say.
+    """
     with connection_errors():
         connection = kind.connect(
             plain_url(url),
@@ -324,6 +347,7 @@ def connect_postgres(
             client_encoding="UTF8",  # whatever the role's is
             **_keepalive(timeouts),
         )
+        connection.longest_silence_s = min(connection.longest_silence_s, silence_s)
         try:
             connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
         except BaseException:
@@ -382,8 +406,7 @@ def make_engine(
         connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
         _write_arrays_at_once(connection.adapters)
         connection.rollback()
-        if timeouts is not None:
-            connection.longest_silence_s = timeouts.handler_s
+        connection.limit_silence(timeouts)
         return connection
 
     options = _engine_options(application, timeouts)
@@ -404,8 +427,7 @@ def make_async_engine(
         connection.prepare_threshold = _prepare_after(prepare, direct)
         _write_arrays_at_once(connection.adapters)
         await connection.rollback()
-        if timeouts is not None:
-            connection.longest_silence_s = timeouts.handler_s
+        connection.limit_silence(timeouts)
         return connection
 
     options = _engine_options(application, timeouts)

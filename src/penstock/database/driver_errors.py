@@ -5,12 +5,16 @@ connection and a value that is too long for an index under the same ``Operationa
 
     CONFLICT       the transaction lost against another one; nothing of it happened; run it again
     UNAVAILABLE    the server or the connection cannot do it now, and will: cut, restarting, full, locked, read-only
-    SCHEMA         a table, column or function is not there
+    PRIVILEGE      the role lacks a right
+    SCHEMA         a table, column, type, function or index is not there, or not as the statement expects it
     STATEMENT      everything else: the statement or its values are at fault, and will be again
+
+All but the last are states of the server: they end without a change of the statement or of its values.  Codes that a value can
+cause are STATEMENT, even if a schema can cause them too: what a missing value or a wrong type of one does must not be waited for.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 
@@ -21,9 +25,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from penstock.errors import (
     HiddenRows,
     InvalidSetting,
+    ObjectMissing,
     PenstockError,
     PrivilegeMissing,
-    SchemaMissing,
     ServerUnavailable,
 )
 
@@ -52,29 +56,61 @@ IN_FAILED_TRANSACTION = "25P02"
 LACKS_PRIVILEGE = "42501"
 IDLE_IN_TRANSACTION = "25P03"
 
-_SCHEMA = {"42P01", "42703", "42883", "3F000"}
-_UNAVAILABLE_CLASSES = {
-    "08",  # the connection
-    "53",  # out of disk, memory or connections
-    "57",  # an administrator, a restart, statement_timeout
-    "58",  # the server's operating system
-}
-_UNAVAILABLE = {
-    READ_ONLY,
-    IDLE_IN_TRANSACTION,  # idle_in_transaction_session_timeout
-    "25P04",  # transaction_timeout
-    "55006",  # the object is in use
-    "55P03",  # lock_timeout, NOWAIT
-}
-
 
 class ErrorKind(Enum):
     """The reaction to an error of Postgres."""
 
     CONFLICT = auto()
     UNAVAILABLE = auto()
+    PRIVILEGE = auto()
     SCHEMA = auto()
     STATEMENT = auto()
+
+
+_CLASSES: Mapping[str, ErrorKind] = {
+    "08": ErrorKind.UNAVAILABLE,  # the connection; a pooler's own errors
+    "28": ErrorKind.UNAVAILABLE,  # a login that is refused: a password is being replaced
+    "3D": ErrorKind.UNAVAILABLE,  # a database that is being created, or restored
+    "40": ErrorKind.CONFLICT,
+    "53": ErrorKind.UNAVAILABLE,  # out of disk, memory or connections
+    "57": ErrorKind.UNAVAILABLE,  # an administrator, a restart, statement_timeout
+    "58": ErrorKind.UNAVAILABLE,  # the server's operating system
+    "72": ErrorKind.UNAVAILABLE,  # a snapshot that is too old
+    "F0": ErrorKind.UNAVAILABLE,  # the server's configuration file
+}
+"""By the first two characters of a code; the others are STATEMENT."""
+
+_CODES: Mapping[str, ErrorKind] = {
+    "0L000": ErrorKind.PRIVILEGE,  # of who grants
+    "0LP01": ErrorKind.PRIVILEGE,
+    "0P000": ErrorKind.PRIVILEGE,  # the role of SET ROLE is not there
+    LACKS_PRIVILEGE: ErrorKind.PRIVILEGE,
+    READ_ONLY: ErrorKind.UNAVAILABLE,
+    IDLE_IN_TRANSACTION: ErrorKind.UNAVAILABLE,  # idle_in_transaction_session_timeout
+    "25P04": ErrorKind.UNAVAILABLE,  # transaction_timeout
+    "26000": ErrorKind.UNAVAILABLE,  # a prepared statement that a pooler's other session has
+    "42P05": ErrorKind.UNAVAILABLE,
+    "55006": ErrorKind.UNAVAILABLE,  # the object is in use
+    "55P03": ErrorKind.UNAVAILABLE,  # lock_timeout, NOWAIT
+    "XX001": ErrorKind.UNAVAILABLE,  # a damaged page, until it is repaired
+    "XX002": ErrorKind.UNAVAILABLE,  # a damaged index
+    "HV001": ErrorKind.UNAVAILABLE,  # a foreign server: out of memory
+    "HV00N": ErrorKind.UNAVAILABLE,  # a foreign server that does not answer
+    "2200H": ErrorKind.SCHEMA,  # a sequence is at its end
+    "3F000": ErrorKind.SCHEMA,
+    "42703": ErrorKind.SCHEMA,  # a column
+    "42704": ErrorKind.SCHEMA,  # a type, a collation, a publication …
+    "42883": ErrorKind.SCHEMA,  # a function or an operator
+    "428C9": ErrorKind.SCHEMA,  # a column that has become generated
+    "42P01": ErrorKind.SCHEMA,  # a table
+    "42P10": ErrorKind.SCHEMA,  # the unique index of an ON CONFLICT
+    "55000": ErrorKind.SCHEMA,  # a view that was not refreshed yet, a table without replica identity …
+    "HV005": ErrorKind.SCHEMA,  # a foreign table's column
+    "HV00P": ErrorKind.SCHEMA,
+    "HV00Q": ErrorKind.SCHEMA,
+    "HV00R": ErrorKind.SCHEMA,
+}
+"""By the whole code."""
 
 
 def driver_error(error: BaseException) -> BaseException:
@@ -88,8 +124,15 @@ def driver_error(error: BaseException) -> BaseException:
 
 def sqlstate(error: BaseException) -> str | None:
     """The server's code for an error; None if the error did not come from the server."""
-    found = getattr(driver_error(error), "sqlstate", None)
-    return found if isinstance(found, str) else None
+    cause = driver_error(error)
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return code if isinstance(code, str) else None
+
+
+def raised_in(error: BaseException) -> str | None:
+    """The function of the server's source that raised an error; unlike the text, it is not translated."""
+    cause = driver_error(error)
+    return cause.diag.source_function if isinstance(cause, psycopg.Error) else None
 
 
 def classify(error: BaseException) -> ErrorKind | None:
@@ -99,13 +142,23 @@ def classify(error: BaseException) -> ErrorKind | None:
     cause, code = driver_error(error), sqlstate(error)
     if code is None:
         return _without_code(error, cause)
-    if code.startswith("40"):
-        return ErrorKind.CONFLICT
-    # A migration changed a table under a prepared statement: a new connection has a new plan.
-    is_stale_plan = code == "0A000" and "cached plan" in str(cause)
-    if code in _UNAVAILABLE or code[:2] in _UNAVAILABLE_CLASSES or is_stale_plan:
-        return ErrorKind.UNAVAILABLE
-    return ErrorKind.SCHEMA if code in _SCHEMA else ErrorKind.STATEMENT
+    match raised_in(error):
+        # A migration changed a table under a prepared statement: a new connection has a new plan.
+        case "RevalidateCachedQuery":
+            return ErrorKind.UNAVAILABLE
+        # A row that a policy of row-level security does not take has the code of a missing right.
+        case "ExecWithCheckOptions":
+            return ErrorKind.STATEMENT
+        case _:
+            return _CODES.get(code) or _CLASSES.get(code[:2], ErrorKind.STATEMENT)
+
+
+def is_doubtful(error: BaseException) -> bool:
+    """True if a state of the server may be the doing of the statement's values after all.
+
+    A server that dies of a statement ends the connection without a word; an operator is missing for a value of another type.
+    """
+    return sqlstate(error) is None or raised_in(error) == "op_error"
 
 
 def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | None:
@@ -128,19 +181,19 @@ def postgres_errors(what: str) -> Iterator[None]:
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
         # Row-level security applies to a statement that runs with ``row_security = off``; the text is translated.
-        if isinstance(cause, psycopg.Error) and cause.diag.source_function == "check_enable_rls":
+        if raised_in(error) == "check_enable_rls":
             raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
-        if sqlstate(error) == LACKS_PRIVILEGE:
-            raise PrivilegeMissing(
-                f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
-            ) from error
         match classify(error):
+            case ErrorKind.PRIVILEGE:
+                raise PrivilegeMissing(
+                    f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
+                ) from error
             case ErrorKind.UNAVAILABLE if str(cause).startswith(_CONNECTING):
                 raise _not_connected(what, cause) from error
             case ErrorKind.UNAVAILABLE:
                 raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
             case ErrorKind.SCHEMA:
-                raise SchemaMissing(
+                raise ObjectMissing(
                     f"{what}: {first_line(cause)}. Create or upgrade Penstock's tables: penstock init"
                 ) from error
             case ErrorKind.CONFLICT:

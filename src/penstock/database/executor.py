@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -15,6 +15,7 @@ from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 from typing_extensions import override
 
+from penstock.database.connections import silent_for
 from penstock.database.statements import quote_literal
 from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
 
@@ -129,6 +130,10 @@ class _Guarded(ABC):
     def __init__(self, connection: Any, info: dict[str, Any], before: bytes, after: bytes, opening: bytes) -> None:
         self._connection, self._info = connection, info
         self._before, self._after, self._opening = before, after, opening
+        self._silence_s = connection.longest_silence_s  # made before the handler is called, which may wait for longer
+
+    def _limited(self) -> AbstractContextManager[None]:
+        return silent_for(self._connection, self._silence_s)
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return self._run([(self._before, None), (query, params), (self._after, None)])
@@ -198,7 +203,7 @@ def _first_row(results: Sequence[PGresult]) -> Row:
 class _Direct(_Guarded):
     @override
     def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
-        with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+        with self._limited(), self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
             _send_at_once(pipeline)
             cursors: list[StatementResult] = [self._cursor().execute(*each) for each in statements]
             if commits:
@@ -207,7 +212,7 @@ class _Direct(_Guarded):
 
     @override
     def _exchange(self, message: bytes) -> Row:
-        with self._connection.lock:
+        with self._connection.lock, self._limited():
             return _first_row(self._connection.wait(self._replies(message)))
 
 
@@ -219,11 +224,12 @@ class _Awaited(_Guarded):
         return await_only(self._execute(statements, commits=commits))
 
     async def _execute(self, statements: Sequence[_Statement], *, commits: bool) -> StatementResult:
-        async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _send_at_once(pipeline)
-            cursors = [await self._cursor().execute(*each) for each in statements]
-            if commits:
-                await self._connection.commit()
+        with self._limited():
+            async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
+                _send_at_once(pipeline)
+                cursors = [await self._cursor().execute(*each) for each in statements]
+                if commits:
+                    await self._connection.commit()
         cursor = cursors[len(cursors) // 2]
         return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
 
@@ -233,7 +239,8 @@ class _Awaited(_Guarded):
 
     async def _exchange_async(self, message: bytes) -> Row:
         async with self._connection.lock:
-            return _first_row(await self._connection.wait(self._replies(message)))
+            with self._limited():
+                return _first_row(await self._connection.wait(self._replies(message)))
 
 
 class _Fetched:

@@ -44,8 +44,12 @@ REPLY_TIMEOUT_S = 300.0
 """Longest duration of a statement of ours, in seconds.  The client gives up after the same time of silence: keepalives do
 not notice a pooler that has hung."""
 
+WORKER_SILENCE_S = 60.0
+"""Longest silence of Postgres, in seconds, after a statement of a worker's own: none of them takes as long, but a streamer's
+first tick."""
+
 HANDLER_TIMEOUT_S = 1800.0
-"""The same for statements of handlers, which may be long or wait for locks."""
+"""Longest duration, and silence, of a statement of a handler, in seconds: it may be long, or wait for a lock."""
 
 _SEARCH_PATH = "pg_catalog, pg_temp"
 _GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off", "jit": "off"}

@@ -60,7 +60,7 @@ class SharedConnection(HandlerConnection):
         parameters = wrapper.get_connection_params()
         self.prepare_threshold = None  # the worker's has statements of the same names
         self.cursor_factory = parameters["cursor_factory"]
-        self.longest_silence_s = worker.longest_silence_s
+        self.longest_silence_s = worker.handler_silence_s
         self._own_adapters = AdaptersMap(parameters["context"].adapters)
         self._begin, self._is_begun = begin, False
         self._timezone, self._found_timezone = wrapper.timezone_name, self.info.parameter_status("TimeZone")

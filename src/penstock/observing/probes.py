@@ -1,7 +1,7 @@
 """Probes: whether a process lives, and whether it is ready, by the events of its loops.  No server is asked.
 
 alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler or waits for a server's reply
-ready    each loop has connected, and its last round reached both servers
+ready    each loop has connected, and its last round reached both servers, and does not wait for a reply for long
 
 A shard that is halted or stopped makes neither false: another process would stop at the same record.
 """
@@ -21,6 +21,9 @@ from penstock.observing.listener import Answer
 SILENT_S = 60.0
 """Seconds without an event after which a loop counts as hanging.  One that waits for a reply does not: the first tick after a
 long outage is a statement of minutes, which ends at limits of its own."""
+
+REPLY_S = 10.0
+"""Seconds without an event after which a loop that waits for a reply is not ready.  Rounds without work last half a second."""
 
 READY_EVERY_S = 0.2
 
@@ -79,10 +82,16 @@ class Probes:
 
     def unready(self) -> list[str]:
         """A line for each loop that waits."""
-        loops = list(self._loops.values())
-        return [f"{loop.worker}: {loop.waits_for}" for loop in loops if loop.waits_for] or (
-            [] if loops else ["starting"]
-        )
+        if not self._loops:
+            return ["starting"]
+        now, lines = monotonic(), []
+        for thread, loop in list(self._loops.items()):
+            silent_s = now - loop.heard_at
+            if loop.waits_for:
+                lines.append(f"{loop.worker}: {loop.waits_for}")
+            elif silent_s > REPLY_S and not loop.is_handling and _waits_for_reply(thread):
+                lines.append(f"{loop.worker}: has waited for a server's reply for {silent_s:.0f} s")
+        return lines
 
 
 def _waits_for_reply(thread: threading.Thread) -> bool:

@@ -26,7 +26,7 @@ from penstock.database.statements import statements
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.schedules import LATE_S, ScheduleSpec
-from penstock.errors import PenstockError, ServerUnavailable
+from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.schema.roles import check_privileges
 from penstock.staging.driver_connections import insert_directly
@@ -97,9 +97,9 @@ class Scheduler:
             try:
                 staged += self._run(connection, row)
                 self._failed.pop(row.name, None)
-            except ServerUnavailable:
-                raise
             except (PenstockError, psycopg.Error) as error:
+                if _is_away(error):
+                    raise
                 reason = str(error) if isinstance(error, PenstockError) else describe(error)
                 if self._failed.get(row.name) != reason:  # once, and not every second
                     self._failed[row.name] = reason
@@ -191,6 +191,11 @@ def make_declaration(spec: ScheduleSpec) -> tuple[str, str, str, str]:
     return spec.queue.name, spec.text, spec.timezone, sha256(text.encode()).hexdigest()[:16]
 
 
+def _is_away(error: Exception) -> bool:
+    """True if Postgres cannot do anything now; a right of a producer's that is missing stops nothing else."""
+    return isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
+
+
 class JobGroups:
     """The groups of one schema's jobs."""
 
@@ -212,9 +217,9 @@ class JobGroups:
             while names and monotonic() < end:
                 ended += self._end(connection, names[:MAX_ENDED])
                 del names[:MAX_ENDED]
-        except ServerUnavailable:
-            raise
         except PenstockError as error:
+            if _is_away(error):
+                raise
             self._log(error)
         return ended
 

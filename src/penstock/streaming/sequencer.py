@@ -15,6 +15,7 @@ If a tick fails because it is too large, it is divided: see ``tick_slices``.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -25,7 +26,7 @@ import psycopg
 
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch
-from penstock.database.connections import Connection, fetch, transaction_settings
+from penstock.database.connections import BoundedConnection, Connection, fetch, silent_for, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import set_local_in_one
@@ -38,6 +39,9 @@ from penstock.streaming.unpublished import BATCH_BYTES
 JOURNAL_CHUNK = 200
 """Most records per journal row.  Retention removes, and readers read, whole rows.  With the longest channel name a row of
 this size stays below 2 kB, from where Postgres compresses it, which takes more time than the rest of a large tick."""
+
+FIRST_TICK = 5
+"""Silences of Postgres that the first tick may last."""
 
 MAX_INLINE_RECORDS = 100
 """A tick of at most this many records returns them, so the publisher need not read them again."""
@@ -88,7 +92,7 @@ class Sequencer:
         self._sequencing = self._bind("sequence_committed", _LIMITS)
         self._without_payloads = self._bind("sequence_committed", _NO_PAYLOADS)
         self._prepare, self._prepared = prepare, dict[bytes, bytes]()
-        self._expects_records = False
+        self._expects_records = self._has_ticked = False
 
     def tick(self, *, expects_records: bool = False) -> Tick:
         """Sequences every record that has been committed since the last tick.
@@ -104,13 +108,22 @@ class Sequencer:
         if has_new:
             crashpoint("sequencer.before_tick")
             try:
-                ticked = self._sequence()
+                with self._patient():
+                    ticked = self._sequence()
+                self._has_ticked = True
             except _LOST_THE_RACE:
                 ticked, _ = self.newest_tick()
             crashpoint("sequencer.after_tick")
         assert ticked is not None
         self._expects_records = ticked.sequenced > 0
         return ticked
+
+    def _patient(self) -> AbstractContextManager[None]:
+        """A block in which Postgres may be silent for longer: the first tick may be of all that an outage has left."""
+        connection = self._connection
+        if self._has_ticked or not isinstance(connection, BoundedConnection):
+            return nullcontext()
+        return silent_for(connection, FIRST_TICK * connection.longest_silence_s)
 
     def newest_tick(self) -> tuple[Tick, bool]:
         """The newest tick, and whether records were committed since."""

@@ -1039,7 +1039,7 @@ groups AS (
 SELECT (SELECT count(*) FROM notes), (SELECT count(*) FROM results), (SELECT count(*) FROM groups);
 
 -- :name new_troubles
--- Halts, new dead letters, stopped shards and the epoch, without those that were reported.  Dead letters are counted by the
+-- Halts, new dead letters, stopped shards, those that wait for a server, and the epoch, without those that were reported.  Dead letters are counted by the
 -- checkpoints, in the transaction that writes them: their times are not in the order of their commits.
 WITH found AS (
     SELECT 'halted' AS kind, consumer, channel, shard, 1::bigint AS total, md5(halted) AS detail
@@ -1053,6 +1053,10 @@ WITH found AS (
     UNION ALL
     SELECT 'stopped', NULL, channel, shard, 1, md5(reason)
     FROM {schema}.stopped_shards
+    UNION ALL
+    SELECT 'waiting', consumer, channel, shard, 1, ''
+    FROM {schema}.checkpoints
+    WHERE waiting LIKE 'waiting for the server: %%' AND updated_at < clock_timestamp() - %(waiting_s)s * interval '1 second'
     UNION ALL
     SELECT 'epoch', NULL, NULL, NULL, max(epoch), max(epoch)::text
     FROM {schema}.epochs
@@ -1088,6 +1092,11 @@ WHERE t.kind = 'halted'
    OR t.kind = 'stopped'
       AND NOT EXISTS (
               SELECT FROM {schema}.stopped_shards s WHERE concat_ws(' ', s.channel, s.shard) = t.subject
+          )
+   OR t.kind = 'waiting'
+      AND NOT EXISTS (
+              SELECT FROM {schema}.checkpoints c
+              WHERE c.waiting IS NOT NULL AND concat_ws(' ', c.consumer, c.channel, c.shard) = t.subject
           )
    OR t.kind = 'dead-lettered'
       AND NOT EXISTS (

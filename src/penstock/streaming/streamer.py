@@ -17,8 +17,15 @@ from penstock.channels.server import check_eviction, connect_redis, find_server,
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
-from penstock.database.transactions import Timeouts
-from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
+from penstock.database.transactions import WORKER_SILENCE_S, Timeouts
+from penstock.errors import (
+    ChannelRetired,
+    ConsumerRenamed,
+    ObjectMissing,
+    PrivilegeMissing,
+    ReadOnlyPostgres,
+    ServerUnavailable,
+)
 from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
 from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed, crashpoint, is_repeated
 from penstock.parallel import Backoff, Runner, pause
@@ -116,7 +123,11 @@ class Streamer(Runner[RoundResult]):
         self.close()
         scope = self._pipeline.scope
         connection = connect_postgres(
-            self._database_url, application="streamer", prepare=self._prepare, timeouts=self._timeouts
+            self._database_url,
+            application="streamer",
+            prepare=self._prepare,
+            timeouts=self._timeouts,
+            silence_s=WORKER_SILENCE_S,
         )
         self._connection = connection  # first: to be closed if Redis does not answer
         self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
@@ -274,7 +285,7 @@ class Streamer(Runner[RoundResult]):
         """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
 
         A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.  A Postgres
-        that is read-only ends it, at the start, or after ``READ_ONLY_S``.
+        that is read-only ends it, at the start, or after ``READ_ONLY_S``; a right or a table that is missing, at the start.
         """
         pause_s, backoff = 0.0, Backoff()
         self._observers(LoopBegan(NAME))
@@ -286,7 +297,7 @@ class Streamer(Runner[RoundResult]):
                         done = self.round(expects_records=is_nudged)
                 except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
                     self.close()
-                    if isinstance(error, ReadOnlyPostgres) and not self._may_pass():
+                    if not self._may_pass(error):
                         raise
                     pause_s, seconds = 0.0, backoff.next_s()
                     log.warning("waiting", reason=describe(error), retry_s=seconds)
@@ -300,9 +311,11 @@ class Streamer(Runner[RoundResult]):
         finally:
             self.close()
 
-    def _may_pass(self) -> bool:
-        """True if the primary may have become read-only for the time of a switch-over."""
-        return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
+    def _may_pass(self, error: Exception) -> bool:
+        """True unless an error is one of how this streamer was set up."""
+        if isinstance(error, ReadOnlyPostgres):  # for the time of a switch-over
+            return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
+        return self._has_started or not isinstance(error, PrivilegeMissing | ObjectMissing)
 
     def _wait(self, pause_s: float) -> bool:
         """Pauses; returns whether it was nudged.  Only the streamer that sequences listens."""

@@ -27,6 +27,9 @@ log = structlog.get_logger("penstock.streamer")
 LOOK_EVERY_S = 5.0
 """Interval, in seconds, at which troubles are looked for."""
 
+WAITING_S = 60
+"""Seconds for which a shard may wait for a server before it is a trouble."""
+
 HANG_S = 10.0
 """Seconds after which a function that has not returned is logged; nothing is reported until it has."""
 
@@ -106,7 +109,7 @@ class TroubleWatch:
             if not (is_ours and self._handlers):
                 return 0
             connection.execute(self._sql["forget_troubles"])
-            rows = connection.execute(self._sql["new_troubles"]).fetchall()
+            rows = connection.execute(self._sql["new_troubles"], {"waiting_s": WAITING_S}).fetchall()
             for kind, subject, detail, *named, is_first in rows:
                 try:
                     self._report(make_report(kind, *named, is_first=is_first))
@@ -141,6 +144,8 @@ def make_report(
             fix = f"penstock dead-letters list {consumer}"
         case "stopped":
             text, fix = f"the streamer leaves {channel}/{shard} out", "penstock status"
+        case "waiting":
+            text, fix = f"{consumer} has waited for a server in {channel}/{shard} for a minute", "penstock status"
         case "epoch" if not is_first:
             text, fix = f"epoch {count} has begun", "penstock doctor"
         case _:

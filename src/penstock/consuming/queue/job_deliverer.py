@@ -76,6 +76,8 @@ class RetryStates:
         self._of: dict[str, RetryState] = {}
         self.refusals, self.log = Refusals(), FailureLog(consumer)
         self.cancelled: frozenset[str] = frozenset()
+        # shards whose last attempt met a server that could not do it, and what it was
+        self.waiting: dict[ShardName, NotApplied] = {}
 
     def take(self, lease: Lease) -> RetryState:
         """The state of a job; attempts are counted by the queue."""
@@ -171,6 +173,7 @@ class JobDeliverer:
         match done:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(lease.message.id, 1)
+                self._states.waiting.pop(_shard(job), None)
                 return _ended(lease, Counts(applied=1), "done")
             case Ending.REPEATED:
                 return _ended(lease, Counts(skipped=1), "done")
@@ -217,6 +220,8 @@ class JobDeliverer:
     def _put_back(self, lease: Lease, state: RetryState, failed: NotApplied, after_s: float) -> Ended:
         """Puts a job back until a server or a service may be there again; the attempt does not count."""
         self._states.remember(lease, state)
+        if not isinstance(failed.outcome, AskedToWait):
+            self._states.waiting[ShardName(self._worker.channel.name, Shard(lease.message.shard))] = failed
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
         return _back(lease, after_s)
 

@@ -138,6 +138,7 @@ class QueueWorker(Worker[Job[Any]]):
         self._jobs = InFlight(channel.name)
         self._halted: set[Shard] = set()
         self._hung = HungSlots(consumer)
+        self._noted: dict[ShardName, str] = {}
         self._check_at = self._dead_at = self._resume_at = 0.0
         self._backoff = Backoff()
         self._reader: QueueReader | None = None
@@ -345,6 +346,7 @@ class QueueWorker(Worker[Job[Any]]):
         assert self._transaction is not None
         try:
             self._write_counts()
+            self._note_waiting_jobs()
             self._note_halted(set(self._transaction.read(self._checkpoints.all)))
             self._states.cancelled = self._read_cancelled(self._transaction)
             self._note_usable()
@@ -381,6 +383,20 @@ class QueueWorker(Worker[Job[Any]]):
                         del counts[shard, "applied"], counts[shard, "skipped"]
         finally:
             self._jobs.count_again(counts)
+
+    def _note_waiting_jobs(self) -> None:
+        """Notes the shards whose jobs are put back because a server cannot do them."""
+        waiting = {
+            shard: failed for shard, failed in self._states.waiting.copy().items() if shard not in self._unusable
+        }
+        for shard, failed in waiting.items():
+            if self._noted.get(shard) != failed.waits_for:
+                reason = failed.kind
+                log.warning("waiting", consumer=self.consumer.name, shard=str(shard), reason=reason, retry_s=CHECK_S)
+                self._note_waiting(shard, failed.waits_for)
+        for shard in self._noted.keys() - waiting.keys():
+            self._note_waiting(shard, None)
+        self._noted = {shard: failed.waits_for for shard, failed in waiting.items()}
 
     def _dead_letter_expired(self, transaction: HandlerTransaction) -> None:
         """Makes messages that died in Redis, at their deadline, dead letters in Postgres."""

@@ -18,6 +18,7 @@ from penstock.database.connections import Connection, WorkerConnection, connect_
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
+from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.journal.lineage import check_tails
@@ -82,7 +83,9 @@ class SourceLink:
         self.close()
         try:
             application, prepare = self._setup.application, self._setup.prepare
-            self._connection = connect_postgres(self._url, application=application, prepare=prepare)
+            self._connection = connect_postgres(
+                self._url, application=application, prepare=prepare, silence_s=WORKER_SILENCE_S
+            )
             with self._connected() as connection:
                 check_revision(connection, self._scope)
                 check_privileges(connection, self._scope, "consumer")

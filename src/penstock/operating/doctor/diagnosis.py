@@ -54,7 +54,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
         shards = known_shards(context.connection, context.scope, declared)
-    except (SchemaMissing, ServerUnavailable, PrivilegeMissing):
+    except (SchemaMissing, ServerUnavailable):
         # Reported above.  Redis can still be checked.
         return results + _check_redis(context)
     return results + _check_contents(replace(context, shards=tuple(shards)))
@@ -96,7 +96,7 @@ def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
     except PenstockError as error:
         if grant := acl_grant(str(error), context.scope.namespace, get_user(context.client)):
             return [warning(str(error), grant, name)]
-        away = isinstance(error, ServerUnavailable)
+        away = error.exit_code == ServerUnavailable.exit_code
         return [CheckResult(name, "error", str(error), f"see docs: {error.page}", unreachable=away)]
     except (psycopg.Error, redis.RedisError) as error:
         return [_report_failure(name, error)]
