@@ -15,6 +15,8 @@ from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, PenstockError, ServerUnavailable
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -56,7 +58,7 @@ def own_streamer(flow: Pipeline, database_url: str, own_redis: EmbeddedRedis) ->
 
 @pytest.mark.parametrize("said", REFUSALS)
 def test_a_refusal_is_reported_and_the_records_wait(
-    said: str, own_redis: EmbeddedRedis, things: Log, connection: Connection, own_streamer: Streamer
+    said: str, own_redis: EmbeddedRedis, flow: Pipeline, things: Log, connection: Connection, own_streamer: Streamer
 ) -> None:
     """Guarantee 13: OOM, NOREPLICAS, MISCONF."""
     streamer = own_streamer
@@ -69,10 +71,14 @@ def test_a_refusal_is_reported_and_the_records_wait(
             with pytest.raises(AppendRefused, match=said):
                 streamer.drain()
         assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
+        found = status(connection, client, flow)
+        errors = [each.check for each in diagnose(connection, client, flow) if each.grade == "error"]
         for name, value in (("maxmemory", "0"), ("min-replicas-to-write", "0"), ("stop-writes-on-bgsave-error", "no")):
             client.config_set(name, value)
 
     assert streamer.drain() == 20
+    assert (found.sound, "memory" in errors) == (False, True), "penstock status ends with 3, penstock doctor with 1"
+    assert str(found.redis).startswith("Redis refuses writes: ")
 
 
 def test_a_redis_without_transactions_is_written_shard_by_shard(

@@ -13,6 +13,7 @@ from fixtures.intervals import refresh_now
 from fixtures.topologies import Cluster, Watched
 from fixtures.truth import TABLES, Load, await_everything, change, check_exact, declare_consumers
 from penstock import Log, Pipeline
+from penstock.channels.server import find_refusal
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
@@ -192,6 +193,17 @@ def test_a_failover_under_load_leaves_the_log_exact(
     finally:
         ended.set()
         running.join()
+
+
+def test_any_full_node_of_a_cluster_refuses_writes(cluster: Cluster) -> None:
+    client = connect_redis(cluster.url)
+    assert find_refusal(client) is None
+    for node in cluster.nodes:
+        with redis.Redis.from_url(node.url) as full:
+            full.config_set("maxmemory", "1")
+            assert "its memory is full" in str(find_refusal(client))
+            full.config_set("maxmemory", "0")
+    client.close()
 
 
 def test_a_replica_refuses_writes_and_records_wait(

@@ -16,7 +16,7 @@ from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
+from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import (
     AuthenticationError,
     InvalidResponse,
@@ -353,3 +353,28 @@ def check_eviction(client: RedisClient) -> None:
             f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key: the log, locks and pinned values too. "
             "CONFIG SET maxmemory-policy noeviction, or give the log its own Redis"
         )
+
+
+def find_refusal(client: RedisClient) -> str | None:
+    """Why Redis refuses writes now, by what its servers say of themselves; None if they take them.
+
+    Raises:
+        ServerUnavailable: Redis does not answer.
+        AppendRefused: Redis refuses ``INFO``.
+    """
+    with redis_errors("looking at Redis"):
+        # The client of a Cluster is asked for all of its primaries.
+        found: Any = client.info(target_nodes="primaries") if isinstance(client, RedisCluster) else client.info()
+    servers = [*found.values()] if isinstance(client, RedisCluster) and "role" not in found else [found]
+    return next(filter(None, map(_find_refusal, servers)), None)
+
+
+def _find_refusal(info: Mapping[str, Any]) -> str | None:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if most and used - int(info.get("mem_not_counted_for_evict", 0)) > most:
+        return f"Redis refuses writes: its memory is full, {used:,} bytes of maxmemory {most:,}"
+    if "err" in (info.get("rdb_last_bgsave_status"), info.get("aof_last_write_status")):
+        return "Redis refuses writes: it cannot write to its disk, see its log"
+    if info.get("min_slaves_good_slaves") == 0:
+        return "Redis refuses writes: it has no replica, and min-replicas-to-write asks for one"
+    return None if info.get("role") == "master" else "Redis refuses writes: it is a replica"

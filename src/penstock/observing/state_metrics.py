@@ -62,7 +62,7 @@ class StateMetric:
 
 
 _TABLE = """\
-up                                      gauge   max server              1 if the server answered.
+up                                      gauge   max server              1 if the server answered, and Redis takes writes.
 build_info                              gauge   max version,revision    Always 1; the release of Penstock, and the newest revision of its tables that it knows.
 epoch                                   gauge   max -                   Epoch of the pipeline: raised by penstock reset epoch.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.

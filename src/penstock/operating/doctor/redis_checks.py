@@ -11,7 +11,7 @@ from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
-from penstock.channels.server import check_eviction, pipelined, redis_errors
+from penstock.channels.server import check_eviction, find_refusal, pipelined, redis_errors
 from penstock.clients import repair
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
@@ -61,10 +61,15 @@ def eviction(context: CheckContext) -> Results:
 
 
 def memory(context: CheckContext) -> Results:
-    """Redis is not nearly full."""
+    """Redis takes writes, and is not nearly full."""
+    if (refusal := find_refusal(context.client)) is not None:
+        yield error(
+            f"{refusal}; records wait in Postgres",
+            "raise maxmemory, shorten keep, or retire consumers that no longer run; of a full disk, or a missing replica, mend that",
+        )
     found = _read_info(context, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
-    if most and used > NEARLY_FULL * most:
+    if refusal is None and most and used > NEARLY_FULL * most:
         yield warning(
             f"{used / most:.0%} of maxmemory is used; when it is full, records wait in Postgres",
             "raise maxmemory, shorten keep, or retire consumers that no longer run",

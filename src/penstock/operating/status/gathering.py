@@ -14,7 +14,7 @@ from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log.appending import memory_used
 from penstock.channels.log.streams import Extent, extents
 from penstock.channels.queue.inspection import InspectedShard, inspect_queues
-from penstock.channels.server import connect_redis, redis_errors
+from penstock.channels.server import connect_redis, find_refusal, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
@@ -67,6 +67,7 @@ def status(
     limited = [s for s in log if s.channel in tables.registered and tables.registered[s.channel].redis_memory]
     memory = redis.ask(memory_used, limited)
     icks, queues = redis.ask(inspect_shards, of_kind["ick"]), redis.ask(inspect_queues, of_kind["queue"])
+    redis.note_refusal()
     found = _Shards(tables, declared, log, damage, memory, icks, queues)
     sequencer = tables.sequencer
     return Status(
@@ -180,7 +181,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
 
 @dataclass
 class _Redis:
-    """Asks Redis, until it does not answer: that is its ``trouble``; ``damage`` are errors of single shards."""
+    """Asks Redis, until it does not answer: that is its ``trouble``, as are refused writes; ``damage`` are errors of single shards."""
 
     client: RedisClient
     scope: Scope
@@ -198,6 +199,17 @@ class _Redis:
         except (ServerUnavailable, AppendRefused) as error:
             self.trouble = str(error)
             return {}
+
+    def note_refusal(self) -> None:
+        """Notes that Redis answers, and refuses writes."""
+        if self.trouble is not None:
+            return
+        try:
+            self.trouble = find_refusal(self.client)
+        except AppendRefused:
+            pass  # this user may not ask
+        except ServerUnavailable as error:
+            self.trouble = str(error)
 
     def ask_extents(self, shards: list[ShardName]) -> Mapping[ShardName, Extent]:
         """Those of the shards that can be read."""

@@ -178,7 +178,7 @@ class Status:
     epoch: int
     tick: int  # number of the last tick that found records
     tick_s: float  # seconds since then
-    redis: str | None  # error of Redis; None if it answered
+    redis: str | None  # error of Redis; None if it answered, and takes writes
     faults: Faults  # records without an offset, shards of no registered channel, and shards that are stopped
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
