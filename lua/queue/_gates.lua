@@ -11,10 +11,10 @@
 -- are used.
 
 -- Until when a tenant or a key is at a limit; nil if it is at none.  Its time to go may be of before the clock was set back.
--- Until all leases are counted, one with a limit in flight waits.
+-- Until all leases are counted, one with a limit in flight waits; and one with a rate until that begins, which forgets what was used of it.
 local function limited_until(account)
   local own = account.limits
-  if own.paused or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
+  if own.paused or (own.rate and is_suspect) or (own.in_flight and (is_rebuilding or is_suspect or account.in_flight >= own.in_flight)) then
     return "+inf"
   end
   if own.rate then

@@ -9,11 +9,11 @@ local function number(text)
 end
 
 local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "tenants", "rebuilding", "weights", "back")
+  "listed", "closed", "keys", "tenants", "rebuilding", "weights", "back", "declared")
 local format = found[1]
 local queue = {
   streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]), generation = number(found[8]),
-  listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]),
+  listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]), declared = found[16] or "",
 }
 if format and format ~= FORMAT then
   return {"foreign", meta}

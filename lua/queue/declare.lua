@@ -1,24 +1,23 @@
 -- Declare the limits of tenants and keys: those of a pipeline, which hold where `limit` has set none; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
--- args: version, within, items...
+-- args: declared, within, items...
 -- returns: {"declared", is_new} | {"unknown"} | {"lost"} | {"foreign", key}
 --
--- `version` stands for all of them, and "" for none; a tenant or a key is 3 arguments: "tenant" or "key", name, and text as in limit.lua.
--- A version that comes without them is "unknown" if they are not there.  Those declared before are replaced.
+-- `declared` is the version, which stands for all of them, and "" for none; a tenant or a key is 3 arguments: "tenant" or "key", name, and text as in limit.lua.
+-- A version that comes alone is "unknown" if it does not hold.  Those declared before are replaced.
 -- `within` is where keys are limited: "queue", "tenant", or "" for not at all; if it changes, the next sweep rebuilds the queue, which
 -- counts what each key has in flight.
 -- Cost: O(limits + blocked tenants) if it is new, and O(keys at a limit) as well if one of theirs is, or a pause of a tenant has ended.
 
-local VERSION = DECLARED .. DECLARED
-if (redis.call("HGET", limits, VERSION) or "") == version then
+if not is_undeclared() and queue.declared == declared then
   return {"declared", 0}
-elseif version ~= "" and not ARGV[items] then
+elseif not within then
   return {"unknown"}
 elseif is_lost(true) then
   return {"lost"}
 end
-begin_writing(true)
+begin_writing()  -- also when memory is full: otherwise nothing would be taken until there is room
 local was_within, before = gating and gating.within or "", {}
 local all = redis.call("HGETALL", limits)
 for i = 1, #all, 2 do
@@ -48,9 +47,10 @@ if within ~= "" then
   redis.call("HSET", limits, WITHIN, within)
 end
 is_suspect = is_suspect or (format and within ~= was_within)
-if version ~= "" then
-  redis.call("HSET", limits, VERSION, version)
+if declared ~= "" then
+  redis.call("HSET", limits, VERSION, declared)
 end
+redis.call("HSET", meta, "declared", declared)
 for _, key in ipairs({blocked, has_room and openings or nil}) do
   redis.call("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0)
 end

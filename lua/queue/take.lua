@@ -1,77 +1,23 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_due, queue/_ready, queue/_pick, queue/_dwell, queue/_hand_over
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
--- args: request, worker, lease:int, count:int, most_bytes:int, preferred:int
+-- args: declared, request, worker, lease:int, count:int, most_bytes:int, preferred:int
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers}, …}
---   | {"streams", count} | {"lost"} | {"foreign", key}
+--   | {"undeclared"} | {"streams", count} | {"lost"} | {"foreign", key}
 --
 -- `request` is the token of the leases.  `wait` is the time in milliseconds until something is due, 0 if there is more to take, or -1.  `lost` counts messages whose bodies are gone, and which are therefore forgotten.
 -- First, whatever is due moves on: delayed messages, leases that have expired, tenants that may go again; 100 of each at most.
 -- Cost: O((count + 300) × log messages).
 
-if is_lost(true) then
+if is_undeclared() then
+  return {"undeclared"}
+elseif is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}
 end
 begin_writing()
 begin_batch({})
-
-local expiries = {}
-local reply, ids, bytes = {"taken", 0, -1, 0}, {}, 0
-
-local function add_to_reply(id, record, payload, headers)
-  reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
-    string.format("%.0f", record.deadline), payload, headers}
-end
-
-local function hand_over(account, id, record)
-  local gate = gating and gating.find(record)
-  if gate and limited_until(gate) then
-    return gating.hold_back(account, gate, id, record)
-  end
-  leave_line(account, id, record)
-  local payload, headers = read_entry(record)
-  if not payload then
-    lose(id, record)
-    return place(account)
-  elseif record.deadline > 0 and record.deadline <= now then
-    dead_letter(id, record, "its deadline has passed", payload, headers)
-    return place(account)
-  end
-  count_dwell(account, record)
-  count_moved(account, id, record)
-  record.charge, record.moved = begin_work(account, record.at)
-  if gate then
-    gating.begin(gate, record.at)
-  end
-  record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
-  save_record(id, record)
-  expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
-  if record.deadline > 0 then
-    redis.call("ZREM", deadlines, id)
-  end
-  release_unique(id, record, "queued")
-  place(account)
-  ids[#ids + 1], bytes = id, bytes + record.bytes
-  add_to_reply(id, record, payload, headers)
-end
-
-local function repeated()
-  local last = redis.call("HGET", takes, worker)
-  local values = last and cmsgpack.unpack(last)
-  if not values or values[1] ~= request then
-    return false
-  end
-  for i = 3, #values do
-    local id, record = values[i], read_record(values[i])
-    if record and record.state == "l" and record.token == request then
-      local payload, headers = read_entry(record)
-      add_to_reply(id, record, payload, headers)
-    end
-  end
-  return true
-end
 
 -- So many tenants and messages are looked at: some may be late, lost or paused.
 local looks = count + STEP

@@ -14,8 +14,6 @@ import pytest
 
 from fixtures.crash_points import JOB_CRASH_POINTS
 from fixtures.jobs import Bench
-from penstock.channels.queue.shard import encode_declaration, run
-from penstock.declaring.unique import KeyLimits
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -173,11 +171,7 @@ def test_a_key_with_a_limit_of_one_is_never_at_work_twice_while_workers_are_kill
 ) -> None:
     """A transaction that finds another one of its key open says so.  The lease is long enough for a machine that is busy."""
     dice = random.Random(7)
-    run(
-        bench.client,
-        bench.queue._shape.shards[0].declare(encode_declaration({}, {"": KeyLimits(in_flight=1)})),
-        "declaring limits",
-    )
+    bench.connection.execute("""INSERT INTO penstock.queue_limits VALUES ('jobs', 'key', '', '{"in_flight": 1}')""")
     ids = [record for n in range(6) for record in bench.stage(25, tenant=f"t{n % 4}", key=str(n % 3))]
     for _ in range(2):
         processes = [work(LEASE="5"), work(LEASE="5")]

@@ -1,9 +1,9 @@
 -- Compare and write: the queue ends up the same, however often and by however many publishers a batch is sent.
--- includes: queue/_queue, queue/_records, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_write, queue/pipeline/_position
+-- includes: queue/_queue, queue/_records, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_write, queue/pipeline/_position
 -- keys: position, newest_epoch, meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
--- args: epoch:int, first:int, last:int, begins:int, id, at, wanted:int, items...
+-- args: declared, epoch:int, first:int, last:int, begins:int, id, at, wanted:int, items...
 -- returns: {"appended", tail, added, is_new, result, …} | {"behind", tail} | {"fenced", epoch} | {"other", offset, id} | {"broken", found}
---   | {"damaged"} | {"streams", count} | {"lost"} | {"foreign", key}
+--   | {"damaged"} | {"undeclared"} | {"streams", count} | {"lost"} | {"foreign", key}
 --
 -- A batch is the records from `first` to `last`; those that are done, or that wait in Postgres, have no message in it.  `id` and `at` are
 -- the last record's; `at` is 0 if it is done.  `begins` is 1 if the journal begins at `first`, so that no earlier record will come.
@@ -23,7 +23,9 @@ end
 if is_invalid then
   redis.call("DEL", position)
 end
-if is_lost(true) then
+if is_undeclared() then
+  return {"undeclared"}
+elseif is_lost(true) then
   return {"lost"}
 elseif #KEYS - streams + 1 < queue.streams then
   return {"streams", queue.streams}

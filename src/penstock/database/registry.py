@@ -103,6 +103,15 @@ def registered_channels(connection: Connection, scope: Scope) -> dict[str, Regis
         return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
 
 
+def read_queue_limits(executor: Executor, scope: Scope, queue: str) -> dict[str, Any]:
+    """The limits that hold of a queue: as it is registered, after those that were set, as ``Queue.limits_as_json``."""
+    statement = statements("penstock.database", scope.schema)["queue_limits"]
+    if (row := executor.execute(statement, {"channel": queue}).fetchone()) is None:
+        return {}
+    declared, own = map(json.loads, row)
+    return {"within": "queue", **declared, **{kind: {**declared.get(kind, {}), **rows} for kind, rows in own.items()}}
+
+
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
     """Registers a channel, or updates its ``keep``, the streams and limits of a queue, and the entries and the memory of a log."""
     sql = statements("penstock.database", scope.schema)

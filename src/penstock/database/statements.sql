@@ -23,6 +23,18 @@ SELECT channel AS name, kind, shards, keep, streams, hand, entries, generations,
 FROM {schema}.channels
 ORDER BY channel;
 
+-- :name queue_limits
+-- Of a queue: those that are declared, and those that were set, by kind and name: {"tenants": {"account-7": {"weight": 3}}}.
+SELECT c.limits::text, coalesce(jsonb_object_agg(l.kind || 's', l.own) FILTER (WHERE l.own IS NOT NULL), '{}')::text
+FROM {schema}.channels c
+LEFT JOIN (
+    SELECT channel, kind, jsonb_object_agg(name, limits) AS own
+    FROM {schema}.queue_limits
+    GROUP BY channel, kind
+) AS l ON l.channel = c.channel
+WHERE c.channel = %(channel)s
+GROUP BY c.channel;
+
 -- :name lock_channel
 -- Retention and the registration of a consumer exclude each other by this row.
 SELECT

@@ -96,6 +96,7 @@ and goes on.  It cannot draw one."""
 
 _DOING_JOBS = {
     "waiting_records": "SELECT",
+    "queue_limits": "SELECT",
     "cancellations": "SELECT, INSERT, UPDATE (has_no_effect)",
     "job_groups": "SELECT",
     "job_notes": "SELECT, INSERT, UPDATE",

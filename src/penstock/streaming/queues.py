@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from time import monotonic
 from typing import Any
@@ -22,10 +23,11 @@ import structlog
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.appending import Batch, Behind, FencedOff, Reply, Unusable
+from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.registry import RegisteredChannel
+from penstock.database.registry import RegisteredChannel, read_queue_limits
 from penstock.database.statements import statements
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_within
@@ -177,32 +179,24 @@ class Queues:
         self._given: dict[ShardName, RecordId] = {}
         self._named: dict[str, str] = {}
         self._next = 0
-        self._limited: dict[str, RegisteredChannel] = {}
-        self._limits_state: object = None
+        self._limits: dict[str, NewestLimits] = {}
+        self._state: object = None
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
-        """Takes the registered channels: the streams of a queue may have changed."""
-        found = {name: each for name, each in channels.items() if each.kind == "queue"}
-        found = found | self._with_limits(found) if found else {}
-        if found != self._channels:
-            self._channels = found
-            self._writers = {}
+        """Takes the registered channels: the streams or the limits of a queue may have changed."""
+        queues = {name: channel for name, channel in channels.items() if channel.kind == "queue"}
+        state = queues, self._limits_version() if queues else None
+        if state != self._state:
+            self._channels, self._writers, self._state = queues, {}, state
+            self._limits = {name: NewestLimits(name, partial(self._read_limits, name)) for name in queues}
 
-    def _with_limits(self, queues: Mapping[str, RegisteredChannel]) -> dict[str, RegisteredChannel]:
-        """Those queues of which limits were set, with these before the declared ones; read again if any has changed."""
+    def _limits_version(self) -> object:
         with postgres_errors("reading limits of queues"):
-            state = queues, self._connection.execute(self._sql["queue_limits_version"]).fetchone()
-            if state == self._limits_state:
-                return self._limited
-            rows = self._connection.execute(self._sql["queue_limits"]).fetchall()
-        limited: dict[str, RegisteredChannel] = {}
-        for name, kinds in rows:
-            if queue := queues.get(name):
-                declared = {"within": "queue", **queue.limits}
-                limits = {**declared, **{kind: {**declared.get(kind, {}), **own} for kind, own in kinds.items()}}
-                limited[name] = replace(queue, limits=limits)
-        self._limited, self._limits_state = limited, state
-        return limited
+            return self._connection.execute(self._sql["queue_limits_version"]).fetchone()
+
+    def _read_limits(self, queue: str) -> Mapping[str, Any]:
+        with postgres_errors("reading limits of queues"):
+            return read_queue_limits(self._connection, self._scope, queue)
 
     def __contains__(self, channel: object) -> bool:
         return channel in self._channels
@@ -210,16 +204,15 @@ class Queues:
     def _writer(self, shard: ShardName) -> QueueWriter:
         if shard not in self._writers:
             channel = self._channels[shard.channel]
-            made = QueueWriter(
-                self._client, self._scope.namespace, shard, channel.streams or 1, channel.hand or 1, channel.limits
+            self._writers[shard] = QueueWriter(
+                self._client,
+                self._scope.namespace,
+                shard,
+                channel.streams or 1,
+                channel.hand or 1,
+                self._limits[shard.channel],
             )
-            made.declare()  # before the first message
-            self._writers[shard] = made
         return self._writers[shard]
-
-    def _restore_limits(self, shard: ShardName) -> None:
-        """Sets the limits again if Redis has lost them, or has those of before again."""
-        self._writer(shard).declare()
 
     def send(self, batch: Batch) -> Reply:
         """Writes a batch of the journal; what Redis does not get now waits in Postgres."""
@@ -231,7 +224,6 @@ class Queues:
         self._note(made, written)
         if written.is_new or (isinstance(written.reply, Behind) and written.reply.tail < batch.first):
             self._execute("note_lost", batch.shard)
-            self._restore_limits(batch.shard)
         return written.reply
 
     def _write(self, batch: QueueBatch) -> BatchWritten:
@@ -301,7 +293,7 @@ class Queues:
             self._next += 1
             with isolated(shard, on_unusable):
                 self._writer(shard).sweep()
-                self._restore_limits(shard)
+                self._writer(shard).keep_limits()
                 self._forget_cancelled(shard, end)
                 self._reconcile(shard, tails[shard])
                 fed += self._refill(shard, end)

@@ -874,16 +874,6 @@ ORDER BY w.record_id;
 SELECT count(*), sum(xmin::text::bigint)
 FROM {schema}.queue_limits;
 
--- :name queue_limits
--- By kind and name: {"tenants": {"account-7": {"weight": 3}}}.
-SELECT channel, jsonb_object_agg(kind || 's', own)
-FROM (
-    SELECT channel, kind, jsonb_object_agg(name, limits) AS own
-    FROM {schema}.queue_limits
-    GROUP BY channel, kind
-) AS of_kind
-GROUP BY channel;
-
 -- :name trim_queue
 -- As `remove_passed`, of a queue: its records stay until they are done, and those that are not move to the waiting ones, so
 -- that Redis can be given them again.

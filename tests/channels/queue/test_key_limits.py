@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue.shard import encode_declaration
+from penstock.channels.queue.declared_limits import encode_declaration
 from penstock.declaring.unique import KeyLimits, TenantLimits
 
 ONE = KeyLimits(in_flight=1)

@@ -5,6 +5,7 @@ A message that was handed over is under a lease.  Its reader settles the lease: 
 letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
 
     queue_messages   what is written and read
+    declared_limits  what a pipeline declares, and how it is kept
     shard        a shard, and how a queue is divided into them: ``lua/queue/``
     publishing   writing by a pipeline
     stats        what a queue holds

@@ -5,23 +5,20 @@ done or waits in Postgres.  It is a stream of one entry, so that a shard's tail 
 for all kinds of channel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps
 from penstock.channels.log.appending import Appended, Reply, parse_reply
-from penstock.channels.queue.shard import ITEMS, QueueShard, encode_declaration, run
+from penstock.channels.queue.declared_limits import NewestLimits
+from penstock.channels.queue.shard import ITEMS, QueueShard, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys
 from penstock.channels.scripts import Argument, as_text
-from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key, parse_limits
+from penstock.declaring.unique import mark_key
 from penstock.errors import QueueDamaged
 from penstock.records import Epoch, Offset, RecordId, ShardName
-
-log = structlog.get_logger("penstock.streamer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +93,13 @@ class QueueWriter:
         shard: ShardName,
         streams: int,
         hand: int,
-        limits: Mapping[str, Any] | None = None,
+        limits: NewestLimits | None = None,
     ) -> None:
         self._client, self._shard = client, shard
         self._streams, self._hand = streams, hand
         self._own = make_shard(namespace, shard, streams, hand)
         self._log = log_keys(namespace, shard)
-        given = limits or {}
-        tenants = parse_limits(TenantLimits, given.get("tenants", {}))
-        keys = parse_limits(KeyLimits, given.get("keys", {}))
-        self._declared = encode_declaration(tenants, keys, given.get("within", ""))
-        ignored = sum(len(given.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
-        self._counts = {"tenants": len(tenants), "keys": len(keys), "ignored": ignored}
+        self._own.limits = limits
 
     def write(self, batch: QueueBatch) -> BatchWritten:
         """Compares and writes, ``ITEMS`` messages a call; safe to repeat.
@@ -138,7 +130,9 @@ class QueueWriter:
         arguments: list[Argument] = [batch.epoch, first, last, begins, id_, at, self._streams]
         for record in some:
             arguments += self._encode(record)
-        return (yield from self._own.call("queue/pipeline/write", arguments, (self._log.stream, self._log.epoch)))
+        return (
+            yield from self._own.call_limited("queue/pipeline/write", arguments, (self._log.stream, self._log.epoch))
+        )
 
     def _encode(self, record: QueuedRecord) -> tuple[Argument, ...]:
         hand = choose_hand(record.tenant, self._streams, self._hand)
@@ -160,10 +154,9 @@ class QueueWriter:
         reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
         return [RecordId(int(each)) for each in reply[2:]]
 
-    def declare(self) -> None:
-        """Sets the limits that the channel is registered with, unless they are there.  Raises as ``find_missing``."""
-        if self._run(self._own.declare(self._declared)):
-            log.info("limits declared", shard=str(self._shard), **self._counts)
+    def keep_limits(self) -> None:
+        """Declares the limits that are to hold, unless they do.  Raises as ``find_missing``."""
+        self._run(self._own.keep_limits())
 
     def has_released(self, record: RecordId) -> bool:
         """True if the queue has a record's message, and that message no longer has its unique name.

@@ -5,22 +5,21 @@ Each operation is a generator of steps, so that a reply such as "the queue has g
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
-from itertools import chain
 from typing import Any, TypeVar
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps, drive
+from penstock.channels.queue.declared_limits import DeclaredLimits, NewestLimits, encode_limits
 from penstock.channels.queue.queue_messages import DeadMessage, Message, NewMessage, Written, new_id
 from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
 from penstock.declaring.kinds import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, checked_name, shard_for_key
-from penstock.declaring.unique import KeyLimits, TenantLimits, mark_key, name_within, unmark_key
+from penstock.declaring.unique import TenantLimits, mark_key, name_within, unmark_key
 from penstock.errors import (
     AppendRefused,
     DeclarationError,
@@ -103,26 +102,6 @@ class Settlement:
     reason: str = ""  # with ``dead``: why
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredLimits:
-    """Limits of tenants and keys, as the arguments of ``declare.lua``."""
-
-    version: str  # stands for all of them; empty if there are none
-    within: str  # where keys are limited: ``queue``, ``tenant``, or empty for not at all
-    items: Sequence[str]  # three for each: kind, name, limits
-
-
-def encode_declaration(
-    tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
-) -> DeclaredLimits:
-    """The limits of a declaration."""
-    rows = [("tenant", tenant, _encode_limits(each)) for tenant, each in sorted(tenants.items())]
-    rows += [("key", key, _encode_limits(each)) for key, each in sorted(keys.items())]
-    within = within if keys else ""
-    version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
-    return DeclaredLimits(version, within, tuple(chain.from_iterable(rows)))
-
-
 class QueueShard:
     """A shard of a queue.  ``streams`` is how many it has at least, as far as is known."""
 
@@ -130,6 +109,8 @@ class QueueShard:
         self.keys = keys
         self.number = number
         self.streams = streams
+        self.limits: NewestLimits | None = None
+        """What is to hold before anything is written or handed over; None is whatever does."""
         self._declared = streams
         self._hand = hand
 
@@ -150,6 +131,19 @@ class QueueShard:
                     raise ForeignQueue(f"{as_text(reply[1])} holds another format: this release reads queue.v2")
                 case _:
                     return list(reply)
+
+    def call_limited(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
+        """As ``call``, of a script that does nothing under other limits than those that are declared: these are declared first."""
+        while True:
+            version = "*" if self.limits is None else self.limits.current.version
+            reply = yield from self.call(name, (version, *arguments), before)
+            if self.limits is None or reply[0] != b"undeclared":
+                return reply
+            yield from self._renew(self.limits)
+
+    def _renew(self, limits: NewestLimits) -> Steps[None]:
+        if (yield from self.declare(limits.renew())):
+            limits.report(self.number)
 
     def rebuild(self) -> Steps[int]:
         """Rebuilds what follows from the bodies of messages; returns how many messages are lost.
@@ -205,10 +199,12 @@ class QueueShard:
         self, request: str, worker: str, *, lease_s: float, count: int, preferred: int | None = None
     ) -> Steps[TakenMessages]:
         """Takes messages, each under a lease; repeated with the same ``request``, it returns the same."""
-        reply = yield from self.call(
+        reply = yield from self.call_limited(
             "queue/take",
             (request, worker, int(lease_s * 1000), min(count, ITEMS), BYTES, -1 if preferred is None else preferred),
         )
+        if reply[0] == b"undeclared":  # it is for the pipeline to declare them
+            return TakenMessages([], None, 0)
         self.streams = max(self._declared, int(reply[1]))
         wait_ms = int(reply[2])
         messages = [self._message(values) for values in reply[4:]]
@@ -292,15 +288,19 @@ class QueueShard:
 
     def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
         """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
-        yield from self.call("queue/limit", (tenant, _encode_limits(limits)))
+        yield from self.call("queue/limit", (tenant, encode_limits(limits)))
 
     def declare(self, limits: DeclaredLimits) -> Steps[bool]:
         """Sets the limits of a declaration, in place of those of an earlier one; returns whether they were not there."""
-        own = (limits.version, limits.within)
-        reply = yield from self.call("queue/declare", own)
-        if reply[0] == b"unknown":
-            reply = yield from self.call("queue/declare", (*own, *limits.items))
+        reply = yield from self.call("queue/declare", (limits.version, limits.within, *limits.items))
         return bool(reply[1])
+
+    def keep_limits(self) -> Steps[None]:
+        """Declares the limits that are to hold, unless they do."""
+        if self.limits is not None:
+            reply = yield from self.call("queue/declare", (self.limits.current.version,))
+            if reply[0] == b"unknown":
+                yield from self._renew(self.limits)
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
         """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
@@ -384,24 +384,6 @@ def worker_name(name: str) -> str:
 
 def _milliseconds(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment.timestamp() * 1000:.0f}"
-
-
-def _encode_limits(limits: TenantLimits | KeyLimits | None) -> str:
-    if limits is None:
-        return ""
-    if isinstance(limits, KeyLimits):
-        paused = limits.is_paused
-        limits = TenantLimits(in_flight=limits.in_flight, rate=limits.rate, burst=limits.burst, is_paused=paused)
-    values = (
-        limits.weight,
-        limits.elastic,
-        limits.in_flight,
-        limits.rate,
-        limits.burst,
-        limits.bytes,
-        int(limits.is_paused),
-    )
-    return " ".join("-" if value is None else repr(value) for value in values)
 
 
 def _written(message: NewMessage, reply: bytes) -> Written:

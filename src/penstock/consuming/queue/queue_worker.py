@@ -4,7 +4,7 @@ Its own thread reads and looks after the slots; the slots work; one thread ackno
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -14,6 +14,7 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.isolation import UNUSABLE, isolated
+from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
 from penstock.clients import Lease, QueueReader
@@ -30,6 +31,7 @@ from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import CONFLICTS
+from penstock.database.registry import read_queue_limits
 from penstock.database.statements import statements
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
@@ -133,6 +135,9 @@ class QueueWorker(Worker[Job[Any]]):
             shards=channel.shards,
             namespace=setup.scope.namespace,
         )
+        limits = NewestLimits(channel.name, self._read_limits)
+        for shard in self._shape.shards:
+            shard.limits = limits
         self._letters = JobDeadLetters(consumer, setup.scope)
         self._states, self._notes = RetryStates(consumer.name), JobNotes(channel.name, setup.scope)
         self._jobs = InFlight(channel.name)
@@ -174,6 +179,10 @@ class QueueWorker(Worker[Job[Any]]):
     @override
     def _registered(self, connection: Connection) -> None:
         self._note_halted(set(self._checkpoints.all(connection)))
+
+    def _read_limits(self) -> Mapping[str, Any]:
+        assert self._transaction is not None
+        return self._transaction.read(lambda executor: read_queue_limits(executor, self._scope, self._shape.name))
 
     def _make_deliverer(self, waiter: Waiter) -> JobDeliverer:
         transaction = JobTransaction(self._setup, server_start_us=self._server_start_us)

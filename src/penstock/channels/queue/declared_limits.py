@@ -1,0 +1,90 @@
+"""Limits that are declared of a queue.  Postgres has them, and Redis a copy.
+
+The copy is lost with Redis, or of before in an older one.  Whatever hands messages over, or writes records, therefore says which
+declaration is to hold, and Redis does neither under another: what is declared is read again, and declared, first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import chain
+from typing import Any
+
+import structlog
+
+from penstock.declaring.unique import KeyLimits, TenantLimits, parse_limits
+
+log = structlog.get_logger("penstock.queue")
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredLimits:
+    """Limits of tenants and keys, as the arguments of ``declare.lua``."""
+
+    version: str  # stands for all of them; empty if there are none
+    within: str  # where keys are limited: ``queue``, ``tenant``, or empty for not at all
+    items: Sequence[str]  # three for each: kind, name, limits
+    counts: Mapping[str, int] = field(default_factory=dict)  # how many there are, for people
+
+
+def encode_declaration(
+    tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
+) -> DeclaredLimits:
+    """The limits of a declaration."""
+    rows = [("tenant", tenant, encode_limits(each)) for tenant, each in sorted(tenants.items())]
+    rows += [("key", key, encode_limits(each)) for key, each in sorted(keys.items())]
+    within = within if keys else ""
+    version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
+    counts = {"tenants": len(tenants), "keys": len(keys)}
+    return DeclaredLimits(version, within, tuple(chain.from_iterable(rows)), counts)
+
+
+def parse_declaration(limits: Mapping[str, Any]) -> DeclaredLimits:
+    """The limits of a declaration, from ``Queue.limits_as_json``."""
+    tenants = parse_limits(TenantLimits, limits.get("tenants", {}))
+    keys = parse_limits(KeyLimits, limits.get("keys", {}))
+    declared = encode_declaration(tenants, keys, limits.get("within", ""))
+    ignored = sum(len(limits.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
+    return DeclaredLimits(declared.version, declared.within, declared.items, {**declared.counts, "ignored": ignored})
+
+
+def encode_limits(limits: TenantLimits | KeyLimits | None) -> str:
+    """The text of limits in Redis; empty for None."""
+    if limits is None:
+        return ""
+    if isinstance(limits, KeyLimits):
+        paused = limits.is_paused
+        limits = TenantLimits(in_flight=limits.in_flight, rate=limits.rate, burst=limits.burst, is_paused=paused)
+    values = (
+        limits.weight,
+        limits.elastic,
+        limits.in_flight,
+        limits.rate,
+        limits.burst,
+        limits.bytes,
+        int(limits.is_paused),
+    )
+    return " ".join("-" if value is None else repr(value) for value in values)
+
+
+class NewestLimits:
+    """The limits that are to hold of a queue, as they were read last."""
+
+    def __init__(self, queue: str, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Sets up; ``read`` returns what Postgres has."""
+        self._queue, self._read = queue, read
+        self._current: DeclaredLimits | None = None
+
+    @property
+    def current(self) -> DeclaredLimits:
+        """The limits; they are read at the first use."""
+        return self._current or self.renew()
+
+    def renew(self) -> DeclaredLimits:
+        """Reads the limits again."""
+        self._current = parse_declaration(self._read())
+        return self._current
+
+    def report(self, shard: int) -> None:
+        """Logs that a shard did not have them."""
+        log.info("limits declared", shard=f"{self._queue}/{shard}", **self.current.counts)
