@@ -36,7 +36,7 @@ storm: venv  ## the longest tests: kills and faults under load (one of them take
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
 	@.ci/lowest $(ARGS)
 
-mutants: venv  ## plant mistakes into the code, and see which the tests catch; by hand
+mutants: venv  ## make mistakes in the code, and see which the tests catch; by hand
 	@$(UV) pip install --quiet --no-config --python $(BIN)/python --group mutants
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 

@@ -102,7 +102,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 def test_an_application_that_sets_up_signals_and_logging_takes_neither_from_the_command(
     talking: CommandLine, connection: Connection, stop: signal.Signals
 ) -> None:
-    """``dictConfig`` disables the loggers that exist, unless it is told not to."""
+    """``dictConfig`` disables the loggers that exist, unless ``disable_existing_loggers`` is false."""
     application = talking.directory / "shop.py"
     application.write_text(application.read_text() + TAKES_THE_PROCESS)
 

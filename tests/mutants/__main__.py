@@ -1,4 +1,4 @@
-"""Plants mutants into copies of the checkout, runs the tests that execute their lines, and prints the rate by area."""
+"""Puts mutants into copies of the checkout, runs the tests that execute their lines, and prints the rate by area."""
 
 import argparse
 import json
@@ -94,10 +94,10 @@ class Recorded:
             sys.exit("nothing is recorded yet: make mutants ARGS=--record")
         return recorded
 
-    def tests_of(self, mutant: Mutant) -> list[str]:
+    def find_tests(self, mutant: Mutant) -> list[str]:
         """The tests that execute a mutant, those of its folder and quick ones first, as many as fit into the budget."""
         if mutant.block is not None:
-            tests = self.blocks.get(mutant.block) or self._tests_of_fragment(mutant)
+            tests = self.blocks.get(mutant.block) or self._find_fragment_tests(mutant)
         else:
             lines = self.data.contexts_by_lineno(str(ROOT / mutant.path))
             tests = [test for test in lines.get(mutant.line, ()) if test]
@@ -105,7 +105,7 @@ class Recorded:
                 tests = [test for line in lines.values() for test in line if test]
         return self._choose(mutant, {*tests})
 
-    def _tests_of_fragment(self, mutant: Mutant) -> list[str]:
+    def _find_fragment_tests(self, mutant: Mutant) -> list[str]:
         name = str(mutant.block).removeprefix("lua:")
         if not name.rpartition("/")[2].startswith("_"):
             return []
@@ -176,8 +176,8 @@ def choose(mutants: list[Mutant], count: int, seed: str) -> Iterator[Mutant]:
                 break
 
 
-class Planter:
-    """Copies of the checkout, one a process, in which mutants are planted."""
+class MutantRunner:
+    """Copies of the checkout, one a process, which take one mutant at a time."""
 
     def __init__(self, recorded: Recorded, jobs: int) -> None:
         self._recorded, self._copies = recorded, SimpleQueue[Path]()
@@ -194,7 +194,7 @@ class Planter:
             self._copies.put(copy)
 
     def __call__(self, mutant: Mutant) -> Outcome:
-        tests = self._recorded.tests_of(mutant)
+        tests = self._recorded.find_tests(mutant)
         if not tests:
             return Outcome(mutant, "not executed")
         copy = self._copies.get()
@@ -304,7 +304,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="every mutant of the files whose path has this")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--record", action="store_true", help="learn anew which tests execute what")
-    parser.add_argument("--list", action="store_true", help="show the mutants, and plant none")
+    parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
     if options.record:
         return record()
@@ -315,10 +315,10 @@ def main() -> int:
         for mutant in chosen:
             print(mutant.key)
         return 0
-    planter = Planter(Recorded.read(), options.jobs)
+    runner = MutantRunner(Recorded.read(), options.jobs)
     outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(planter, chosen):
+        for outcome in pool.map(runner, chosen):
             outcomes.append(outcome)
             print(
                 f"{len(outcomes):4} {outcome.result:12} {len(outcome.tests):4} tests  {outcome.mutant.path}:{outcome.mutant.line} {outcome.mutant.operator}",
