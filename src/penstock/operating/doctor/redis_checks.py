@@ -65,7 +65,7 @@ def memory(context: CheckContext) -> Results:
     if (refusal := find_refusal(context.client)) is not None:
         yield error(
             f"{refusal}; records wait in Postgres",
-            "raise maxmemory, shorten keep, or retire consumers that no longer run; of a full disk, or a missing replica, mend that",
+            "raise maxmemory, shorten keep, or retire consumers that no longer run; or repair its disk, or add the replica",
         )
     found = _read_info(context, "memory")
     used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
