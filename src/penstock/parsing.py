@@ -165,9 +165,13 @@ def _msgspec_decoder(model: Any) -> Decode:
         try:
             return decoding.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise InvalidPayload(str(error)) from None
+            raise InvalidPayload(_QUOTED_VALUE.sub(r"\1", str(error))) from None
 
     return decode
+
+
+_QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
+"""The beginning of msgspec's errors that quote the value."""
 
 
 def parse_number(text: bytes) -> int:

@@ -38,13 +38,13 @@ from penstock.declaring.handlers import (
 )
 from penstock.declaring.kinds import Channel, Ick, Log, Queue, check_reconciled, refuse_sources
 from penstock.declaring.schedules import ScheduleOptions, ScheduleSpec
-from penstock.errors import DeclarationError, InvalidRecord
+from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
 from penstock.parsing import Duration
 from penstock.records import DEFAULT_SCOPE, Payload, Scope, ShardName
 from penstock.staging import hooks, rule_checks
 from penstock.staging.job_calls import DeclaredWorker, JobDecorator
-from penstock.staging.messages import make_scheduled
+from penstock.staging.messages import check_scheduled
 
 Canonical = TypeVar("Canonical", bound=Callable[..., object])
 
@@ -148,6 +148,10 @@ class Pipeline:
             raise DeclarationError(f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}")
         spec = self._consumers[name]
         return replace(spec, handler=surround(spec.handler, self._around)) if self._around else spec
+
+    def find_payload(self, queue: Queue) -> type[Any] | None:
+        """The model of the payloads that the worker of a queue takes; None if it takes any."""
+        return next((spec.payload for spec in self._consumers.values() if spec.channel == queue), None)
 
     def get_reconciliation(self, name: str) -> ReconciliationSpec:
         """Returns the reconciliation with this name.
@@ -370,10 +374,7 @@ class Pipeline:
         """
         spec = ScheduleSpec(name, to, every, data=data, **options)
         self._own(to, f"schedule {name}")
-        try:
-            make_scheduled(spec)
-        except InvalidRecord as error:
-            raise DeclarationError(f"schedule {name}: {error}") from None
+        check_scheduled(spec, self.find_payload(to))
         if self._schedules.setdefault(name, spec) is not spec:
             raise DeclarationError(f"schedule {name} is declared twice; names are unique in a pipeline")
         return spec
@@ -417,6 +418,9 @@ class Pipeline:
                     )
         for around in self._around:
             around.check(spec.whose, spec.handler)
+        for schedule in self._schedules.values():
+            if schedule.queue == spec.channel:
+                check_scheduled(schedule, spec.payload)
         self._consumers[spec.name] = spec
 
     def reconciliation(

@@ -331,7 +331,7 @@ class Log(_Sharded, Generic[Payload]):
         await _staging().stage_async(target, to=self, pipeline=pipeline, **record)
 
     def _record(self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any) -> dict[str, Any]:
-        data = import_module("penstock.staging.payload").checked_model(payload, self.payload)
+        data = import_module("penstock.staging.payload_models").checked_model(payload, self.payload)
         named = {
             "action": action or getattr(self.payload, "__name__", "insert"),
             "object": object_ or self.name.partition("@")[0],

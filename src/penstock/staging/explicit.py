@@ -5,8 +5,9 @@ The record is then inserted at once, so a rollback removes it, also a rollback t
 connection, write the change first and then stage it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
 from uuid import uuid4
 
@@ -27,6 +28,7 @@ from penstock.staging.driver_connections import (
 )
 from penstock.staging.messages import MessageOptions, make_message, refuse_options
 from penstock.staging.payload import as_plain, label_text
+from penstock.staging.payload_models import TypedPayload
 from penstock.staging.rows import Insert, JobGroup, Row, insert_rows, make_row
 from penstock.staging.rules import Attachment, Declarations, find_attachments
 
@@ -120,7 +122,8 @@ def stage(  # noqa: PLR0913  a record has this many parts
     """
     refuse_async(target, "stage")
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
-    insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
+    row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
+    insertion = _Insertion(to, [row], pipeline, wants_ids=isinstance(to, Queue))
     return next(iter(_insert(target, insertion, "stage")), None)
 
 
@@ -149,7 +152,7 @@ def stage_many(
         NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
     """
     refuse_async(target, "stage_many")
-    insertion = _make_insertion(to, records, group, then, pipeline)
+    insertion = _make_insertion(target, to, records, group, then, pipeline)
     _insert(target, insertion, "stage_many")
     return len(insertion.rows)
 
@@ -198,7 +201,8 @@ async def stage_async(  # noqa: PLR0913  as stage
 ) -> int | None:
     """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
-    insertion = _Insertion(to, [_make_record(to, {**record, **options})], pipeline, wants_ids=isinstance(to, Queue))
+    row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
+    insertion = _Insertion(to, [row], pipeline, wants_ids=isinstance(to, Queue))
     return next(iter(await _insert_async(target, insertion, "stage")), None)
 
 
@@ -212,7 +216,7 @@ async def stage_many_async(
     pipeline: Declarations | None = None,
 ) -> int:
     """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    insertion = _make_insertion(to, records, group, then, pipeline)
+    insertion = _make_insertion(target, to, records, group, then, pipeline)
     await _insert_async(target, insertion, "stage_many")
     return len(insertion.rows)
 
@@ -231,13 +235,17 @@ MAX_MEMBERS = 100_000
 
 
 def _make_insertion(
+    target: Any,
     channel: Channel,
     records: Iterable[Staging],
     name: str | None,
     then: tuple[Queue, Staging] | None,
     pipeline: Declarations | None,
 ) -> "_Insertion":
-    rows = [_make_record(channel, record, f"records[{number}].") for number, record in enumerate(records)]
+    model = _find_model(target, pipeline, channel)
+    rows = [
+        _make_record(channel, record, lambda _: model, f"records[{number}].") for number, record in enumerate(records)
+    ]
     if name is None and then is None:
         return _Insertion(channel, rows, pipeline)
     if not isinstance(channel, Queue):
@@ -248,7 +256,8 @@ def _make_insertion(
     queue = following = None
     if then is not None:
         queue, job = then
-        following = _make_record(queue, {**job, "headers": {**(job.get("headers") or {}), "group": name}}, "then.")
+        job = {**job, "headers": {**(job.get("headers") or {}), "group": name}}
+        following = _make_record(queue, job, partial(_find_model, target, pipeline), "then.")
     group = JobGroup(name, channel.name, following)
     return _Insertion(channel, rows, pipeline, wants_ids=True, group=group, then=queue)
 
@@ -256,18 +265,34 @@ def _make_insertion(
 _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
 
 
-def _make_record(channel: Channel, record: Mapping[str, Any], field: str = "") -> Row:
+def _make_record(
+    channel: Channel, record: Mapping[str, Any], find_model: Callable[[Channel], Any], field: str = ""
+) -> Row:
     """The row of a record, given as the arguments of ``stage``."""
     options = {name: value for name, value in record.items() if name not in _FIELDS}
     if options.get("tenant", "") is None:
         del options["tenant"]
     key, action, object_, headers = record.get("key"), record["action"], record["object"], record.get("headers")
-    data = as_plain(record["data"], f"{field}data")
+    given, model = record["data"], find_model(channel)
+    data, typed = as_plain(given, f"{field}data"), model and TypedPayload(model, given)
     if isinstance(channel, Queue):
-        return make_message(channel, action, object_, data, headers, options, key=key, field=field)
+        return make_message(channel, action, object_, data, headers, options, key=key, field=field, typed=typed)
     log = _require_log(channel)
     refuse_options(log, options, field)
-    return make_row(log, key, action, object_, data, headers, field)
+    return make_row(log, key, action, object_, data, headers, field, typed)
+
+
+def _find_model(target: Any, pipeline: Declarations | None, channel: Any) -> Any:
+    """The model that payloads are declared to be: by a log itself, or by the worker of a queue; None if there is none."""
+    if not isinstance(channel, Queue):
+        return getattr(channel, "payload", None)
+    if pipeline is not None:
+        return pipeline.find_payload(channel)
+    session = target() if hasattr(target, "session_factory") else target
+    session = getattr(session, "sync_session", session)
+    attached = find_attachments(session) if isinstance(session, Session) else ()
+    models = (each.pipeline.find_payload(channel) for each in attached)
+    return next(filter(None, models), None)
 
 
 def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:

@@ -19,7 +19,7 @@ from penstock.records import Payload
 from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async
 from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_many, stage_many_async
 from penstock.staging.messages import MessageOptions
-from penstock.staging.payload import checked_model
+from penstock.staging.payload_models import checked_model
 from penstock.staging.rules import Declarations
 
 if TYPE_CHECKING:

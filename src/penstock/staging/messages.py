@@ -23,9 +23,10 @@ from penstock.declaring.unique import (
     checked_duration,
     checked_text,
 )
-from penstock.errors import InvalidMessage, InvalidRecord
+from penstock.errors import DeclarationError, InvalidMessage, InvalidRecord
 from penstock.parsing import Duration, parse_duration
-from penstock.staging.payload import key_text
+from penstock.staging.payload import as_plain, key_text
+from penstock.staging.payload_models import TypedPayload
 from penstock.staging.rows import Row, make_row
 
 SCHEDULED = "scheduled"
@@ -61,6 +62,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     *,
     key: object = None,
     field: str = "",
+    typed: TypedPayload | None = None,
 ) -> Row:
     """Checks the fields of a message and returns them as a row."""
     if unknown := options.keys() - MessageOptions.__optional_keys__ - {"tenant"}:
@@ -72,11 +74,11 @@ def make_message(  # noqa: PLR0913  a row has this many columns
         raise InvalidRecord(f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is")
     tenant = _checked(options["tenant"], "tenant", field)
     own = _make_own(options, None if key is None else _checked(key, "key", field), field)
-    return make_row(channel, tenant, action, object, data, _add(headers, own, field), field)
+    return make_row(channel, tenant, action, object, data, _add(headers, own, field), field, typed)
 
 
-def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH) -> Row:
-    """Checks the job of a slot, and returns it as a row."""
+def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH, model: Any = None) -> Row:
+    """Checks the job of a slot, whose worker takes payloads of a model, and returns it as a row."""
     options: dict[str, Any] = {
         "tenant": spec.name if spec.tenant is None else spec.tenant,
         "unique": spec.unique,
@@ -84,7 +86,16 @@ def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH) -> Row:
         "priority": spec.priority,
     }
     headers = {"slot": slot.isoformat()}
-    return make_message(spec.queue, SCHEDULED, spec.name, spec.data, headers, options, key=spec.key)
+    data, typed = as_plain(spec.data, "data"), model and TypedPayload(model, spec.data)
+    return make_message(spec.queue, SCHEDULED, spec.name, data, headers, options, key=spec.key, typed=typed)
+
+
+def check_scheduled(spec: ScheduleSpec, model: Any) -> None:
+    """Checks the jobs of a schedule.  Raises ``DeclarationError``."""
+    try:
+        make_scheduled(spec, model=model)
+    except InvalidRecord as error:
+        raise DeclarationError(f"schedule {spec.name}: {error}") from None
 
 
 def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:

@@ -17,21 +17,19 @@ is another number than the float, and whose float it is.  An error names the fie
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from math import isfinite
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from typing_extensions import is_typeddict
-
 from penstock.errors import InvalidRecord
-from penstock.parsing import Decode, InvalidPayload, make_model_decoder
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS
 
 MAX_DEPTH = 100
@@ -47,6 +45,9 @@ _NUMERIC_DIGITS = 131_072
 _NUMERIC_SCALE = 16_383
 _SHOWN_CHARACTERS = 40
 _SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta})
+CONVERTED = (str, int, float, Decimal, UUID, date, time, timedelta, Enum)
+"""Types of values that are written as JSON by themselves, without a model that says how."""
+
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((bytes, bytearray, memoryview), "encode it as text, for instance base64"),
     ((set, frozenset), "give a sorted list"),
@@ -89,39 +90,40 @@ def as_plain(value: object, field: str) -> object:
 
             return to_builtins(value, str_keys=True)
     except Exception as error:  # noqa: BLE001  a library of the application's
+        path, unwritable = _find_unwritable(value, field)
         raise InvalidRecord(
-            field, f"{type(value).__name__} cannot be written as JSON: {type(error).__name__}"
+            path, f"{type(unwritable).__name__} cannot be written as JSON: {type(error).__name__}"
         ) from None
     return value
 
 
-def checked_model(value: object, model: Any) -> object:
-    """The value, if it is an instance of the model, or of anything if there is none."""
-    expected = dict if is_typeddict(model) else model
-    if isinstance(expected, type) and not isinstance(value, expected):
-        raise InvalidRecord(
-            "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
-        )
-    return value
+def _find_unwritable(value: object, path: str) -> tuple[str, object]:
+    """The field of a dataclass, Struct or model that makes it impossible to write, or the whole."""
+    is_model = hasattr(type(value), _SERIALIZER)
+    for name, member in (get_members(value) or {}).items():
+        try:
+            if is_model:
+                getattr(type(value), _SERIALIZER).to_python(value, mode="json", include={name})
+            else:
+                as_plain(deepcopy(member), name)
+        except Exception:  # noqa: BLE001  the same
+            return make_path(path, name), member
+    return path, value
 
 
-def check_payload(text: str, model: Any, field: str = "") -> None:
-    """Checks the JSON of a payload as consumers will: what they would dead-letter is refused where it is staged."""
-    if (decode := _find_decoder(model)) is None:
-        return
-    try:
-        decode(text)
-    except InvalidPayload as error:
-        raise InvalidRecord(f"{field}data", f"does not fit {model.__name__}: {error}") from None
-
-
-@cache
-def _find_decoder(model: Any) -> Decode | None:
-    """The decoder of a model; None without Pydantic, which an application that only stages need not have."""
-    try:
-        return make_model_decoder(model, "staging")
-    except ImportError:
-        return None
+def get_members(value: Any) -> Mapping[Any, Any] | None:
+    """The parts of a value that has any, by name or number; without those that a Pydantic model says are not to be written."""
+    kind = type(value)
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    if (declared := getattr(kind, "model_fields", None)) is not None:
+        written = (name for name, each in declared.items() if not each.exclude)
+        members = {name: getattr(value, name, None) for name in written}
+        return {**members, **(getattr(value, "model_extra", None) or {})}
+    names = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__struct_fields__", None)
+    return None if names is None else {name: getattr(value, name, None) for name in names}
 
 
 def key_text(value: object, field: str = "key") -> str:
@@ -283,7 +285,7 @@ def _check_members(value: Any, path: str, parents: list[int]) -> None:
         for key, member in value.items():
             if not isinstance(key, str):
                 raise InvalidRecord(path, f"has a key of type {type(key).__name__}; keys are str: convert it by str()")
-            inner = _make_path(path, key)
+            inner = make_path(path, key)
             _check_text(key, f"{inner} (the name itself)")
             _check(member, inner, parents)
     else:
@@ -361,7 +363,7 @@ def _check_text(value: str, path: str) -> None:
         )
 
 
-def _make_path(path: str, key: str) -> str:
+def make_path(path: str, key: str) -> str:
     """Returns the path of a member: ``data.price``; in brackets if the name is not an identifier."""
     if key.isascii() and key.isidentifier() and len(key) <= _SHOWN_CHARACTERS:
         return f"{path}.{key}"

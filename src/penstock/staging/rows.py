@@ -26,7 +26,8 @@ from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import int_array, quote
 from penstock.declaring.kinds import Channel
 from penstock.errors import StagingError
-from penstock.staging.payload import MAX_HEADERS_BYTES, check_payload, headers_text, json_text, key_text, label_text
+from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text, key_text, label_text
+from penstock.staging.payload_models import TypedPayload
 from penstock.staging.trace_headers import with_trace
 
 CHECK_EVERY_S = 60.0
@@ -167,8 +168,9 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     data: Any,
     headers: object = None,
     field: str = "",
+    typed: TypedPayload | None = None,
 ) -> Row:
-    """Checks the fields of a record and returns them as a row."""
+    """Checks the fields of a record and returns them as a row; ``typed`` if its payload is of a model."""
     checked_key = key_text(key, f"{field}key")
     checked = [
         _make_label(channel.name, "channel"),
@@ -178,8 +180,10 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
         _make_label(object, f"{field}object"),
         json_text(data, f"{field}data", channel.max_bytes),
     ]
-    if (model := getattr(channel, "payload", None)) is not None:
-        check_payload(checked[-1], model, field)
+    if typed is None and (model := getattr(channel, "payload", None)) is not None:
+        typed = TypedPayload(model)
+    if typed is not None:
+        typed.check(checked[-1], field)
     written = headers_text(headers, f"{field}headers")
     if channel.kind != "ick":
         written = with_trace(written, headers, MAX_HEADERS_BYTES)

@@ -41,6 +41,9 @@ class Declarations(Protocol):
     def channels(self) -> Mapping[str, Channel]:
         """The channels by name."""
 
+    def find_payload(self, queue: Queue) -> type[Any] | None:
+        """The model of the payloads that the worker of a queue takes."""
+
     @property
     def scope(self) -> Scope:
         """Its schema in Postgres, and its namespace in Redis."""
