@@ -7,7 +7,7 @@ datetime for a field that takes anything, which comes back as text.
 """
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -76,8 +76,10 @@ def _find_decoder(model: Any) -> Decode | None:
 
 def _is_equal(given: Any, decoded: Any) -> bool:
     """True if an instance of a model equals what has come back, in every field: the quick answer for almost all."""
-    kind: Hashable = type(given)
-    return kind is type(decoded) and _compares_every_field(kind) and bool(given == decoded)
+    if type(given) is not type(decoded):
+        return False
+    every = _compares_every_field(type(given))  # type: ignore[arg-type]  # a class has a hash
+    return every and bool(given == decoded)
 
 
 @cache
