@@ -87,3 +87,21 @@ class ProjectTest(PipelineTestCase):
         Order.objects.create(customer="Ann", cents=2)
 
         self.assertEqual([record.data["cents"] for record in staged(connection)], [2])
+
+    def test_each_schema_that_is_migrated_is_captured(self) -> None:
+        """As django-tenants migrates: it sets the search path of Django's connection, and calls ``migrate``."""
+        for schema in ("t1", "t2"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"CREATE SCHEMA {schema}")
+            self.addCleanup(lambda schema: connection.cursor().execute(f"DROP SCHEMA {schema} CASCADE"), schema)
+        self.addCleanup(lambda: connection.cursor().execute("SET search_path TO DEFAULT"))
+        for schema in ("t1", "t2", "DEFAULT"):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET search_path TO {schema}")
+            call_command("migrate", verbosity=0)
+            Order.objects.create(customer=schema, cents=1)
+
+        self.assertEqual(
+            [(record.data["customer"], record.headers) for record in staged(connection)],
+            [("t1", {"schema": "t1"}), ("t2", {"schema": "t2"}), ("DEFAULT", None)],
+        )

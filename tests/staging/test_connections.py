@@ -124,7 +124,8 @@ def make_django(url: str) -> Any:
     django: Any = importlib.import_module("django")
     if not settings.configured:
         databases = {"default": default, "second": {}, "lite": lite}
-        settings.configure(DATABASES=databases, INSTALLED_APPS=["django.contrib.postgres"], USE_TZ=True)
+        installed = ["django.contrib.postgres", "django_app.accounts"]
+        settings.configure(DATABASES=databases, INSTALLED_APPS=installed, USE_TZ=True)
         django.setup()
     importlib.import_module("django.db.transaction")
     for alias in ("default", "second"):

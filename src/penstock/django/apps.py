@@ -6,14 +6,16 @@ Migrating brings Penstock's tables to this release's revision, and installs the 
 their tables: at the end, whichever migrations there were, so that squashed migrations and databases of tests have them too.
 """
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
-from django.db import connections
+from django.db import connections, router
 from django.db.backends.signals import connection_created
+from django.db.models import ManyToManyRel
 from django.db.models.signals import post_migrate
 
 from penstock.django.django_pipeline import DjangoPipeline
@@ -74,12 +76,47 @@ def get_database_url(using: str) -> str:
 
 
 def check_pipeline(**_: object) -> list[checks.CheckMessage]:
-    """The check of ``manage.py check``: the pipeline can be imported, and its rules are valid."""
+    """The check of ``manage.py check``: the pipeline can be imported, and its rules are valid and see their changes."""
     try:
-        get_pipeline()
+        pipeline = get_pipeline()
     except PenstockError as error:
         return [checks.Error(str(error), id="penstock.E001")]
-    return []
+    return [*_find_elsewhere(pipeline), *_find_unstaged(pipeline)]
+
+
+def _find_elsewhere(pipeline: DjangoPipeline) -> Iterator[checks.CheckMessage]:
+    """Finds models that are written to another database: a trigger and Penstock's tables are in one."""
+    for model in pipeline.models:
+        alias = router.db_for_write(model)
+        if alias != pipeline.using:
+            yield checks.Error(
+                f"{model.__name__} is written to the database {alias!r}, and its staging rule is of a pipeline with "
+                f"using={pipeline.using!r}: nothing would be staged",
+                hint=f"Declare the rule in a DjangoPipeline(…, using={alias!r}).",
+                obj=model,
+                id="penstock.E002",
+            )
+
+
+def _find_unstaged(pipeline: DjangoPipeline) -> Iterator[checks.CheckMessage]:
+    """Finds many-to-many fields of models with rules: their rows are in another table."""
+    staged = {model._meta.db_table for model in pipeline.models}  # noqa: SLF001  public by its documentation
+    fields: dict[str, tuple[type[Any], str]] = {}
+    for model in pipeline.models:
+        for field in model._meta.get_fields():  # noqa: SLF001  the same
+            if field.many_to_many:
+                forward: Any = field.field if isinstance(field, ManyToManyRel) else field
+                table = forward.remote_field.through._meta.db_table  # noqa: SLF001  the same
+                fields.setdefault(f"{forward.model.__name__}.{forward.name}", (model, table))
+    for name, (model, table) in fields.items():
+        if table not in staged:
+            yield checks.Warning(
+                f"{name} is kept in the table {table}: adding to it or removing from it changes no row of "
+                f"{model.__name__}, and nothing is staged",
+                hint=f"Declare a rule for {name}.through; or add penstock.W001 to SILENCED_SYSTEM_CHECKS.",
+                obj=model,
+                id="penstock.W001",
+            )
 
 
 def create_tables(using: str) -> None:
@@ -117,8 +154,11 @@ def _after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = N
     if using != pipeline.using:
         return
     create_tables(using)
+    with connections[using].cursor() as cursor:  # with a schema a tenant, that which is being migrated
+        cursor.execute("SHOW search_path")
+        [search_path] = cursor.fetchone()
     try:
-        installed = install_triggers(get_database_url(using), pipeline)
+        installed = install_triggers(get_database_url(using), pipeline, search_path)
     except TriggerMissing as error:
         there = connections[using].introspection.table_names()
         if all(trigger.table in there for trigger in make_triggers(pipeline)):

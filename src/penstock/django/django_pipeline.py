@@ -84,6 +84,7 @@ class DjangoPipeline(Pipeline):
         """
         super().__init__(channels, schema=schema, namespace=namespace)
         self.using = using
+        self._models: dict[type[Any], type[Model]] = {}
         # Only workers need the driver.
         self.around(partial(_call_within, using), asynchronous=partial(_call_within_async, using))
 
@@ -102,7 +103,14 @@ class DjangoPipeline(Pipeline):
                 f"{'none' if meta.abstract else 'columns in several'}; declare rules for the models of the tables"
             )
         secret = {"password", *getattr(concrete, "penstock_secret", ()), *getattr(model, "penstock_secret", ())}
-        return _map_model(concrete, frozenset(secret), self.using)
+        mapped = _map_model(concrete, frozenset(secret), self.using)
+        self._models[mapped] = model
+        return mapped
+
+    @property
+    def models(self) -> list[type[Model]]:
+        """The models that its rules are for, in the order of their declaration."""
+        return [self._models[rule.model] for rule in self.rules if rule.model in self._models]
 
 
 def _call_within(using: str, call: Any, session: Any, items: Any) -> Any:

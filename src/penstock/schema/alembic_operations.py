@@ -10,7 +10,8 @@
     def downgrade() -> None:
         op.drop_penstock_triggers(pipeline, Order)
 
-Both work with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``).  They render the rules as they
+Both work with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``); a ``schema_translate_map`` of the
+connection says in which schema the tables are.  They render the rules as they
 are when the migration runs.  After a change of a rule, write another migration with ``create_penstock_triggers``, which
 replaces the trigger; until it has run, ``penstock doctor`` and every worker's start fail.
 """
@@ -49,7 +50,8 @@ class TriggerOperation(MigrateOperation):
         Raises:
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
-        operations.invoke(cls([sql for found in _find_triggers(pipeline, classes) for sql in found.statements]))
+        triggers = _find_triggers(operations, pipeline, classes)
+        operations.invoke(cls([sql for found in triggers for sql in found.statements]))
 
     @classmethod
     def drop(cls, operations: Operations, pipeline: Declarations, *classes: type[Any]) -> None:
@@ -58,7 +60,8 @@ class TriggerOperation(MigrateOperation):
         Raises:
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
-        operations.invoke(cls([sql for found in _find_triggers(pipeline, classes) for sql in found.drop]))
+        triggers = _find_triggers(operations, pipeline, classes)
+        operations.invoke(cls([sql for found in triggers for sql in found.drop]))
 
 
 @Operations.implementation_for(TriggerOperation)
@@ -67,10 +70,12 @@ def _execute(operations: Operations, operation: TriggerOperation) -> None:
         operations.execute(statement.replace(":", r"\:"))  # text() would take a colon for a parameter
 
 
-def _find_triggers(pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
+def _find_triggers(operations: Operations, pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
     """Finds the triggers of the classes, in the order of their rules' declaration."""
-    wanted = tuple(classes)
-    found = [trigger for trigger in make_triggers(pipeline) if trigger.rule.model in wanted]
+    wanted, connection = tuple(classes), operations.get_context().connection  # none offline
+    options = connection.get_execution_options() if connection is not None else {}
+    triggers = make_triggers(pipeline, options.get("schema_translate_map"))
+    found = [trigger for trigger in triggers if trigger.rule.model in wanted]
     missing = [cls.__name__ for cls in wanted if all(trigger.rule.model is not cls for trigger in found)]
     if missing or not wanted:
         raise DeclarationError(

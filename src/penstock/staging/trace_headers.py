@@ -30,11 +30,8 @@ MAX_TRACE_BYTES = 1024
 OPENTELEMETRY = "opentelemetry.trace"
 """Name of the module that an application which traces has imported."""
 
-TRIGGERS_HEADERS = (
-    "jsonb_strip_nulls(jsonb_build_object("
-    "'traceparent', nullif(left(current_setting('penstock.traceparent', true), 55), '')))"
-)
-"""An expression of SQL: the header that a trigger adds; an empty object if the transaction has no trace."""
+TRIGGERS_TRACE = "'traceparent', nullif(left(current_setting('penstock.traceparent', true), 55), '')"
+"""Arguments of ``jsonb_build_object``: the header that a trigger adds, NULL if the transaction has no trace."""
 
 
 def with_trace(headers: str | None, given: object, limit: int) -> str | None:

@@ -44,7 +44,7 @@ from penstock.errors import DeclarationError
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
 from penstock.staging.rules import get_names, is_secret, object_name
-from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_HEADERS
+from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_TRACE
 from penstock.staging.trigger_tables import render_create, render_drop, trigger_types
 
 QUOTE = "$penstock$"
@@ -291,6 +291,7 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
 
 def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str) -> str:
     columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
+    source: Any = mapper.local_table
     is_queue = isinstance(rule.channel, Queue)
     key = _render_key(rule, [columns[n] for n in get_names(rule.tenant if is_queue else rule.key)])
     pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
@@ -318,7 +319,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         old_member=OLD_MEMBER.format(**parts) if isinstance(rule.channel, Ick) and change else "",
         next_image=_render_next(rule),
         payload=" || ".join(objects) or "'{}'::jsonb",
-        headers=_render_headers(rule, columns),
+        headers=_render_headers(rule, source.schema, columns),
     )
 
 
@@ -358,22 +359,22 @@ def _render_condition(rule: StagingRule) -> str:
     )
 
 
-def _render_headers(rule: StagingRule, columns: dict[str, Column[Any]]) -> str:
+def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[str, Column[Any]]) -> str:
     if isinstance(rule.channel, Ick):
         return "NULL"
     own_headers = headers_text(rule.headers)
-    parts: list[str] = []
+    # A schema a tenant: the rule does not say in which of them the table is.
+    headers = f"'schema', nullif(TG_TABLE_SCHEMA, {quote_literal(table_schema or 'public')})"
     if len((own_headers or "").encode()) + MAX_TRACE_BYTES <= MAX_HEADERS_BYTES:
-        parts.append(TRIGGERS_HEADERS)
+        headers = f"{TRIGGERS_TRACE}, {headers}"
+    parts = [f"jsonb_strip_nulls(jsonb_build_object({headers}))"]
     if own_headers is not None:
         parts.append(f"{quote_literal(own_headers)}::jsonb")
     if isinstance(rule.channel, Queue) and get_names(rule.key):
         key = _render_key(rule, [columns[name] for name in get_names(rule.key)])
         own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
         parts.append(f"jsonb_build_object('{RESERVED}', {own})")
-    if parts == [TRIGGERS_HEADERS]:
-        return f"nullif({TRIGGERS_HEADERS}, '{{}}')"
-    return " || ".join(parts)
+    return " || ".join(parts) if len(parts) > 1 else f"nullif({parts[0]}, '{{}}')"
 
 
 def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""An app whose models have many-to-many fields."""
