@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Select, String, bindparam, cast, func, select
+from sqlalchemy import Connection, Select, String, bindparam, cast, func, literal_column, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Mapper, UOWTransaction
@@ -41,9 +41,10 @@ _SET_SETTINGS = select(*(func.pg_catalog.set_config(name, bindparam(name, type_=
 
 _LACKS_PRIVILEGE = "42501"
 
-_statements: WeakKeyDictionary[Mapper[Any], dict[tuple[tuple[str, ...], Change | None], Select[Any]]] = (
-    WeakKeyDictionary()
-)
+_Kind = tuple[tuple[str, ...], Change | None, bool]
+"""Attributes, lock, and whether it is for one row."""
+
+_statements: WeakKeyDictionary[Mapper[Any], dict[_Kind, Select[Any]]] = WeakKeyDictionary()
 
 
 def read_rows(
@@ -66,9 +67,10 @@ def read_rows(
     if not states:
         return {}
     listed = tuple(sorted(names))
-    statement = _find_statement(states[0].mapper, listed, lock)
-    identities = [_get_identity(state, is_written=is_written) for state in states]
-    keys = {f"key_{n}": list(column) for n, column in enumerate(zip(*identities, strict=True))}
+    is_single = len(states) == 1
+    statement = _find_statement(states[0].mapper, listed, lock, is_single=is_single)
+    columns = zip(*_get_identities(states, is_written=is_written), strict=True)
+    keys = {f"key_{n}": column[0] if is_single else list(column) for n, column in enumerate(columns)}
     failure: Exception
     try:
         rows = _fetch(connection, statement, keys)
@@ -136,25 +138,33 @@ def _set(memory: dict[str, Any], values: Values) -> None:
             memory[name] = value
 
 
-def _find_statement(mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None) -> Select[Any]:
+def _find_statement(
+    mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None, *, is_single: bool
+) -> Select[Any]:
     statements = _statements.setdefault(mapper, {})
-    if (names, lock) not in statements:
-        statements[names, lock] = _make_statement(mapper, names, lock)
-    return statements[names, lock]
+    kind = names, lock, is_single
+    if kind not in statements:
+        statements[kind] = _make_statement(mapper, names, lock, is_single=is_single)
+    return statements[kind]
 
 
-def _make_statement(mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None) -> Select[Any]:
-    identity = mapper.primary_key
-    arrays = [ARRAY(_uncollated(column.type)) for column in identity]
-    # The CAST is for drivers that send a list without its type.
-    lists = [cast(bindparam(f"key_{n}", type_=kind), kind) for n, kind in enumerate(arrays)]
-    columns = [f"key_{n}" for n in range(len(arrays))]
-    keys = func.unnest(*lists).table_valued(*columns, with_ordinality="number").render_derived(_KEYS)
-    matches = and_(*(column == keys.c[name] for column, name in zip(identity, columns, strict=True)))
-    read = [mapper.column_attrs[name].columns[0].label(f"value_{n}") for n, name in enumerate(names)]
-    statement = select(
-        keys.c.number, func.pg_catalog.current_setting("extra_float_digits").label("float_digits"), *read
-    ).select_from(keys.join(mapper.persist_selectable, matches))
+def _make_statement(
+    mapper: Mapper[Any], names: tuple[str, ...], lock: Change | None, *, is_single: bool
+) -> Select[Any]:
+    identity, table = mapper.primary_key, mapper.persist_selectable
+    digits = func.pg_catalog.current_setting("extra_float_digits").label("float_digits")
+    read = [digits, *(mapper.column_attrs[name].columns[0].label(f"value_{n}") for n, name in enumerate(names))]
+    if is_single:  # costs half
+        matches = [column == bindparam(f"key_{n}", type_=column.type) for n, column in enumerate(identity)]
+        statement = select(literal_column("1"), *read).select_from(table).where(*matches)
+    else:
+        arrays = [ARRAY(_uncollated(column.type)) for column in identity]
+        # The CAST is for drivers that send a list without its type.
+        lists = [cast(bindparam(f"key_{n}", type_=kind), kind) for n, kind in enumerate(arrays)]
+        columns = [f"key_{n}" for n in range(len(arrays))]
+        keys = func.unnest(*lists).table_valued(*columns, with_ordinality="number").render_derived(_KEYS)
+        matches = [column == keys.c[name] for column, name in zip(identity, columns, strict=True)]
+        statement = select(keys.c.number, *read).select_from(keys.join(table, and_(*matches)))
     if lock is not None:
         statement = statement.with_for_update(key_share=lock == "update").order_by(*identity)
     return statement
@@ -165,14 +175,17 @@ def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     return kind.adapt(type(kind), collation=None) if isinstance(kind, String) and kind.collation else kind
 
 
-def _get_identity(state: State, *, is_written: bool) -> tuple[Any, ...]:
-    """The primary key: that which the flush has written, or the one before."""
-    mapper = state.mapper
-    old = state.key[1] if state.key is not None else ()
+def _get_identities(states: Sequence[State], *, is_written: bool) -> list[tuple[Any, ...]]:
+    """The primary keys: those that the flush has written, or those before."""
+    mapper = states[0].mapper
+    old = [state.key[1] if state.key is not None else () for state in states]
     if not is_written:
         return old
     names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
-    return tuple(state.dict[name] if name in state.dict else old[number] for number, name in enumerate(names))
+    return [
+        tuple(state.dict[name] if name in state.dict else key[n] for n, name in enumerate(names))
+        for state, key in zip(states, old, strict=True)
+    ]
 
 
 def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -> Exception:

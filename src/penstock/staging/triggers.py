@@ -20,6 +20,7 @@ stage and is refused if the rule stages deletes, unless its transaction says tha
 
 Differences between triggers and hooks:
 
+* A trigger writes a ``real`` with its own digits; asyncpg reads, and the hooks write, those of the double next to it.
 * A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit the payload's size.
 * A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it; Python has neither.
 * A key that is NULL, empty or too long fails the writing statement with SQLSTATE 23514.
@@ -404,12 +405,12 @@ def _render_key(rule: StagingRule, columns: Sequence[Column[Any]]) -> str:
     """Renders the key as ``payload.key_text`` writes it: one column as text, several as a JSON array."""
     for column in columns:
         kind = _unwrap_type(column.type)
-        is_text = isinstance(kind, types.String) and not isinstance(kind, (types.Enum, types.CHAR))
+        is_text = isinstance(kind, types.String) and not isinstance(kind, types.Enum)
         if not (is_text or isinstance(kind, (types.Integer, types.Uuid))):
             raise make_error(rule, f"its key is of type {column.type!r}; it takes text, integer or uuid")
     values = [f"penstock_row.{quote(column.name)}" for column in columns]
     if len(values) == 1:
-        return f"{values[0]}::text"
+        return f"to_jsonb({values[0]}) #>> '{{}}'"  # a cast to text would take the blanks of a char(n) away
     listed = ", ".join(values)
     return f"(CASE WHEN num_nulls({listed}) = 0 THEN jsonb_build_array({listed})::text END)"
 
@@ -437,7 +438,7 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
     if isinstance(kind, types.Time):
         return None if kind.timezone else f"to_char({value}::time, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
-        return f"{value}::text" if kind.asdecimal else f"{value}::float8"
+        return f"{value}::text" if kind.asdecimal else f"{value}::text::float8"  # a real has fewer digits
     if isinstance(kind, (types.Uuid, postgresql.INTERVAL)):
         return f"{value}::text"
     if isinstance(kind, types.JSON):
