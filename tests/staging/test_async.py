@@ -190,3 +190,32 @@ def test_a_sync_session_in_the_async_call_is_refused_with_the_right_call(rides: 
         call = stage_async(session, to=rides, key=1, action="a", object="b", data=None)  # type: ignore[call-overload]
         with pytest.raises(NotAttached, match=r"takes an AsyncSession .* not Session; .*: stage\("):
             asyncio.run(call)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_record_tells_of_the_row_that_another_session_has_changed(
+    driver: str, pipeline: Pipeline, rides: Log, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 41: a key that changes, and a delete, after another session has changed other columns."""
+    pipeline.stages(Ride, to=rides, key="stops", data=["stops", "status"], object="by stops")
+
+    async def run() -> None:
+        async with connected(database_url, driver) as engine:
+            made = maker(engine, pipeline)
+            async with made.begin() as session:
+                session.add_all([Ride(id=1, stops=3), Ride(id=2, stops=3)])
+            async with made() as session, made() as other:
+                one, two = await session.get_one(Ride, 1), await session.get_one(Ride, 2)
+                for number in (1, 2):
+                    (await other.get_one(Ride, number)).status = "theirs"
+                await other.commit()
+                one.stops = 4
+                await session.delete(two)
+                await session.commit()
+
+    asyncio.run(run())
+    assert [(r.action, r.key, r.data) for r in staged() if r.object == "by stops"][4:] == [
+        ("delete", "3", {"stops": 3, "status": "theirs"}),
+        ("insert", "4", {"stops": 4, "status": "theirs"}),
+        ("delete", "3", {"stops": 3, "status": "theirs"}),
+    ]

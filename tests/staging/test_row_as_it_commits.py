@@ -520,3 +520,56 @@ def test_the_member_that_the_row_had_is_marked(
         ("update", "3"),
         ("delete", "3"),
     ]
+
+
+class Loose(Base):
+    """Nobody asks whether its rows were there when they are deleted."""
+
+    __tablename__ = "loose"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    __mapper_args__ = {"confirm_deleted_rows": False}  # noqa: RUF012
+
+
+def test_a_row_that_is_gone_has_no_record(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, elsewhere: Callable[[str], None], staged: StagedRecords
+) -> None:
+    """Guarantee 41: whoever has deleted it has staged that."""
+    pipeline.stages(Loose, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add_all([Loose(id=1), Loose(id=2)])
+    with sessions.begin() as session:
+        one, two = session.get_one(Loose, 1), session.get_one(Loose, 2)
+        elsewhere("DELETE FROM loose WHERE id = 1")
+        session.delete(one)
+        session.delete(two)
+
+    assert [(record.action, record.key) for record in staged()[2:]] == [("delete", "2")]
+
+
+def test_a_row_that_a_policy_lets_be_deleted_and_not_locked_is_staged(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, elsewhere: Callable[[str], None], staged: StagedRecords
+) -> None:
+    """Guarantee 32: a lock needs the policy for UPDATE."""
+    pipeline.stages(Loose, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add(Loose(id=1))
+    elsewhere("CREATE ROLE tenant")
+    for statement in (
+        "ALTER TABLE loose ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY reads ON loose FOR SELECT USING (true)",
+        "CREATE POLICY deletes ON loose FOR DELETE USING (true)",
+        "GRANT SELECT, UPDATE, DELETE ON loose TO tenant",
+        "GRANT USAGE ON SCHEMA penstock TO tenant",
+        "GRANT INSERT ON penstock.staged_records TO tenant",
+    ):
+        elsewhere(statement)
+    try:
+        with sessions.begin() as session:
+            session.execute(text("SET LOCAL ROLE tenant"))
+            session.delete(session.get_one(Loose, 1))
+    finally:
+        elsewhere("DROP OWNED BY tenant")
+        elsewhere("DROP ROLE tenant")
+
+    assert [(record.action, record.key) for record in staged()[1:]] == [("delete", "1")]
