@@ -534,7 +534,7 @@ class Loose(Base):
 def test_a_row_that_is_gone_has_no_record(
     pipeline: Pipeline, rides: Log, sessions: Sessions, elsewhere: Callable[[str], None], staged: StagedRecords
 ) -> None:
-    """Guarantee 41: whoever has deleted it has staged that."""
+    """Guarantee 41: the transaction that has deleted it has staged that."""
     pipeline.stages(Loose, to=rides, key="id")
     with sessions.begin() as session:
         session.add_all([Loose(id=1), Loose(id=2)])
