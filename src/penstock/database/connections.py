@@ -15,6 +15,7 @@ libpq and SQLAlchemy read a password with a raw ``@``, ``/``, ``?`` or ``#`` eac
 host or a database in their errors.  The errors here show neither the URL nor a part of it that could belong to a password.
 """
 
+import json
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -27,8 +28,11 @@ import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, PyFormat
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.postgres import register_default_adapters, register_default_types
 from psycopg.pq.abc import PGconn
-from psycopg.types.array import ListDumper
+from psycopg.types import TypesRegistry
+from psycopg.types.array import ListDumper, register_all_arrays
+from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import URL, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -39,6 +43,7 @@ from penstock.database.statements import int_array, statements
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
+    SUSPENDED_S,
     WORKER_SILENCE_S,
     Settings,
     Timeouts,
@@ -326,6 +331,21 @@ def _write_arrays_at_once(adapters: AdaptersMap) -> None:
         adapters.register_dumper(list, _ArrayDumper)
 
 
+def _make_adapters() -> AdaptersMap:
+    register_default_types(types := TypesRegistry())
+    adapters = AdaptersMap(types=types)
+    register_default_adapters(adapters)
+    register_all_arrays(adapters)
+    set_json_loads(json.loads, adapters)
+    set_json_dumps(json.dumps, adapters)
+    _write_arrays_at_once(adapters)
+    return adapters
+
+
+ADAPTERS = _make_adapters()
+"""Psycopg's own, for statements of ours: an application may have registered others for all connections of its process."""
+
+
 def connect_postgres(
     url: str,
     *,
@@ -343,13 +363,14 @@ def connect_postgres(
         connection = kind.connect(
             plain_url(url),
             autocommit=True,
+            context=ADAPTERS,
             application_name=f"penstock {application}",
             client_encoding="UTF8",  # whatever the role's is
             **_keepalive(timeouts),
         )
         connection.longest_silence_s = min(connection.longest_silence_s, silence_s)
         try:
-            connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
+            _set_up(connection, prepare)
         except BaseException:
             connection.close()  # its session has ended already, or hangs
             raise
@@ -361,7 +382,18 @@ def connect_postgres(
 PREPARE_AFTER = 3
 """Executions after which a statement is prepared."""
 
-_BACKEND = b"SELECT pg_catalog.pg_backend_pid()"
+_BACKEND = b"SET LOCAL statement_timeout TO 0; SELECT pg_catalog.pg_backend_pid()"
+"""Sent as one message, and so one transaction; the role's timeout may be too short for anything."""
+
+_SESSION = f"""
+    SET LOCAL statement_timeout TO 0;
+    SELECT pg_catalog.set_config(name, value, false)
+    FROM (VALUES ('statement_timeout', '{WORKER_SILENCE_S:.0f}s'), ('lock_timeout', '0'), ('idle_session_timeout', '0'),
+                 ('idle_in_transaction_session_timeout', '{SUSPENDED_S}s'), ('transaction_timeout', '0')) v (name, value)
+    WHERE pg_catalog.current_setting(name, true) IS NOT NULL
+""".encode()
+"""Timeouts of a session in place of its role's, for the moment before a transaction has set its own.  They are a hint: a session
+that a pooler shares keeps the role's."""
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
@@ -370,12 +402,18 @@ def is_direct(connection: psycopg.Connection[Any]) -> bool:
     A pooler gives its clients an id of its own at the start of a connection, by which they can cancel; the server's sessions have
     others.  A pooler in session mode is one, too, which costs the time that preparing saves.
     """
-    [(pid,)] = connection.execute(_BACKEND).fetchall()
-    return bool(pid == connection.info.backend_pid)
+    cursor = psycopg.Cursor(connection).execute(_BACKEND)
+    cursor.nextset()
+    return bool(cursor.fetchall() == [(connection.info.backend_pid,)])
 
 
-def _prepare_after(prepare: bool, direct: bool) -> int | None:  # noqa: FBT001  private
-    return PREPARE_AFTER if prepare and direct else None
+def _set_up(connection: psycopg.Connection[Any], prepare: bool) -> None:  # noqa: FBT001  private
+    """Sets up a new connection, in autocommit mode: nothing that the role has set ends a transaction between two statements."""
+    if is_direct(connection):
+        connection.prepare_threshold = PREPARE_AFTER if prepare else None
+        psycopg.Cursor(connection).execute(_SESSION)
+    else:
+        connection.prepare_threshold = None
 
 
 def pipelined(connection: Connection) -> AbstractContextManager[object]:
@@ -402,17 +440,22 @@ def make_engine(
     """An engine for sessions of consumers; payloads never show in its errors."""
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
-        connection = HandlerConnection.connect(*args, **options)
-        connection.prepare_threshold = _prepare_after(prepare, is_direct(connection))
-        _write_arrays_at_once(connection.adapters)
-        connection.rollback()
+        connection = HandlerConnection.connect(*args, **options, autocommit=True)
         connection.limit_silence(timeouts)
+        _set_up(connection, prepare)
+        _write_arrays_at_once(connection.adapters)
         return connection
 
     options = _engine_options(application, timeouts)
     engine = create_engine(_driver_url(url), **options, poolclass=None if pooled else NullPool)
     event.listen(engine, "do_connect", connect)
+    event.listen(engine, "connect", _end_autocommit)
     return engine
+
+
+def _end_autocommit(connection: Any, _record: Any) -> None:
+    """Has statements begin transactions, after SQLAlchemy has asked for what it wants to know of the server."""
+    connection.autocommit = False
 
 
 def make_async_engine(
@@ -421,18 +464,21 @@ def make_async_engine(
     """The same for handlers that are ``async def``."""
 
     async def connect(*args: Any, **options: Any) -> AsyncHandlerConnection:
-        connection = await AsyncHandlerConnection.connect(*args, **options)
-        [(pid,)] = await (await connection.execute(_BACKEND)).fetchall()
-        direct = pid == connection.info.backend_pid
-        connection.prepare_threshold = _prepare_after(prepare, direct)
-        _write_arrays_at_once(connection.adapters)
-        await connection.rollback()
+        connection = await AsyncHandlerConnection.connect(*args, **options, autocommit=True)
         connection.limit_silence(timeouts)
+        cursor = await connection.execute(_BACKEND)
+        cursor.nextset()
+        if await cursor.fetchall() == [(connection.info.backend_pid,)]:
+            connection.prepare_threshold = PREPARE_AFTER if prepare else None
+            await connection.execute(_SESSION)
+        _write_arrays_at_once(connection.adapters)
         return connection
 
     options = _engine_options(application, timeouts)
     options["connect_args"]["async_creator_fn"] = connect
-    return create_async_engine(_driver_url(url), **options)
+    engine = create_async_engine(_driver_url(url), **options)
+    event.listen(engine.sync_engine, "connect", _end_autocommit)
+    return engine
 
 
 def _driver_url(url: str) -> URL:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 from typing_extensions import override
 
-from penstock.database.connections import silent_for
+from penstock.database.connections import ADAPTERS, silent_for
 from penstock.database.statements import quote_literal
 from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
 
@@ -180,8 +180,11 @@ class _Guarded(ABC):
         return cast("Generator[Any, Any, list[PGresult]]", execute(self._connection.pgconn))
 
     def _cursor(self) -> Any:
-        # Not with the connection's row factory, which a handler may have changed.
-        return self._connection.cursor(row_factory=tuple_row)
+        # Not with the connection's row factory and adapters, which a handler, or the application, may have changed.
+        is_async = isinstance(self._connection, psycopg.AsyncConnection)
+        cursor: Any = (psycopg.AsyncCursor if is_async else psycopg.Cursor)(self._connection, row_factory=tuple_row)
+        cursor._adapters = ADAPTERS  # noqa: SLF001
+        return cursor
 
 
 def _literals(params: Mapping[str, str | int]) -> dict[bytes, bytes]:

@@ -1,0 +1,94 @@
+"""What an application registers with psycopg for all connections of its process changes no statement of Penstock's."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.adapt import AdaptersMap, Dumper, Loader
+from psycopg.types.json import set_json_dumps, set_json_loads
+
+from fixtures.all_kinds import STAGE, AllKinds, check_all_kinds
+from penstock.database.connections import Connection
+from penstock.streaming import Streamer
+
+TYPES = (
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "oid",
+    "xid8",
+    "numeric",
+    "float8",
+    "timestamptz",
+    "timestamp",
+    "date",
+    "interval",
+)
+OTHER_TYPES = ("uuid", "bytea", "json", "jsonb", "inet", "int4[]", "int8[]", "text[]", "txid_snapshot", "int8range")
+
+
+class Foreign(Loader):
+    """Reads everything as something else."""
+
+    def load(self, data: Any) -> object:  # noqa: ARG002
+        return object()
+
+
+class Unwilling(Dumper):
+    """Writes nothing."""
+
+    def dump(self, obj: Any) -> bytes:  # noqa: ARG002
+        raise ValueError("not by us")
+
+
+@pytest.fixture
+def application(monkeypatch: pytest.MonkeyPatch) -> Iterator[AdaptersMap]:
+    """The adapters of all connections, which a test may change."""
+    adapters = AdaptersMap(psycopg.adapters)
+    monkeypatch.setattr("psycopg.postgres.adapters", adapters)
+    yield adapters
+    set_json_loads(json.loads)
+    set_json_dumps(json.dumps)
+
+
+def check(connection: Connection, kinds: AllKinds, database_url: str, redis_url: str) -> None:
+    connection.execute(STAGE.encode())
+    check_all_kinds(connection, kinds, database_url, redis_url)
+
+
+@pytest.fixture
+def kinds(database_url: str, redis_url: str) -> AllKinds:
+    made = AllKinds()
+    with Streamer(made.flow, database_url, redis_url) as streamer:
+        streamer.drain()
+    return made
+
+
+@pytest.mark.parametrize("type_name", [*TYPES, *OTHER_TYPES])
+def test_another_loader_of_a_type_reaches_no_statement_of_ours(
+    type_name: str, application: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
+) -> None:
+    info = psycopg.adapters.types.get(type_name.removesuffix("[]"))
+    assert info is not None
+    application.register_loader(info.array_oid if type_name.endswith("[]") else info.oid, Foreign)
+    check(connection, kinds, database_url, redis_url)
+
+
+@pytest.mark.parametrize("kind", [int, bool, float, bytes, list, tuple, dict, set], ids=lambda kind: kind.__name__)
+def test_another_dumper_of_a_class_reaches_no_statement_of_ours(
+    kind: type, application: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
+) -> None:
+    application.register_dumper(kind, Unwilling)
+    check(connection, kinds, database_url, redis_url)
+
+
+@pytest.mark.usefixtures("application")
+def test_another_json_reaches_no_statement_of_ours(
+    connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
+) -> None:
+    set_json_loads(lambda _: object())
+    set_json_dumps(lambda _: "no JSON")
+    check(connection, kinds, database_url, redis_url)
