@@ -166,19 +166,26 @@ def wait_for_lock(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("rows", [1, 2])
 def test_a_key_that_another_transaction_is_changing_is_left_from_where_the_row_is(
-    isolation: str, pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+    rows: int,
+    isolation: str,
+    pipeline: Pipeline,
+    rides: Log,
+    sessions: Sessions,
+    application: Engine,
+    staged: StagedRecords,
 ) -> None:
     """Guarantee 41: the second one waits for the row before it writes, and deletes the key that the first one has given."""
-    pipeline.stages(Product, to=rides, key="region", data=[])
+    pipeline.stages(Product, to=rides, key="region", data=[], when=lambda product: product.sku == "a")
     with sessions.begin() as session:
-        session.add(Product(sku="a"))
+        session.add_all([Product(sku="a"), Product(sku="b")])
 
     def move_east() -> str:
         with sessions() as session:
             session.connection(execution_options={"isolation_level": isolation})
-            product = session.get_one(Product, "a")
-            product.region = "east"
+            for product in [session.get_one(Product, sku) for sku in ("b", "a")[-rows:]]:
+                product.region = "east"
             try:
                 session.commit()
             except Exception as error:  # noqa: BLE001
@@ -282,3 +289,18 @@ def test_a_row_that_cannot_be_read_back_is_refused(
             session.flush()
 
     assert staged() == []
+
+
+@pytest.mark.parametrize("old", ["", "x" * 1025])
+def test_a_key_that_no_record_can_have_is_not_deleted(
+    old: str, pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """The row is older than the rule; a change to a key that can be staged stages the change."""
+    with Session(application) as session:
+        session.add(Product(sku="a", region=old))
+        session.commit()
+    pipeline.stages(Product, to=rides, key="region")
+    with sessions.begin() as session:
+        session.get_one(Product, "a").region = "south"
+
+    assert [(record.action, record.key) for record in staged()] == [("update", "south")]

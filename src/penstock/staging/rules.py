@@ -19,10 +19,11 @@ from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Sessio
 
 from penstock.declaring.declarations import Change, Named, StagingRule
 from penstock.declaring.kinds import Channel, Ick, Log, Queue
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, InvalidRecord
 from penstock.observer import Observers
 from penstock.records import Scope
 from penstock.staging.messages import make_message
+from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
 from penstock.staging.stored_rows import Derived, State, Values, as_stored
 
@@ -120,7 +121,10 @@ class MappedRule:
         for values in (old, new or {}):
             with self._object(state, values) as target:
                 keys.append(_read_named(self.rule.key, target, values))
-        return keys[0] != keys[1] and not _is_null(keys[0])
+        try:
+            return keys[0] != keys[1] and bool(key_text(keys[0]))
+        except InvalidRecord:  # NULL, empty: nothing was ever staged under it
+            return False
 
     def _object(self, state: State, values: Values) -> AbstractContextManager[object]:
         """The object as the rule's functions are to see it."""
@@ -296,7 +300,13 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
         # Jobs of a queue are work to be done, and no images of a row.
         follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
         has_fixed_key=bool(key) and identity.issuperset(key),
-        is_post_updated=any(each.post_update for other in mapper.registry.mappers for each in other.relationships),
+        is_post_updated=any(
+            column.table in mapper.tables
+            for other in mapper.registry.mappers
+            for each in other.relationships
+            if each.post_update
+            for _, column in each.synchronize_pairs
+        ),
     )
 
 
