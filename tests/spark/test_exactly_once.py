@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
@@ -17,7 +18,7 @@ from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingE
 from penstock.spark import lag, once
 from penstock.spark.sources.batch_content import BatchContent
 from penstock.spark.sources.exactly_once import DueBatch, claim, create_table
-from penstock.spark.sources.staged_writer import BatchStager, Encoded, StreamStager
+from penstock.spark.sources.staged_writer import BatchStager, Encoded, StreamStager, read_rows
 from penstock.streaming import Streamer
 
 COLUMNS = StructType()
@@ -162,8 +163,6 @@ ROW = {"key": "k", "action": "made", "object": "thing", "data": '{"n": 123456789
 
 
 def encode(writer: Any, query: str, **fields: Any) -> Encoded:
-    import pyarrow as pa  # noqa: PLC0415  Spark's workers have it, too
-
     written = writer.write(iter([pa.RecordBatch.from_pylist([{**ROW, **fields}])]))
     assert isinstance(written, Encoded)
     written.query = query
@@ -229,6 +228,19 @@ def test_what_cannot_be_staged_is_refused_before_a_task_runs(
 ) -> None:
     with pytest.raises((InvalidSetting, Unknown), match=text):
         make_writer(where, schema, **options)
+
+
+@pytest.mark.parametrize("type_", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")])
+@pytest.mark.parametrize("year", [-43, 0, 10_000, 200_000])
+def test_a_year_that_json_does_not_have_is_refused_by_the_name_of_its_field(type_: pa.DataType, year: int) -> None:
+    days = (year - 1970) * 366
+    value = pa.array([days if pa.types.is_date(type_) else days * 86_400_000_000]).cast(
+        pa.int32() if pa.types.is_date(type_) else pa.int64()
+    )
+    data = pa.StructArray.from_arrays([pa.array([1]), value.cast(type_)], ["n", "at"])
+
+    with pytest.raises(InvalidRecord, match=r"^data\.at: .* a year before 1 or after 9999$"):
+        read_rows(pa.RecordBatch.from_arrays([pa.array(["k"]), data], ["key", "data"]))
 
 
 def test_what_postgres_refuses_is_reported_without_payload(where: dict[str, str], connection: Connection) -> None:

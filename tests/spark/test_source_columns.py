@@ -1,5 +1,6 @@
 """Columns that a query need not read, payloads with types, and errors in one line."""
 
+import json
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,6 +111,51 @@ def test_a_payload_that_does_not_fit_is_named_and_not_quoted(payload: str) -> No
         project(StructType().add("n", LongType()), records)
 
     assert "secret" not in str(raised.value)
+
+
+AT_TEN = datetime(2026, 1, 1, 10, tzinfo=UTC)
+TIMES: dict[str, tuple[datetime | None, bool]] = {
+    "2026-01-01T10:00:00": (AT_TEN, True),
+    "2026-01-01 10:00": (AT_TEN, True),
+    "2026-01-01T10:00:00Z": (AT_TEN, False),
+    "2026-01-01T10:00:00+00:00": (AT_TEN, False),
+    "2026-01-01T12:00:00+02:00": (AT_TEN, False),
+    "2026-01-01 12:00:00+02": (AT_TEN, False),
+    "2026-01-01T15:45:00+05:45": (AT_TEN, False),
+    "2025-12-31T22:00:00.000-1200": (AT_TEN, False),
+    "9999-12-31T23:59:59-02:00": (None, False),
+    "0001-01-01T00:00:00+02:00": (None, False),
+    "10000-01-01T00:00:00": (None, False),
+    "0000-12-31T23:59:59": (None, False),
+    "0044-03-15 00:00:00 BC": (None, False),
+    "infinity": (None, False),
+    "-infinity": (None, False),
+}
+"""Times of payloads: what they are with a zone, and whether they are one without."""
+
+
+@pytest.mark.parametrize("path", ["at", "deep.at", "list"])
+@pytest.mark.parametrize("text", TIMES)
+def test_a_time_is_read_as_it_is_or_refused_by_the_name_of_its_field(text: str, path: str) -> None:
+    payloads = [{"at": text, "deep": {"at": text}, "list": [None, text]}, {"at": None, "list": []}, {}]
+    records = RECORDS.set_column(3, "data", pa.array(map(json.dumps, payloads)))
+    expected, has_no_zone = TIMES[text]
+
+    def read_as(type_: str) -> Any:
+        types = {"at": f"at {type_}", "deep.at": f"deep struct<at: {type_}>", "list": f"list array<{type_}>"}
+        [first, *_] = project(ddl(f"{types[path]}, other string"), records)
+        return first["deep"]["at"] if path == "deep.at" else first["list"][1] if path == "list" else first["at"]
+
+    for type_, value in [
+        ("timestamp", expected),
+        ("timestamp_ntz", None if expected is None or not has_no_zone else expected.replace(tzinfo=None)),
+    ]:
+        if value is not None:
+            assert read_as(type_) == value
+            continue
+        with pytest.raises(UnreadableValue, match=f"does not fit data.{path.split('.', maxsplit=1)[0]}, ") as raised:
+            read_as(type_)
+        assert text not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ class Field:
             if pa.types.is_decimal(self.type):
                 return _to_decimal(values, self.type)
             converted = values if values.type == self.type else values.cast(self.type)
-            _check_limits(converted)
+            check_limits(converted)
             return converted
         raise unreadable(self.name, self.spark.simpleString())  # outside: Arrow's text may quote the value
 
@@ -187,8 +187,8 @@ def _max(numbers: pa.Array) -> int:
     return pc.max(numbers).as_py() or 0
 
 
-def _check_limits(values: pa.Array) -> None:
-    """Raises for a date or timestamp outside the years 1 to 9999.  The driver turns infinity into one of them."""
+def check_limits(values: pa.Array) -> None:
+    """Raises ``ArrowInvalid`` for a date or timestamp outside the years 1 to 9999.  The driver turns infinity into one of them."""
     limits = _LIMITS.get(values.type)
     if limits is None:
         return

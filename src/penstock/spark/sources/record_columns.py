@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import InvalidSetting, UnreadableValue
 from penstock.records import Shard, ShardName
+from penstock.spark.sources.column_types import check_limits
 
 _DATA, HEADERS = "data", "headers"
 
@@ -151,10 +152,12 @@ def _parse_payloads(read: pa.RecordBatch, wanted: pa.StructType) -> pa.StructArr
         return parsed
     for number in range(read.num_rows):
         if _try_parse(texts.slice(number, 1), wanted) is None:
-            record = read.slice(number, 1).to_pylist()[0]
+            record, text = read.slice(number, 1).to_pylist()[0], texts.slice(number, 1)
+            misfit = next((f for f in wanted if _try_parse(text, pa.struct([f])) is None), None)
+            named = f"the schema of data, {wanted}" if misfit is None else f"data.{misfit.name}, {misfit.type}"
             raise UnreadableValue(
-                f"{record['channel']}/{record['shard']} offset {record['offset']}: the payload does not fit the schema "
-                f"of data, {wanted}. Widen the schema, or read data as string"
+                f"{record['channel']}/{record['shard']} offset {record['offset']}: the payload does not fit {named}. "
+                "Widen the schema (a time with a zone is a timestamp, no timestamp_ntz), or read data as string"
             )
     raise UnreadableValue("the payloads of a batch do not fit the schema of data")
 
@@ -175,12 +178,21 @@ def _try_parse(texts: pa.StringArray, wanted: pa.StructType) -> pa.StructArray |
         )
         if table.num_rows != len(texts) or not _keep_digits(texts, wanted):
             return None
-        columns = [
-            table.column(number).combine_chunks().cast(wanted.field(number).type) for number in range(wanted.num_fields)
-        ]
+        columns = [table.column(number).combine_chunks().cast(field.type) for number, field in enumerate(wanted)]
+        for values in columns:
+            _check_times(values)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return pa.StructArray.from_arrays(columns, fields=list(wanted))
+
+
+def _check_times(values: pa.Array) -> None:
+    """Raises ``ArrowInvalid`` for a date or a time that Spark does not have, on any level."""
+    if pa.types.is_nested(values.type):
+        for each in values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]:
+            _check_times(each)
+    else:
+        check_limits(values)
 
 
 _MANY_DIGITS = r"[0-9][0-9.]{6,}|[eE][-+]?[0-9]{2}"
@@ -225,12 +237,15 @@ def _keeps_digits(value: Any, type_: pa.DataType) -> bool:
 
 
 def _written(field: pa.Field) -> pa.Field:
-    """The field as Arrow's parser reads it: it knows no dates, which are text until they are cast."""
+    """The field as Arrow's parser reads it: dates, and times without a zone, are text until they are cast.
+
+    It knows no dates, and would turn a time with a zone into one of UTC: the cast refuses a zone.
+    """
     return field.with_type(_written_type(field.type))
 
 
 def _written_type(type_: pa.DataType) -> pa.DataType:
-    if pa.types.is_date(type_):
+    if pa.types.is_date(type_) or (pa.types.is_timestamp(type_) and type_.tz is None):
         return pa.string()
     if pa.types.is_list(type_):
         return pa.list_(_written(type_.value_field))

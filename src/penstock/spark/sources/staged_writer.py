@@ -214,10 +214,28 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
 
 def read_rows(part: pa.RecordBatch) -> list[dict[str, Any]]:
     """The rows as Python values; a map is a dict, as applications stage it, and not a list of pairs."""
-    with suppress(KeyError, ValueError):  # the error, which holds the key, becomes nobody's context
-        rows: list[dict[str, Any]] = part.to_pylist(maps_as_pydicts="strict")
+    if (rows := _try_read(part)) is not None:
         return rows
-    raise InvalidRecord("data", "holds a map that has a key twice, or a time with nanoseconds")
+    field = next((path for path, values in _columns(part) if _try_read(values) is None), "data")
+    raise InvalidRecord(
+        field, "holds a map that has a key twice, a time with nanoseconds, or a year before 1 or after 9999"
+    )
+
+
+def _columns(part: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    """The columns, and the fields of those that are structs, by their paths."""
+    for name, values in zip(part.schema.names, part.columns, strict=True):
+        if pa.types.is_struct(values.type):
+            fields = zip(values.type, values.flatten(), strict=True)
+            yield from ((f"{name}.{field.name}", each) for field, each in fields)
+        yield name, values
+
+
+def _try_read(values: pa.RecordBatch | pa.Array) -> list[Any] | None:
+    with suppress(KeyError, ValueError, OverflowError):  # the error, which holds the key, becomes nobody's context
+        read: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+        return read
+    return None
 
 
 def _json(text: str, field: str, max_bytes: int) -> str:

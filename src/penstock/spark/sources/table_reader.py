@@ -5,6 +5,7 @@ such as a cut's, tasks read in parallel: a table is divided by the position of i
 statistics; a query is divided by the values of a column, if one is given.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from penstock.spark.sources.column_types import BOUNDED, Field, PostgresColumn, 
 from penstock.spark.sources.data_sources import PenstockSource
 from penstock.spark.sources.source_options import GivenOptions, ServerOptions
 from penstock.spark.sources.task_process import arrow, one_line_errors, postgres, warm
+
+log = logging.getLogger("penstock.spark")
 
 SOURCE = "penstock.table"
 
@@ -166,16 +169,18 @@ class TableRelation:
     @property
     def condition(self) -> str:
         """The option ``where``, in brackets on lines of its own: it may end with a comment."""
-        return f"(\n{self.options.get('where', 'true')}\n)"
+        return _condition(self.options)
+
+
+def _condition(options: GivenOptions) -> str:
+    return f"(\n{options.get('where', 'true')}\n)"
 
 
 def _describe(options: GivenOptions, url: str, source: str) -> tuple[PostgresColumn, ...]:
     names = ", ".join(map(quote, _names(options, "columns"))) if "columns" in options else "*"
+    condition = _condition(options)
     with reading(url, options.get("snapshot")) as connection:
-        try:
-            described = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode())
-        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-            raise Unknown(f"penstock.table: {first_line(error)}") from error
+        described = connection.execute(f"SELECT {names} FROM {source} WHERE {condition} LIMIT 0".encode())
         result = described.pgresult
         return tuple(
             PostgresColumn.parse(column, -1 if result is None else result.fmod(number))
@@ -190,7 +195,13 @@ def reading(url: str, snapshot: str | None) -> Iterator[Any]:
     with postgres_errors("reading a table"), connection.transaction():
         with connection.cursor() as cursor:
             begin_reading(cursor, snapshot)
-        yield connection
+        try:
+            yield connection
+        except psycopg.errors.InsufficientPrivilege:
+            raise
+        except psycopg.ProgrammingError as error:  # of the options, whatever is missing
+            is_missing = type(error).__name__.startswith("Undefined")
+            raise (Unknown if is_missing else InvalidSetting)(f"penstock.table: {first_line(error)}") from error
 
 
 def _check_names(columns: Sequence[PostgresColumn], texts: frozenset[str]) -> None:
@@ -224,7 +235,7 @@ class TableReader(DataSourceReader):
             return [TableSlice("true")]
         with reading(relation.url, relation.snapshot) as connection:
             if column is not None:
-                return list(_by_column(connection, relation, quote(column), self._count or PARTITIONS))
+                return list(_by_column(connection, relation, column, self._count or PARTITIONS))
             return list(_by_position(connection, str(relation.table), self._count))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -249,39 +260,74 @@ class TableReader(DataSourceReader):
         if partition.file is None:
             return
         table = str(self._relation.table)
-        cursor.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE")
-        cursor.execute(f"SELECT {_FILE.format(quote_literal(table))}")
+        cursor.execute(f"SELECT 1 FROM {table} LIMIT 0")  # locks it, as LOCK TABLE does not with a materialised view
+        cursor.fetchall()
+        cursor.execute(f"SELECT {_FILE.format(f'{quote_literal(table)}::regclass')}")
         [(file,)] = cursor.fetchall()
         if file != partition.file:
             raise SnapshotLost(
-                f"penstock.table: {table} was rewritten while it was read (VACUUM FULL, CLUSTER, TRUNCATE, or ALTER TABLE). Begin again"
+                f"penstock.table: {table} was rewritten while it was read (VACUUM FULL, CLUSTER, TRUNCATE, REFRESH, ALTER TABLE, or a "
+                "partition that was added or removed). Begin again"
             )
 
 
-_FILE = "pg_relation_filenode({}::regclass)::bigint"
-"""The number of a table's file on disk, which changes when the table is rewritten."""
+_LEAVES = "pg_partition_tree({0}) t WHERE t.isleaf"
+_FILE = (
+    "hashtextextended(coalesce((SELECT string_agg(t.relid::oid || ':' || pg_relation_filenode(t.relid), ' ' ORDER BY t.relid::oid) "
+    f"FROM {_LEAVES}), pg_relation_filenode({{0}})::text), 0)"
+)
+"""A number for a table's file on disk, or for those of its partitions, which changes when one is rewritten, added or removed."""
 
 
 def _by_position(connection: Any, table: str, count: int | None) -> Iterator[TableSlice]:
-    """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it."""
-    [(kind, has_children, size, page, file)] = connection.execute(
-        "SELECT relkind::text, relhassubclass, pg_relation_size(oid), current_setting('block_size')::bigint, "
-        f"{_FILE.format('oid')} FROM pg_class WHERE oid = %s::regclass",
+    """Slices by position on disk.  If the table has grown since the snapshot, its new rows are not part of it.
+
+    A slice has the pages of the same numbers of all partitions.
+    """
+    [(kind, has_children, has_foreign, sizes, page, file)] = connection.execute(
+        "SELECT c.relkind::text, c.relhassubclass, "
+        f"EXISTS (SELECT FROM pg_class l, {_LEAVES.format('c.oid')} AND l.oid = t.relid AND l.relkind <> 'r'), "
+        f"coalesce((SELECT array_agg(pg_relation_size(t.relid)) FROM {_LEAVES.format('c.oid')}), ARRAY[pg_relation_size(c.oid)]), "
+        f"current_setting('block_size')::bigint, {_FILE.format('c.oid')} FROM pg_class c WHERE c.oid = %s::regclass",
         (table,),
     ).fetchall()
-    if kind not in {"r", "m"} or has_children or connection.info.server_version < _TID_RANGES_SINCE:
+    is_divisible = not has_foreign if kind == "p" else kind in {"r", "m"} and not has_children
+    if not is_divisible or connection.info.server_version < _TID_RANGES_SINCE:
+        # A view, a foreign table, a table with children by INHERITS, or Postgres 13.
+        log.warning("%s is read by one task: the places of its rows do not divide it; give partitionColumn", table)
         yield TableSlice("true")
         return
-    count, pages = count or max(PARTITIONS, size // SLICE_BYTES), size // page
-    edges = sorted({pages * part // count for part in range(count)})
+    edges = _divide_pages([size // page for size in sizes], count or max(PARTITIONS, sum(sizes) // SLICE_BYTES))
     for begin, end in pairwise([*edges, None]):
         high = "" if end is None else f" AND ctid < '({end},0)'"
         yield TableSlice(f"ctid >= '({begin},0)'{high}", file)
 
 
+def _divide_pages(files: Sequence[int], count: int) -> list[int]:
+    """The first pages of slices that have as many pages of all files together."""
+    ascending, edges = sorted(files), {0}
+    for part in range(1, count):
+        wanted, level = sum(files) * part // count, 0
+        for number, size in enumerate(ascending):
+            rest = len(files) - number
+            if (size - level) * rest >= wanted:
+                edges.add(level + wanted // rest)
+                break
+            wanted -= (size - level) * rest
+            level = size
+    return sorted(edges)
+
+
 def _by_column(connection: Any, relation: TableRelation, column: str, count: int) -> Iterator[TableSlice]:
     """Slices by the values of a column; the first and the last are open-ended, so that they cover every row."""
-    edges = map(quote_literal, dict.fromkeys(_find_edges(connection, relation, column, count)))
+    try:
+        values = _find_edges(connection, relation, quote(column), count)
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedObject, psycopg.errors.SyntaxError) as error:
+        raise InvalidSetting(
+            f"penstock.table: partitionColumn {column!r} has a type that cannot divide rows: {first_line(error)}. Take a column of "
+            "numbers, times or text"
+        ) from error
+    edges, column = map(quote_literal, dict.fromkeys(values)), quote(column)
     for begin, end in pairwise([None, *edges, None]):
         low = "true" if begin is None else f"{column} >= {begin}"
         high = "true" if end is None else f"{column} < {end}"

@@ -6,6 +6,7 @@ Spark uses a Python worker for many tasks, and may fork it, so a connection belo
 import atexit
 import gc
 import os
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -51,17 +52,27 @@ def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part 
 
 
 def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
-    """A connection in autocommit mode, reopened if it is broken; ``TableConnection`` is for the application's tables."""
+    """A connection in autocommit mode, reopened if it is broken; ``TableConnection`` is for the application's tables.
+
+    Between two micro-batches, or two plans, it is idle for as long as they are apart: servers and poolers close it then.
+    """
     configure_task()
     key = (url, kind, os.getpid())
     known = _postgres.get(key)
-    if known is None or known.closed or known.broken:
+    if known is None or known.closed or known.broken or _has_news(known):
         if known is not None:
             known.close()
         # Nothing is prepared on the application's tables: a migration may change what a statement returns.
         prepare = kind is not TableConnection
         known = _postgres[key] = connect_postgres(url, application="spark", prepare=prepare, kind=kind)
     return known
+
+
+def _has_news(connection: WorkerConnection) -> bool:
+    """True if there is something to read on an idle connection: that it is closed, as a rule."""
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 @contextmanager
