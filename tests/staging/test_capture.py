@@ -14,7 +14,7 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
 from penstock.operating.channels import reshard
-from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers
+from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers, make_triggers
 from penstock.streaming import Streamer
 
 
@@ -252,6 +252,23 @@ def test_text_that_ends_the_functions_body_is_refused(rides: Log, database_url: 
     pipeline = declare(rides, headers={"x": "$penstock$; DROP TABLE parcels; --"})
     with pytest.raises(DeclarationError, match=r"contains \$penstock\$"):
         install_triggers(database_url, pipeline)
+
+
+def test_a_table_whose_name_ends_the_functions_body_is_refused(rides: Log) -> None:
+    """Guarantee 31."""
+
+    class Own(DeclarativeBase):
+        pass
+
+    class Odd(Own):
+        __tablename__ = "odd$penstock$"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    pipeline = Pipeline([rides])
+    pipeline.stages(Odd, to=rides, key="id", capture="trigger")
+
+    with pytest.raises(DeclarationError, match=r"contains \$penstock\$"):
+        make_triggers(pipeline)
 
 
 class Apart(DeclarativeBase):

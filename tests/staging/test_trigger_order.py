@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from fixtures.application import StagedRecords
+from fixtures.application import Staged, StagedRecords
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection
 from penstock.schema.capture import install_triggers
@@ -88,6 +88,102 @@ def test_the_image_before_an_applications_trigger_is_staged_before_that_after_it
     connection.execute("UPDATE accounts SET balance = -6")
 
     assert [record.data["balance"] for record in staged()] == [-5, 0, -6, 0]
+
+
+KEEP_ONE = """
+CREATE FUNCTION keep_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    {} WHERE id <> NEW.id AND balance > 0;
+    RETURN NULL;
+END $$
+"""
+
+PARTITIONED = """
+ALTER TABLE accounts RENAME TO part;
+CREATE TABLE accounts (LIKE part) PARTITION BY LIST (id);
+ALTER TABLE accounts ATTACH PARTITION part DEFAULT
+"""
+
+
+@pytest.mark.parametrize("name", ["keep_one", "AAA", " early"])
+@pytest.mark.parametrize("is_partitioned", [False, True])
+@pytest.mark.parametrize(
+    "nested", ["UPDATE accounts SET balance = 0", "UPDATE accounts SET balance = 0, id = -id", "DELETE FROM accounts"]
+)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO accounts VALUES (11, 'a', 1), (12, 'b', 2), (13, 'c', 3)",
+        "UPDATE accounts SET balance = id",
+        "UPDATE accounts SET balance = id, id = id + 20",
+        "INSERT INTO accounts VALUES (4, 'a', 1), (5, 'b', 2) ON CONFLICT DO NOTHING",
+        "WITH locked AS (SELECT FROM accounts FOR UPDATE) UPDATE accounts SET balance = 9 WHERE (SELECT count(*) FROM locked) = 3",
+    ],
+)
+def test_a_copy_is_the_table_whatever_an_applications_trigger_does_to_other_rows_of_the_statement(
+    statement: str,
+    nested: str,
+    is_partitioned: bool,  # noqa: FBT001
+    name: str,
+    connection: Connection,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    """Guarantee 41: as of a flag that one row at most may have."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key="id", data=["id", "code", "balance"], capture="trigger")
+    create(connection)
+    for part in PARTITIONED.split(";") if is_partitioned else ():
+        connection.execute(part.encode())
+    install_triggers(database_url, pipeline)
+    connection.execute("INSERT INTO accounts VALUES (1, 'x', 0), (2, 'y', 0), (3, 'z', 0)")
+    connection.execute(KEEP_ONE.format(nested).encode())
+    connection.execute(
+        f'CREATE TRIGGER "{name}" AFTER INSERT OR UPDATE ON accounts FOR EACH ROW '
+        "WHEN (NEW.balance > 0) EXECUTE FUNCTION keep_one()".encode()
+    )
+
+    connection.execute(statement.encode())
+
+    assert make_copy(staged()) == sorted(connection.execute("SELECT * FROM accounts").fetchall())
+
+
+def make_copy(records: Sequence[Staged]) -> list[tuple[Any, ...]]:
+    """What a handler keeps that merges and deletes by the key."""
+    copy: dict[str, tuple[Any, ...]] = {}
+    for record in records:
+        copy.pop(record.key, None)
+        if record.action != "delete":
+            copy[record.key] = tuple(record.data.values())
+    return sorted(tuple(row) for row in copy.values())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE accounts SET id = id + 1",
+        "UPDATE accounts SET id = id - 1",
+        "UPDATE accounts SET id = 4 - id",
+        "UPDATE accounts SET id = id % 3 + 1",
+        "UPDATE accounts SET id = id + 1 WHERE id > 1",
+    ],
+)
+@pytest.mark.parametrize("key", ["id", ["id"]])
+def test_rows_may_take_over_each_others_keys(
+    key: Any, statement: str, connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 41: what one row has left, and another has taken, is not deleted."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key=key, data=["id", "code", "balance"], capture="trigger")
+    create(connection)
+    connection.execute("ALTER TABLE accounts DROP CONSTRAINT accounts_pkey, ADD PRIMARY KEY (id) DEFERRABLE")
+    install_triggers(database_url, pipeline)
+    connection.execute("INSERT INTO accounts VALUES (1, 'x', 0), (2, 'y', 0), (3, 'z', 0)")
+
+    connection.execute(statement.encode())
+
+    assert make_copy(staged()) == sorted(connection.execute("SELECT * FROM accounts").fetchall())
 
 
 ACTIONS: list[tuple[Sequence[Any], list[tuple[str, str, int]]]] = [

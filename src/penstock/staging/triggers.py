@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from sqlalchemy import Column, Table, types
+from sqlalchemy import Column, PrimaryKeyConstraint, Table, UniqueConstraint, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
@@ -46,130 +46,24 @@ from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
 from penstock.staging.rules import get_names, is_secret, object_name
 from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_TRACE
+from penstock.staging.trigger_function import (
+    CURRENT,
+    FIND,
+    FUNCTION,
+    GONE,
+    KEY_CHANGE,
+    MEMBER_CHANGE,
+    NESTED,
+    NEXT_IMAGE,
+    OLD_IMAGE,
+    OLD_MEMBER,
+)
 from penstock.staging.trigger_tables import render_create, render_drop, trigger_types
 
 QUOTE = "$penstock$"
 
 ALLOW_TRUNCATE = "SET LOCAL penstock.truncate = 'allow'"
 """Has a transaction empty tables without staging their rows, as tests do."""
-
-# They have no percent sign: Alembic doubles them when it prints SQL.
-#
-# What a session has planned for the row's types of before fails after ALTER TABLE: it plans once again.  A subtransaction
-# that writes nothing takes no id.
-FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET intervalstyle = 'iso_8601'
-SET extra_float_digits = 1
-SET datestyle = 'ISO, YMD'
-SET timezone = 'UTC'
-SET standard_conforming_strings = on
-AS $penstock$
-#variable_conflict use_column
-DECLARE
-    penstock_row record;
-    penstock_key text;
-    penstock_old text;
-    penstock_data jsonb;
-    penstock_headers jsonb;
-    penstock_action text := lower(TG_OP);
-    penstock_is_planned boolean := false;
-    penstock_is_moved boolean := false;
-BEGIN
-    IF TG_OP = 'TRUNCATE' AND current_setting('penstock.truncate', true) = 'allow' THEN
-        RETURN NULL;
-    ELSIF TG_OP = 'TRUNCATE' THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'restrict_violation',
-            MESSAGE = 'penstock: TRUNCATE of ' || TG_TABLE_NAME || ' would remove rows without staging them; use DELETE';
-    ELSIF TG_OP = 'DELETE' THEN
-        penstock_row := OLD;
-    ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
-        RETURN NULL;
-    ELSE
-        penstock_row := NEW;
-    END IF;
-    LOOP
-        BEGIN
-{change}{when}            penstock_key := {key};
-            penstock_data := {payload};
-            penstock_headers := {headers};
-        EXCEPTION WHEN datatype_mismatch OR undefined_column OR undefined_function OR cannot_coerce THEN
-            IF penstock_is_planned THEN
-                RAISE EXCEPTION USING
-                    ERRCODE = SQLSTATE,
-                    MESSAGE = 'penstock: ' || SQLERRM,
-                    DETAIL = 'The columns of ' || TG_TABLE_NAME || ' are not those that the staging rule reads.',
-                    HINT = 'Change the rule, then: penstock init';
-            END IF;
-            penstock_is_planned := true;
-            EXECUTE 'DISCARD PLANS';
-            CONTINUE;
-        END;
-{old_member}        IF penstock_key IS NULL OR {length}(penstock_key) NOT BETWEEN 1 AND {limit} THEN
-            RAISE EXCEPTION USING
-                ERRCODE = 'check_violation',
-                MESSAGE = 'penstock: the {part} of a row of ' || TG_TABLE_NAME
-                    || ' is NULL, empty or longer than {limit} {unit}';
-        END IF;
-        INSERT INTO {staged} (channel, shard, key, action, object, data, headers)
-        VALUES (
-            {channel},
-            mod(('x' || encode(substr(sha256(convert_to(penstock_key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-            penstock_key,
-            penstock_action,
-            {object},
-            penstock_data,
-            penstock_headers
-        );
-{next_image}        RETURN NULL;
-    END LOOP;
-END
-$penstock$"""
-
-
-# An update that changes the key: the old row is deleted, and the new one inserted.
-KEY_CHANGE = """            IF TG_OP = 'UPDATE' AND NOT penstock_is_moved THEN
-                penstock_old := {old_key};
-                penstock_key := {new_key};
-                IF penstock_old <> penstock_key AND length(penstock_old) BETWEEN 1 AND {limit} THEN
-                    penstock_is_moved := true;
-                    penstock_action := '{first_action}';
-                    penstock_row := {first_row};
-                END IF;
-            END IF;
-"""
-
-NEXT_IMAGE = """        IF penstock_is_moved AND penstock_action = 'delete' THEN
-            penstock_action := '{action}';
-            penstock_row := NEW;
-            CONTINUE;
-        END IF;
-"""
-
-# An update that changes the member marks the old one too; NULL marks nothing.
-MEMBER_CHANGE = """            IF TG_OP = 'UPDATE' THEN
-                penstock_old := {old_key};
-            END IF;
-"""
-
-OLD_MEMBER = """        IF penstock_old <> penstock_key OR penstock_key IS NULL AND penstock_old IS NOT NULL THEN
-            INSERT INTO {staged} (channel, shard, key, action, object, data)
-            VALUES (
-                {channel},
-                mod(('x' || encode(substr(sha256(convert_to(penstock_old, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, {shards}),
-                penstock_old,
-                penstock_action,
-                {object},
-                '{{}}'
-            );
-        END IF;
-        IF penstock_key IS NULL THEN
-            RETURN NULL;
-        END IF;
-"""
-
 
 Schemas = Mapping[str | None, str | None]
 """Schemas in place of those that classes have, as in SQLAlchemy's ``schema_translate_map``."""
@@ -231,14 +125,20 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
     create = _render_function(rule, mapper, schema, function)
     digest = hashlib.sha256(create.encode()).hexdigest()[:16]
     create = create.replace(QUOTE, f"{QUOTE}\n{_VERSION}{digest}", 1)
-    if create.count(QUOTE) > 2:  # noqa: PLR2004  before and after the body
-        raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
     columns = _find_columns(rule, mapper)
     payload = set(_list_names(rule, mapper))
     expressions = {
         column.name: _render_json(rule, column, name) if name in payload else _render_key(rule, [column])
         for name, column in columns.items()
     }
+    statements = (
+        create,
+        f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
+        *render_create(name, function, table, rule.on, list(expressions)),
+    )
+    drop = render_drop(name, function, table)
+    if any(statement.count(QUOTE) > 2 for statement in (*statements, *drop)):  # noqa: PLR2004  before and after a body
+        raise make_error(rule, f"a name, a value or the condition contains {QUOTE}")
     return Trigger(
         rule=rule,
         name=name,
@@ -253,12 +153,8 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
         },
         body=create.split(QUOTE)[1],
         types=trigger_types(name, rule.on),
-        statements=(
-            create,
-            f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
-            *render_create(name, function, table, rule.on, list(expressions)),
-        ),
-        drop=render_drop(name, function, table),
+        statements=statements,
+        drop=drop,
     )
 
 
@@ -306,7 +202,9 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         "shards": rule.channel.shards,
         "object": quote_literal(object_name(rule)),
     }
-    change = _render_change(rule, key)
+    change = _render_change(rule, mapper, key)
+    is_log = not isinstance(rule.channel, (Queue, Ick))
+    find_new = _render_find("current.*", [column.name for column in mapper.primary_key])
     return FUNCTION.format(
         **parts,
         function=function,
@@ -315,6 +213,9 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         length="octet_length" if is_queue else "length",
         limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
         unit="bytes" if is_queue else "characters",
+        current=CURRENT.format(find_new=find_new) if is_log else "",
+        nested=NESTED if is_log else "",
+        gone=GONE if is_log else "",
         change=change,
         when=_render_condition(rule),
         old_member=OLD_MEMBER.format(**parts) if isinstance(rule.channel, Ick) and change else "",
@@ -324,23 +225,55 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     )
 
 
-def _render_change(rule: StagingRule, key: str) -> str:
+def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str) -> str:
     """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
-    old_key, new_key = (key.replace("penstock_row.", image) for image in ("OLD.", "NEW."))
+    old_key = key.replace("penstock_row.", "OLD.")
     if "update" not in rule.on or isinstance(rule.channel, Queue):
         return ""
     if isinstance(rule.channel, Ick):
         return MEMBER_CHANGE.format(old_key=old_key)
     if rule.on == {"update"}:
         return ""
-    action, row = ("delete", "OLD") if "delete" in rule.on else ("insert", "NEW")
-    limit = MAX_KEY_CHARACTERS
-    return KEY_CHANGE.format(old_key=old_key, new_key=new_key, limit=limit, first_action=action, first_row=row)
+    action = "insert" if "insert" in rule.on else "update"
+    moved = f"{' ' * 20}penstock_action := '{action}';"
+    if "delete" in rule.on:
+        columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
+        find = _render_find("true", [column.name for column in columns])
+        # Of a key that rows take over from each other, the record of its new row may be there already.
+        find_old = (
+            f"{' ' * 20}EXECUTE {find} INTO penstock_is_there USING OLD;\n" if _is_unique(mapper, columns) else ""
+        )
+        moved = OLD_IMAGE.format(find_old=find_old, action=action)
+    return KEY_CHANGE.format(old_key=old_key, key=key, limit=MAX_KEY_CHARACTERS, moved=moved)
+
+
+def _is_unique(mapper: Mapper[Any], columns: Sequence[Column[Any]]) -> bool:
+    """Returns whether a table has one row at most for values of the columns."""
+    table: Any = mapper.local_table
+    constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
+    unique = [
+        each.columns
+        for each in (
+            *constraints,
+            *(
+                index
+                for index in table.indexes
+                if index.unique and index.dialect_options["postgresql"]["where"] is None
+            ),
+        )
+    ]
+    return any(set(each) == set(columns) for each in unique)
+
+
+def _render_find(what: str, columns: Sequence[str]) -> str:
+    """Renders the text of a statement that reads the row, as it is now, that has the same values in some columns."""
+    left, right = (", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)"))
+    return FIND.format(what=what, where=quote_literal(f" AS current WHERE ({left}) = ({right})"))
 
 
 def _render_next(rule: StagingRule) -> str:
     """Renders what goes on to the new row after the old one of a changed key."""
-    if not {"update", "delete"} <= rule.on or isinstance(rule.channel, (Queue, Ick)):
+    if not rule.on >= {"update", "delete"} or isinstance(rule.channel, (Queue, Ick)):
         return ""
     return NEXT_IMAGE.format(action="insert" if "insert" in rule.on else "update")
 
