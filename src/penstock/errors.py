@@ -61,6 +61,7 @@ command line ends with; ``page`` is the section of the documentation that explai
         ├── NotReplayable         a replay that cannot be, or that was carried out already
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
+        ├── RepairRefused         a constraint or trigger does not allow a repair
         ├── HiddenRows            row-level security hides rows from Penstock
         └── UnsafeSetting         a setting of a server endangers records
 """
@@ -395,6 +396,10 @@ class ReadOnlyPostgres(Refused):
 
 class Fenced(Refused):
     """A newer epoch of the log has been opened, or another Spark query has taken a name: this process belongs to an old one."""
+
+
+class RepairRefused(Refused):
+    """A constraint, a reference, a trigger or a rule does not allow the repair of a state; the rows concerned are as they were."""
 
 
 class HiddenRows(Refused):

@@ -66,3 +66,25 @@ def test_options_that_need_each_other_are_named(bank: CommandLine) -> None:
     assert "needs --apply" in bank("reconcile", "--whole").stderr
     assert "no reconciliation 'nothing'" in bank("reconcile", "nothing").stderr
     assert bank("consume", "copies", "--from", "history").returncode == 2
+
+
+def test_one_reconciliation_that_fails_does_not_stop_the_next(bank: CommandLine, connection: Connection) -> None:
+    """Guarantee 43: the exit code is that of the first failure, and each is named."""
+    assert bank("consume", "copies", "--drain").returncode == 0
+    connection.execute("UPDATE public.counted SET n = 7")
+    connection.execute("ALTER TABLE public.copies ADD CONSTRAINT positive CHECK (number <> 0)")
+    connection.execute("UPDATE public.canonical SET number = 0 WHERE number = 8")
+
+    repaired = bank("reconcile", "--apply", "--json")
+    again = bank("reconcile", "--apply")
+    connection.execute("DROP TABLE public.canonical")
+    missing = bank("reconcile")
+
+    done, failed = json.loads(repaired.stdout)
+    assert repaired.returncode == again.returncode == 5
+    assert "constraint positive of public.copies" in failed["error"]
+    assert "constraint positive of public.copies" in again.stderr
+    assert done["repaired"] == 1
+    assert "counted: 1 key compared" in again.stdout
+    assert (missing.returncode, missing.stderr.count("public.canonical")) == (2, 2)
+    assert connection.execute("SELECT n FROM public.counted").fetchall() == [(50,)]

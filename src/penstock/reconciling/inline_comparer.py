@@ -1,7 +1,7 @@
 """The implementation of ``penstock.reconciling.Comparer`` without Spark: Postgres compares.
 
-The canonical rows are copied from their snapshot into a temporary table of a transaction in the state's snapshot, and joined
-with the state there.  Numbers and truth values are compared as such.  Anything else is compared by its text: some types have
+The canonical rows are copied from their snapshot into a temporary table of a transaction in the state's snapshot, as the
+state's columns would hold them, and joined with the state there.  Numbers and truth values are compared as such.  Anything else is compared by its text: some types have
 no equality (``json``, ``point``), and that of others is coarser than their text (``citext``, ``box``, ``interval``).
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.postgres import types
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
-from penstock.database.driver_errors import first_line, postgres_errors
+from penstock.database.driver_errors import postgres_errors
 from penstock.database.query_text import subquery
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
 from penstock.declaring.declarations import ReconciliationSpec
-from penstock.errors import DeclarationError, InvalidSetting, Unknown
+from penstock.errors import DeclarationError, InvalidSetting
 from penstock.reconciling.comparison import (
     DIFFERENCES_KEPT,
     SAMPLES,
@@ -32,10 +32,20 @@ from penstock.reconciling.comparison import (
     StateComparison,
     canonical_query,
     check_keys,
-    check_names,
     choose_columns,
 )
 from penstock.reconciling.cut import import_snapshot
+from penstock.reconciling.state_columns import (
+    FLOAT4,
+    FLOAT8,
+    NUMBERS,
+    SqlType,
+    cast_values,
+    fails,
+    read_result_types,
+    read_state_columns,
+    refuse_unfit,
+)
 from penstock.reconciling.state_repair import CanonicalRows
 
 
@@ -64,31 +74,52 @@ class InlineComparer:
         tables, or ``ServerUnavailable``.
         """
         has_rows = self._with_rows or among is not None
-        with self._in_snapshot(state, read_only=False) as there:
-            with self._in_snapshot(canonical) as here:
-                join = _describe_join(spec, here, there)
-                there.execute(join.create.encode())
-                compared = _copy(here, join.select(0, among), there, "penstock_expected")
-            there.execute(b"ANALYZE pg_temp.penstock_expected")
-            there.execute(join.compare(among, with_rows=has_rows).encode())
-            found = _read_counts(there, spec, join.columns, compared)
-            differences = self._read_differences(there, spec, join, is_repair=among is not None)
-        return replace(found, differences=differences)
+        source = subquery(canonical_query(spec))
+
+        def attempt(*, is_retry: bool = False) -> StateComparison:
+            with self._in_snapshot(state, read_only=False) as there:
+                with self._in_snapshot(canonical) as here:
+                    join = _describe_join(spec, source, here, there, is_retry=is_retry)
+                    there.execute(join.create.encode())
+                    compared = _copy(here, join.select(0, among), there, "penstock_expected")
+                there.execute(b"ANALYZE pg_temp.penstock_expected")
+                there.execute(join.compare(among, with_rows=has_rows).encode())
+                found = _read_counts(there, spec, join.columns, compared)
+                return replace(
+                    found, differences=self._read_differences(there, spec, join, is_repair=among is not None)
+                )
+
+        try:
+            return attempt()
+        except psycopg.DataError:  # a text of the state is no value of the canonical type, or a cast fails
+            with self._naming_unfit(spec, source, canonical):
+                return attempt(is_retry=True)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows; they are read as they are consumed.  Raises as ``compare``."""
         source = subquery(canonical_query(spec))
         with self._in_snapshot(canonical) as connection:
-            there = _read_types(connection, source)
-        columns = _choose_columns(spec, there)
-        values = {name: (_as_comparable(quote(name), there[name]), there[name]) for name in (*spec.key, *columns)}
+            columns, values = _describe_rows(spec, source, connection)
 
         def each() -> Iterator[str]:
-            with self._in_snapshot(canonical) as connection:
+            with self._naming_unfit(spec, source, canonical), self._in_snapshot(canonical) as connection:
                 for (row,) in _stream(connection, f"SELECT {_as_json(values)} FROM {source}", ["text"]):
                     yield row
 
         return CanonicalRows(columns, each())
+
+    @contextmanager
+    def _naming_unfit(self, spec: ReconciliationSpec, source: str, canonical: str) -> Iterator[None]:
+        """Names the column whose type a canonical value does not fit."""
+        try:
+            yield
+        except psycopg.DataError:
+            with self._in_snapshot(canonical) as here:
+                own = read_result_types(here, source)
+                names = [*spec.key, *_choose_columns(spec, own)]
+                state = read_state_columns(here, spec, names)
+                refuse_unfit(here, spec, source, cast_values(here, {n: own[n] for n in names}, state), state)
+            raise
 
     @contextmanager
     def _in_snapshot(self, snapshot: str, *, read_only: bool = True) -> Iterator[Connection]:
@@ -136,37 +167,18 @@ class InlineComparer:
             yield lambda each: writer.writerow({**asdict(each), "columns": ", ".join(each.columns)})
 
 
-class _SqlType(NamedTuple):
-    """A type of Postgres, without length, precision or scale."""
-
-    oid: int
-    name: str
-
-    @property
-    def is_native(self) -> bool:
-        """True if values are compared as such; JSON has them, too."""
-        return self.oid in _NATIVE
-
-
-_FLOAT4, _FLOAT8 = types["float4"].oid, types["float8"].oid
-_NUMBERS = {_FLOAT4, _FLOAT8, *(types[name].oid for name in ("int2", "int4", "int8", "numeric"))}
-_NATIVE = {*_NUMBERS, types["bool"].oid}
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of both sides, its name in the join, and its type in the canonical rows and in the state.
-
-    ``common`` is the type in which it is compared: the canonical one, unless both are numbers.
-    """
+    """A column of both sides: its name in the join, its expressions in the canonical rows and in the state, and their type."""
 
     name: str
     alias: str
-    own: tuple[_SqlType, _SqlType]
-    common: _SqlType
+    expressions: tuple[str, str]
+    common: SqlType
+    is_text: bool = False  # the state holds it as text
 
     def value(self, side: int) -> str:
-        return _as_comparable(_cast(self.name, self.own[side], self.common), self.common)
+        return _as_comparable(self.expressions[side], self.common)
 
 
 @dataclass(frozen=True)
@@ -253,7 +265,7 @@ class _Join:
         """The condition that the values of a column differ, by more than its tolerance."""
         one, other = f"e{column.alias}", f"f{column.alias}"
         tolerance = self.spec.tolerance.get(column.name)
-        if tolerance is None:
+        if tolerance is None or column.common.oid not in NUMBERS:
             return f"{one} IS DISTINCT FROM {other}"
         # Through their text, because a cast of a float rounds it to 15 digits.
         apart = f"abs(CAST(CAST({one} AS text) AS numeric) - CAST(CAST({other} AS text) AS numeric))"
@@ -261,7 +273,9 @@ class _Join:
 
     def _row(self, side: str) -> str:
         keys = {key.name: (key.alias, key.common) for key in self.keys}
-        return _as_json(keys | {each.name: (f"{side}{each.alias}", each.common) for each in self.values})
+        values = {each.name: (f"{side}{each.alias}", each.common) for each in self.values}
+        texts = {each.name: (f"CAST({side}{each.alias} AS text)", _TEXT_TYPE) for each in self.values if each.is_text}
+        return _as_json(keys | values | texts)
 
     def _where(self, side: int, among: Sequence[str] | None) -> str:
         """The condition for the rows of some keys.
@@ -272,7 +286,7 @@ class _Join:
             return ""
         wanted = [json.loads(each, parse_float=str, parse_int=str) for each in among]
         lists = {key: _text_array(each[key.name] for each in wanted) for key in self.keys}
-        casts = {key: _cast(key.name, key.own[side], key.common) for key in self.keys}
+        casts = {key: key.expressions[side] for key in self.keys}
         conditions = [
             f"{casts[key]} = ANY (CAST({lists[key]} AS {key.common.name}[]))"
             for key in self.keys
@@ -288,18 +302,27 @@ class _Join:
 
 
 _TEXT = 'text COLLATE "C"'
+_TEXT_TYPE = SqlType(types["text"].oid, "text")
 
 
-def _describe_join(spec: ReconciliationSpec, here: Connection, there: Connection) -> _Join:
-    """Finds the columns of both sides."""
-    source, table = subquery(canonical_query(spec)), quote(spec.schema, spec.table)
-    expected = _read_types(here, source)
+def _describe_join(
+    spec: ReconciliationSpec, source: str, here: Connection, there: Connection, *, is_retry: bool
+) -> _Join:
+    """Finds the columns of both sides; ``is_retry`` looks for texts of the state that are no values of the canonical type."""
+    expected, table = read_result_types(here, source), quote(spec.schema, spec.table)
     columns = _choose_columns(spec, expected)
-    found = _read_types(there, table, (*spec.key, *columns))
+    names = [*spec.key, *columns]
+    found = read_state_columns(there, spec, names)
+    casts = cast_values(here, {name: expected[name] for name in names}, found)
 
     def pair(name: str, alias: str) -> _Column:
-        own = expected[name], found[name]
-        return _Column(name, alias, own, _choose_common(*own))
+        own, column = expected[name], found[name]
+        parsed = f"CAST({quote(name)} AS {own.name})"
+        is_parsed = name not in spec.key and column.is_text_for(own)
+        if is_parsed and not (is_retry and fails(there, table, parsed)):
+            return _Column(name, alias, (quote(name), parsed), own, is_text=True)
+        held = quote(name) if column.type.oid == column.oid else f"CAST({quote(name)} AS {column.type.name})"
+        return _Column(name, alias, (casts[name], held), column.type)
 
     return _Join(
         spec,
@@ -310,63 +333,41 @@ def _describe_join(spec: ReconciliationSpec, here: Connection, there: Connection
     )
 
 
-def _choose_columns(spec: ReconciliationSpec, there: Mapping[str, _SqlType]) -> tuple[str, ...]:
+def _describe_rows(
+    spec: ReconciliationSpec, source: str, connection: Connection
+) -> tuple[tuple[str, ...], dict[str, tuple[str, SqlType]]]:
+    """The columns that are compared, and the expression and type of each that is written."""
+    own = read_result_types(connection, source)
+    columns = _choose_columns(spec, own)
+    names = [*spec.key, *columns]
+    state = read_state_columns(connection, spec, names)
+    casts = cast_values(connection, {name: own[name] for name in names}, state)
+    return columns, {name: (_as_comparable(casts[name], state[name].type), state[name].type) for name in names}
+
+
+def _choose_columns(spec: ReconciliationSpec, there: Mapping[str, SqlType]) -> tuple[str, ...]:
     columns = choose_columns(spec, there)
     for column in spec.tolerance:
-        if there[column].oid not in _NUMBERS:
+        if there[column].oid not in NUMBERS:
             raise DeclarationError(
                 f"reconciliation {spec.name}: tolerance is for numbers; {column} is {there[column].name}"
             )
     return columns
 
 
-def _choose_common(expected: _SqlType, found: _SqlType) -> _SqlType:
-    """The type in which the values of two types are compared."""
-    oids = {expected.oid, found.oid}
-    if len(oids) == 1 or not oids <= _NUMBERS:
-        return expected
-    name = "float8" if oids & {_FLOAT4, _FLOAT8} else "numeric"
-    return _SqlType(types[name].oid, name)
-
-
-def _read_types(connection: Connection, source: str, columns: Sequence[str] = ()) -> dict[str, _SqlType]:
-    """The types of the columns of a query or table, or of some of them."""
-    names = ", ".join(map(quote, columns)) or "*"
-    try:
-        found = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
-        raise Unknown(f"reconcile: {first_line(error)}") from error
-    check_names([column.name for column in found or ()])
-    oids = {column.name: column.type_code for column in found or ()}
-    named: dict[int, str] = dict(
-        connection.execute(
-            "SELECT t, pg_catalog.format_type(t, -1) FROM unnest(%s::oid[]) AS t", ([*oids.values()],)
-        ).fetchall()
-    )
-    return {column: _SqlType(oid, named[oid]) for column, oid in oids.items()}
-
-
-def _cast(column: str, own: _SqlType, common: _SqlType) -> str:
-    """A column in another type; a float4 through its text, which is the number that was meant."""
-    if own.oid == common.oid:
-        return quote(column)
-    value = f"CAST({quote(column)} AS text)" if own.oid == _FLOAT4 else quote(column)
-    return f"CAST({value} AS {common.name})"
-
-
-def _as_comparable(value: str, common: _SqlType) -> str:
+def _as_comparable(value: str, common: SqlType) -> str:
     """The expression that is compared and ordered: text by its bytes, whatever the database's collation."""
     return value if common.is_native else f'CAST({value} AS text) COLLATE "C"'
 
 
-def _as_json(values: Mapping[str, tuple[str, _SqlType]]) -> str:
+def _as_json(values: Mapping[str, tuple[str, SqlType]]) -> str:
     """Columns as JSON that Postgres can read as a row: numbers and truth values as such, and anything else as text.
 
     The zero below zero of a float is text, because JSON in Postgres has numbers of type numeric alone.
     """
     fields = (
         f"CASE CAST({value} AS text) WHEN '-0' THEN to_json(text '-0') ELSE to_json({value}) END AS {quote(name)}"
-        if type_.oid in {_FLOAT4, _FLOAT8}
+        if type_.oid in {FLOAT4, FLOAT8}
         else f"{value} AS {quote(name)}"
         for name, (value, type_) in values.items()
     )

@@ -10,26 +10,29 @@ goes on takes it over.
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
 from typing import Any, Literal, Protocol
 
 import structlog
+from psycopg.errors import ForeignKeyViolation, UniqueViolation
 from psycopg.rows import class_row
 
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import register_consumer
 from penstock.database.statements import statements
+from penstock.database.transactions import ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
-from penstock.errors import DeclarationError, PenstockError, Refused
+from penstock.errors import DeclarationError, PenstockError, Refused, RepairRefused, ServerUnavailable
 from penstock.pipeline import Pipeline
 from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
 from penstock.reconciling.cut import EXPIRES_S, Barrier, Connect, cut, pinned
-from penstock.reconciling.state_repair import CanonicalRows, choose_batch, repair_rows, replace_state
+from penstock.reconciling.state_repair import CanonicalRows, choose_batch, left_over, repair_rows, replace_state
+from penstock.reconciling.state_table import order_states
 from penstock.records import Scope
 
 log = structlog.get_logger("penstock.reconcile")
@@ -123,6 +126,55 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A reconciliation of several that failed."""
+
+    name: str  # name of the reconciliation
+    error: Exception
+
+
+def reconcile_all(  # noqa: PLR0913  as ``reconcile``
+    connect: Connect,
+    scope: Scope,
+    groups: Sequence[Sequence[ReconciliationSpec]],
+    comparer: Comparer,
+    *,
+    intent: Intent,
+    wait_s: float = WAIT_S,
+    resume: bool = False,
+) -> Iterator[Reconciled | FailedRun]:
+    """Yields the result of each group, of which the first is reconciled, with the others of a whole state.
+
+    One that fails does not stop the next.  Repairs begin with the states that others refer to; one that is refused is tried
+    again once others have been repaired, which may have been in the way.  Raises ``ServerUnavailable``.
+    """
+    if intent == "repair" and len(groups) > 1:
+        with postgres_errors("ordering states"), connect() as connection, connection.transaction():
+            connection.execute(ROLES_SEARCH_PATH)
+            groups = [[spec] for spec in order_states(connection, [spec for [spec] in groups])]
+    pending, is_first = groups, True
+    while pending:
+        refused: list[tuple[Sequence[ReconciliationSpec], RepairRefused]] = []
+        for group in pending:
+            first, *others = group
+            try:
+                yield reconcile(
+                    connect, scope, first, comparer, intent=intent, wait_s=wait_s, others=others, resume=resume
+                )
+            except ServerUnavailable:
+                raise
+            except RepairRefused as error:
+                refused.append((group, error))
+            except Exception as error:  # noqa: BLE001  the caller shows it
+                yield FailedRun(first.name, error)
+        is_hopeless = len(refused) == len(pending) and not is_first
+        if intent != "repair" or len(groups) == 1 or is_hopeless:
+            yield from (FailedRun(group[0].name, error) for group, error in refused)
+            return
+        pending, is_first, resume = [group for group, _ in refused], False, True
+
+
 def _outcome(result: Reconciled) -> str:
     if result.comparison is None:
         return "replaced"
@@ -185,6 +237,8 @@ class _Reconciliation:
     wait_s: float
     others: Sequence[ReconciliationSpec]
     remaining: int = 0
+    left: dict[str, str] = field(default_factory=dict)  # keys that other rows refer to, and the constraint
+    surplus: Collection[str] = ()  # keys that were too many in the first comparison
 
     def begin(self, intent: Intent) -> Reconciled:
         with postgres_errors("beginning a reconciliation"), self.connect() as connection:
@@ -238,11 +292,15 @@ class _Reconciliation:
                     f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired one by one up to {DIFFERENCES_KEPT:,}. "
                     "Replace the whole state: --whole"
                 )
-            keys = [each.key for each in comparison.differences]
+            # What is too many goes first: it may hold a unique value that belongs to another row.
+            surplus_first = sorted(comparison.differences, key=lambda each: each.kind is not DifferenceKind.SURPLUS)
+            keys = [each.key for each in surplus_first]
+            self.surplus = {each.key for each in surplus_first if each.kind is DifferenceKind.SURPLUS}
             remaining = RemainingKeys(self.connect, self.scope, result.run)
             remaining.keep(self.spec.name, keys)
             if keys:
                 deque(self._repair(keys, remaining, result), maxlen=0)
+                self._refuse_left()
 
     def resume(self, result: Reconciled) -> bool:
         """Goes on with the repairs of an interrupted run; returns whether there is one."""
@@ -252,7 +310,12 @@ class _Reconciliation:
             return False
         result.resumed, keys = left
         result.comparison = combine([without_rows(each) for each in self._repair(keys, remaining, result)])
+        self._refuse_left()
         return True
+
+    def _refuse_left(self) -> None:
+        if self.left:
+            raise left_over([self.spec], self.left.values(), "They are as they were, and the others are repaired")
 
     def _repair(self, keys: Sequence[str], remaining: "RemainingKeys", result: Reconciled) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
@@ -261,9 +324,20 @@ class _Reconciliation:
             size = choose_batch(connection, self.scope, self.spec, REPAIR_BATCH)
         for first in range(0, len(keys), size):
             batch = keys[first : first + size]
-            found = self._repair_batch(batch, result)
-            remaining.drop(batch, result.repaired)
-            self.remaining -= len(batch)
+            try:
+                found = self._repair_batch(batch, result)
+            except RepairRefused as error:
+                if not isinstance(error.__cause__, (ForeignKeyViolation, UniqueViolation)):
+                    raise
+                # What is too many may be in the way of other states of the consumer, whose rows these ones wait for.
+                surplus = [key for key in batch if key in self.surplus]
+                if 0 < len(surplus) < len(batch):
+                    self._repair_batch(surplus, result)
+                    remaining.drop([key for key in surplus if key not in self.left], result.repaired)
+                raise
+            done = [key for key in batch if key not in self.left]
+            remaining.drop(done, result.repaired)
+            self.remaining -= len(done)
             yield found
 
     def _repair_batch(self, keys: Sequence[str], result: Reconciled) -> StateComparison:
@@ -276,9 +350,9 @@ class _Reconciliation:
             self.connect() as connection,
         ):
             now = self.comparer.compare(self.spec, at.snapshot, state.snapshot, keys)
-            result.repaired += repair_rows(
-                connection, self.scope, self.spec, at, now.differences, now.columns, result.run
-            )
+            left = repair_rows(connection, self.scope, self.spec, at, now.differences, now.columns, result.run)
+            result.repaired += len(now.differences) - len(left)
+            self.left |= left
             result.held_s = max(result.held_s, monotonic() - state.since)
         if result.resumed is not None:
             result.tick = at.tick

@@ -119,6 +119,7 @@ CREATE TEMPORARY TABLE penstock_differences (
 INSERT INTO {schema}.repairs (reconciliation, key, kind, before, after)
 SELECT %(run)s, key, kind, before, after
 FROM pg_temp.penstock_differences
+WHERE number <> ALL (%(left)s::int[])
 ORDER BY number;
 
 -- :name dead_letters_before
@@ -148,9 +149,88 @@ SELECT (pg_table_size(oid) / nullif(greatest(reltuples, 0), 0))::bigint
 FROM pg_class
 WHERE oid = %(table)s::oid;
 
--- :name column_types
--- Each column's type, and the same without a length, precision or scale, which holds more.
-SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1)
-FROM pg_attribute
-WHERE attrelid = %(table)s::oid AND attnum > 0 AND NOT attisdropped
-ORDER BY attnum;
+-- :name state_columns
+-- The columns of a table.  Of a domain, ``limited`` and ``unlimited`` are the type below it: with its length, precision
+-- or scale, and without.  A length (``is_sized``) truncates in a cast, and refuses in an assignment.
+WITH RECURSIVE base AS (
+    SELECT attnum, atttypid AS type, atttypmod AS modifier
+    FROM pg_catalog.pg_attribute
+    WHERE attrelid = %(table)s::pg_catalog.oid AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT b.attnum, t.typbasetype, t.typtypmod
+    FROM base b
+    JOIN pg_catalog.pg_type t ON t.oid = b.type
+    WHERE t.typtype = 'd'
+)
+SELECT a.attname AS name,
+       pg_catalog.format_type(b.type, b.modifier) AS limited,
+       pg_catalog.format_type(b.type, -1) AS unlimited,
+       b.type::pg_catalog.int8 AS oid,
+       t.typcategory = 'S' AS is_text,
+       b.modifier >= 0 AND CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
+           = ANY ('{1042,1043,1560,1562}'::pg_catalog.oid[]) AS is_sized,  -- char, varchar, bit, varbit
+       a.attgenerated <> '' AS is_generated,
+       a.attidentity = 'a' AS is_identity
+FROM base b
+JOIN pg_catalog.pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+JOIN pg_catalog.pg_attribute a ON a.attrelid = %(table)s::pg_catalog.oid AND a.attnum = b.attnum
+ORDER BY a.attnum;
+
+-- :name references
+-- Foreign keys that refer to a table or to one of its partitions, each once.
+WITH RECURSIVE tree AS (
+    SELECT %(table)s::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+),
+referring AS (
+    SELECT c.* FROM pg_constraint c JOIN tree ON tree.oid = c.confrelid
+    WHERE c.contype = 'f' AND coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
+)
+SELECT c.conname AS constraint_name, c.conrelid::int8 AS child, n.nspname AS child_schema, r.relname AS child_table,
+       c.conrelid IN (SELECT oid FROM tree) AS is_self, c.condeferrable AS is_deferrable,
+       c.confdeltype::text AS on_delete, c.confupdtype::text AS on_update,
+       ARRAY(SELECT attname::text FROM unnest(c.conkey) WITH ORDINALITY k (num, place)
+             JOIN pg_attribute ON attrelid = c.conrelid AND attnum = k.num ORDER BY place) AS columns,
+       ARRAY(SELECT attname::text FROM unnest(c.confkey) WITH ORDINALITY k (num, place)
+             JOIN pg_attribute ON attrelid = c.confrelid AND attnum = k.num ORDER BY place) AS referenced
+FROM referring c
+JOIN pg_class r ON r.oid = c.conrelid
+JOIN pg_namespace n ON n.oid = r.relnamespace
+WHERE NOT EXISTS (SELECT FROM referring p WHERE p.oid = c.conparentid)
+ORDER BY 1, 3, 4;
+
+-- :name descendants
+-- A table, its partitions and its heirs.
+WITH RECURSIVE tree AS (
+    SELECT %(table)s::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+)
+SELECT oid::int8 FROM tree;
+
+-- :name interceptors
+-- Triggers and rules that may change or suppress what is written.
+WITH RECURSIVE tree AS (
+    SELECT %(table)s::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+)
+SELECT DISTINCT 'trigger ' || tgname FROM pg_trigger JOIN tree ON tree.oid = tgrelid WHERE NOT tgisinternal AND tgenabled <> 'D'
+UNION
+SELECT DISTINCT 'rule ' || rulename FROM pg_rewrite JOIN tree ON tree.oid = ev_class WHERE rulename <> '_RETURN' AND ev_enabled <> 'D'
+ORDER BY 1;
+
+-- :name unique_columns
+-- The columns of which a unique index, or that of an exclusion constraint, is made; NULL is an expression's.
+WITH RECURSIVE tree AS (
+    SELECT %(table)s::pg_catalog.oid AS oid
+    UNION
+    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+)
+SELECT DISTINCT a.attname::pg_catalog.text
+FROM tree
+JOIN pg_catalog.pg_index i ON i.indrelid = tree.oid
+JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid AND c.relname = %(name)s
+CROSS JOIN pg_catalog.unnest(i.indkey) AS k (num)
+LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = tree.oid AND a.attnum = k.num AND k.num > 0;

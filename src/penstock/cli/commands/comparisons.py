@@ -1,5 +1,6 @@
 """``penstock verify`` and ``penstock reconcile``: compare the log with Postgres, and what consumers hold with the canonical tables."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Annotated, Any
@@ -9,13 +10,13 @@ import typer
 from penstock.cli.command import DIFFERENCES, Json, command, means_position, parse_position, require_pipeline
 from penstock.cli.connecting import open_connections
 from penstock.cli.engines import open_comparer, open_examiner
-from penstock.cli.render import say, show, show_json, show_rows, show_table
+from penstock.cli.render import say, show, show_error, show_json, show_rows, show_table
+from penstock.database.driver_errors import describe
 from penstock.display import format_count, format_seconds
-from penstock.errors import InvalidSetting
+from penstock.errors import InvalidSetting, PenstockError
 from penstock.journal.lineage import examine_lineage
 from penstock.reconciling.comparison import Difference, StateComparison
-from penstock.reconciling.reconciliation import Intent, Reconciled, find_reconciliations
-from penstock.reconciling.reconciliation import reconcile as run_reconciliation
+from penstock.reconciling.reconciliation import FailedRun, Intent, Reconciled, find_reconciliations, reconcile_all
 from penstock.settings import Settings, duration
 from penstock.verifying.verification import Verified
 from penstock.verifying.verification import verify as run_verification
@@ -92,10 +93,12 @@ def reconcile(  # noqa: PLR0917  options
 ) -> None:
     """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
 
+    One reconciliation that fails does not stop the others; the exit code is then that of the first failure.
+
     Args:
         names: Names of reconciliations; all by default.
         apply: Repair what differs; without it, nothing changes.
-        whole: With --apply: replace the consumer's whole state, and its position.
+        whole: With --apply: repair the consumer's whole state in one transaction, and replace its position.
         report: Write every differing key: CSV if it ends with .csv, else Parquet, on Spark.
         values: Show the rows of both sides as well, and write them into the report: all of their values, whatever they are.
         resume: With --apply: go on with the repairs of the last run, if it was interrupted; otherwise compare everything.
@@ -114,22 +117,32 @@ def reconcile(  # noqa: PLR0917  options
         names_of_consumers = dict.fromkeys(spec.consumer.name for spec in specs)
         groups = [find_reconciliations(pipeline, consumer, specs) for consumer in names_of_consumers]
     intent: Intent = "replace" if whole else "repair" if apply else "compare"
-    done: list[Reconciled] = []
+    done: list[Reconciled | FailedRun] = []
     with (
         open_connections(settings, "reconcile") as servers,
         open_comparer(settings, servers, chain(*groups), report, with_rows=values) as comparer,
     ):
         examine_lineage(servers.connection, servers.client, servers.scope)
-        for spec, *others in groups:
-            found = run_reconciliation(
-                servers.connect, servers.scope, spec, comparer, intent=intent, wait_s=wait, others=others, resume=resume
-            )
+        for found in reconcile_all(
+            servers.connect, servers.scope, groups, comparer, intent=intent, wait_s=wait, resume=resume
+        ):
             done.append(found)
-            if not json:
+            if isinstance(found, FailedRun):
+                say(f"{found.name}: failed")
+                show_error(found.error, debug=settings.log_level == "debug")
+            elif not json:
                 _show_reconciled(found, values=values)
     if json:
         show_json([_to_json(found) for found in done])
-    if not all(found.clean for found in done):
+    _exit(done)
+
+
+def _exit(done: Sequence[Reconciled | FailedRun]) -> None:
+    """Ends with the code of the first failure; otherwise by what differs."""
+    for found in done:
+        if isinstance(found, FailedRun):
+            raise typer.Exit(found.error.exit_code if isinstance(found.error, PenstockError) else 1)
+    if not all(found.clean for found in done if isinstance(found, Reconciled)):
         raise typer.Exit(DIFFERENCES)
 
 
@@ -166,7 +179,9 @@ def _show_differences(comparison: StateComparison, *, values: bool) -> None:
         show_table(("column", "#differs in"), comparison.by_column.items())
 
 
-def _to_json(found: Reconciled) -> dict[str, Any]:
+def _to_json(found: Reconciled | FailedRun) -> dict[str, Any]:
+    if isinstance(found, FailedRun):
+        return {"name": found.name, "clean": False, "error": describe(found.error)}
     known = {each.name: getattr(found, each.name) for each in fields(found) if each.name != "comparison"}
     compared = found.comparison
     return {

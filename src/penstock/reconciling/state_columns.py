@@ -1,0 +1,189 @@
+"""The columns of a state's table, and the canonical values as they hold them.
+
+A canonical value is compared, and written, as ``INSERT INTO state SELECT …`` would write it: cast to the column's type,
+with its scale or precision.  Only a length is no part of the cast, which would truncate: what is too long differs, and a
+repair refuses it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.postgres import types
+from psycopg.rows import class_row
+
+from penstock.database.connections import Connection
+from penstock.database.driver_errors import first_line
+from penstock.database.statements import quote, statements
+from penstock.declaring.declarations import ReconciliationSpec
+from penstock.errors import Refused, Unknown
+from penstock.reconciling.comparison import check_names
+from penstock.records import DEFAULT_SCOPE
+
+CATALOG = statements("penstock.reconciling", DEFAULT_SCOPE.schema)
+"""Statements about Postgres' catalog; those that name a table of ours are not to be taken from here."""
+
+FLOAT4, FLOAT8 = types["float4"].oid, types["float8"].oid
+_INTEGERS = {types[name].oid for name in ("int2", "int4", "int8")}
+NUMBERS = {FLOAT4, FLOAT8, types["numeric"].oid, *_INTEGERS}
+NATIVE = {*NUMBERS, types["bool"].oid}
+_JSON, _JSONB = types["json"].oid, types["jsonb"].oid
+_NAME = types["name"].oid  # which truncates
+
+
+class SqlType(NamedTuple):
+    """A type of Postgres, without length, precision or scale."""
+
+    oid: int
+    name: str
+    category: str = ""  # of pg_type; empty if nobody asks for it
+
+    @property
+    def is_native(self) -> bool:
+        """True if values are compared as such; JSON has them, too."""
+        return self.oid in NATIVE
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumn:
+    """A column of a state's table."""
+
+    name: str
+    limited: str  # its type, ``numeric(12,2)``; of a domain, the type below it
+    unlimited: str  # the same without length, precision or scale
+    oid: int
+    is_text: bool
+    is_sized: bool  # its type, or that of an array's elements, has a length
+    is_generated: bool
+    is_identity: bool  # GENERATED ALWAYS AS IDENTITY
+
+    @property
+    def type(self) -> SqlType:
+        """The type in which it is compared: without the spaces that fill up a char in an array, which its text has."""
+        if self.unlimited == "bpchar[]":
+            return SqlType(types["text"].array_oid, "text[]")
+        return SqlType(self.oid, self.unlimited)
+
+    @property
+    def is_json(self) -> bool:
+        """It holds documents."""
+        return self.oid in {_JSON, _JSONB}
+
+    @property
+    def is_integer(self) -> bool:
+        """It holds whole numbers."""
+        return self.oid in _INTEGERS
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if its type has a precision or a scale, which a cast applies."""
+        return self.limited != self.unlimited and not self.is_sized
+
+    def is_text_for(self, canonical: SqlType) -> bool:
+        """True if it holds values of another type as text, which one value may have several of.
+
+        They are compared in the other type.
+        """
+        if self.is_text and self.oid != _NAME:
+            return canonical.category not in {"S", "P", "X"}
+        return self.oid == _JSON and canonical.oid == _JSONB
+
+
+def read_columns(connection: Connection, table: int) -> dict[str, StateColumn]:
+    """The columns of a table, by their names; the names of types are for the connection's search_path."""
+    with connection.cursor(row_factory=class_row(StateColumn)) as cursor:
+        return {column.name: column for column in cursor.execute(CATALOG["state_columns"], {"table": table})}
+
+
+def read_state_columns(
+    connection: Connection, spec: ReconciliationSpec, names: Sequence[str]
+) -> dict[str, StateColumn]:
+    """Some columns of a state, which the connection's search_path finds."""
+    read_result_types(connection, quote(spec.schema, spec.table), names)
+    [(table,)] = connection.execute(CATALOG["find_table"], {"table": quote(spec.schema, spec.table)}).fetchall()
+    return read_columns(connection, table)
+
+
+def read_result_types(connection: Connection, source: str, columns: Sequence[str] = ()) -> dict[str, SqlType]:
+    """The types of the columns of a query or table, or of some of them."""
+    names = ", ".join(map(quote, columns)) or "*"
+    try:
+        found = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+        raise Unknown(f"reconcile: {first_line(error)}") from error
+    check_names([column.name for column in found or ()])
+    oids = {column.name: column.type_code for column in found or ()}
+    rows = connection.execute(
+        "SELECT oid::int8, pg_catalog.format_type(oid, -1), typcategory::text FROM pg_catalog.pg_type WHERE oid = ANY (%s::oid[])",
+        ([*oids.values()],),
+    )
+    named = {oid: SqlType(oid, *more) for oid, *more in rows}
+    return {column: named[oid] for column, oid in oids.items()}
+
+
+def cast_values(
+    connection: Connection, canonical: Mapping[str, SqlType], state: Mapping[str, StateColumn]
+) -> dict[str, str]:
+    """The expression for each canonical column, as the state's column holds its values."""
+    return {name: _cast_value(connection, quote(name), own, state[name]) for name, own in canonical.items()}
+
+
+def _cast_value(connection: Connection, value: str, own: SqlType, column: StateColumn) -> str:
+    if own.oid != column.type.oid:
+        # A float through its text, which is the number that was meant.
+        is_float = own.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
+        is_castable = not is_float and _is_castable(connection, own, column.type)
+        value = f"CAST({value if is_castable else f'CAST({value} AS text)'} AS {column.type.name})"
+    return f"CAST({value} AS {column.limited})" if column.is_rounded else value
+
+
+def _is_castable(connection: Connection, own: SqlType, other: SqlType) -> bool:
+    """True if Postgres casts a type to another one."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SELECT CAST(CAST(NULL AS {own.name}) AS {other.name})".encode())
+    except (psycopg.errors.CannotCoerce, psycopg.errors.FeatureNotSupported):
+        return False
+    return True
+
+
+def refuse_unfit(
+    connection: Connection,
+    spec: ReconciliationSpec,
+    source: str,
+    casts: Mapping[str, str],
+    state: Mapping[str, StateColumn],
+) -> None:
+    """Refuses the first column whose type takes a value that the state's does not; returns if the query itself fails."""
+    if not fails(connection, source, *map(quote, casts)):
+        for name in (name for name, expression in casts.items() if fails(connection, source, expression)):
+            raise unfit(spec, state[name])
+
+
+def fails(connection: Connection, source: str, *expressions: str) -> bool:
+    """True if an expression cannot be computed for a row."""
+    counted = ", ".join(f"count({expression})" for expression in expressions)
+    try:
+        with connection.transaction():
+            connection.execute(f"SELECT {counted} FROM {source}".encode())
+    except psycopg.DataError:
+        return True
+    return False
+
+
+def unfit(spec: ReconciliationSpec, column: StateColumn) -> Refused:
+    """The error for a canonical value that a column cannot hold."""
+    return Refused(
+        f"column {column.name!r} of {spec.state}, {column.limited}, cannot hold a canonical value. Nothing was changed. "
+        f"Alter the column, or cast or shorten the value in the canonical query of reconciliation {spec.name}"
+    )
+
+
+def require_columns(spec: ReconciliationSpec, columns: Iterable[str], there: Mapping[str, Any]) -> None:
+    """Checks that the state has some columns."""
+    missing = [column for column in columns if column not in there]
+    if missing:
+        raise Unknown(
+            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(there)}"
+        )
