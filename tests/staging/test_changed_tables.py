@@ -262,3 +262,29 @@ def test_ddl_is_followed_or_fails_the_write_in_every_session(
                 records = staged()[before:]
                 assert [record.action for record in records] == ["insert", "delete"]
                 assert [record.data for record in records] == [{"id": number, **PAYLOAD, **(case.data or {})}] * 2
+
+
+class Ware(Base):
+    """The class of goods after their table was renamed."""
+
+    __tablename__ = "wares"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+
+
+def test_a_table_that_is_renamed_with_its_class_is_staged_once(
+    connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 42: the trigger of the former name goes when that of the new one comes."""
+    goods, renamed = Log("goods"), Pipeline([Log("goods")])
+    renamed.stages(Ware, to=goods, key="id", data=["name"], capture="trigger")
+    connection.execute(CREATE.encode())
+    install_triggers(database_url, declare(goods))
+    connection.execute("ALTER TABLE goods RENAME TO wares")
+
+    assert install_triggers(database_url, renamed) == ["wares"]
+
+    connection.execute("INSERT INTO wares (id, name, number) VALUES (1, 'n', 1)")
+    assert [(record.object, record.data) for record in staged()] == [("wares", {"name": "n"})]
+    assert inspect_triggers(connection, renamed) == []

@@ -148,6 +148,30 @@ def test_a_copy_is_the_table_whatever_an_applications_trigger_does_to_other_rows
     assert make_copy(staged()) == sorted(connection.execute("SELECT * FROM accounts").fetchall())
 
 
+@pytest.mark.parametrize("name", ["restore", " early"])
+def test_a_row_that_an_applications_trigger_inserts_again_is_not_deleted(
+    name: str, connection: Connection, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 41."""
+    accounts = Log("accounts")
+    pipeline = Pipeline([accounts])
+    pipeline.stages(Account, to=accounts, key="id", data=["id", "code", "balance"], capture="trigger")
+    create(connection)
+    install_triggers(database_url, pipeline)
+    connection.execute("INSERT INTO accounts VALUES (1, 'x', 0), (2, 'y', 0), (3, 'z', 0)")
+    connection.execute(
+        "CREATE FUNCTION restore() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO accounts VALUES (3, 'new', 1) ON CONFLICT DO NOTHING; RETURN NULL; END $$"
+    )
+    connection.execute(
+        f'CREATE TRIGGER "{name}" AFTER DELETE ON accounts FOR EACH ROW EXECUTE FUNCTION restore()'.encode()
+    )
+
+    connection.execute("DELETE FROM accounts")
+
+    assert make_copy(staged()) == [(3, "new", 1)]
+
+
 def make_copy(records: Sequence[Staged]) -> list[tuple[Any, ...]]:
     """What a handler keeps that merges and deletes by the key."""
     copy: dict[str, tuple[Any, ...]] = {}

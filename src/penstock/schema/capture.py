@@ -25,11 +25,12 @@ from penstock.schema.captured_tables import (
     InstalledTrigger,
     find_changes,
     find_refusals,
+    is_of_former_name,
     read_installed,
     read_tables,
 )
 from penstock.staging.rules import Declarations
-from penstock.staging.trigger_tables import FIRST
+from penstock.staging.trigger_tables import FIRST, render_drop
 from penstock.staging.triggers import Schemas, Trigger, make_name, make_trigger
 
 LOCK_TIMEOUT_S = 5
@@ -113,18 +114,29 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, searc
         connection.execute(OUR_SEARCH_PATH)
         tables = read_tables(connection, pipeline.scope, [trigger.table])
         [table] = [table for table in tables if table.oid == oid]
-        installed = [each for each in read_installed(connection, pipeline.scope) if each.name == trigger.name]
-        faults = list(_inspect_table(trigger, {trigger.body}, installed, table))
+        installed = read_installed(connection, pipeline.scope)
+        own = [each for each in installed if each.name == trigger.name]
+        faults = list(_inspect_table(trigger, {trigger.body}, own, table))
         if not any(fault.is_mended_by_init for fault in faults):
             return False
         for fault in find_refusals(trigger, table):
             raise TriggerMissing(f"{fault.message}: {fault.fix}")
         connection.execute(find)
-        for statement in trigger.statements:
+        for statement in (*_render_drops(trigger, installed, table, pipeline), *trigger.statements):
             connection.execute(statement.encode())
         connection.execute(OUR_SEARCH_PATH)
         _try_columns(connection, trigger, table)
     return True
+
+
+def _render_drops(
+    trigger: Trigger, installed: Sequence[InstalledTrigger], table: CapturedTable, pipeline: Pipeline
+) -> Iterator[str]:
+    """Renders what drops the triggers of a table that was renamed, and its class with it: changes would be staged twice."""
+    declared = {make_name(rule) for rule in pipeline.rules}
+    for each in installed:
+        if each.name not in declared and is_of_former_name(trigger, each, table):
+            yield from render_drop(each.name, quote(pipeline.scope.schema, each.name), table.full_name)
 
 
 def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable) -> None:

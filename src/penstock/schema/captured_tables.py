@@ -209,6 +209,15 @@ def _warn(table: CapturedTable, row: str) -> Iterator[CaptureFault]:
         )
 
 
+def is_of_former_name(trigger: Trigger, installed: InstalledTrigger, table: CapturedTable) -> bool:
+    """Returns whether a trigger captures the table, under a name that it had before, for the channel of a rule."""
+    captures = _parse(installed.comment).get("captures")
+    if installed.oid != table.oid or not isinstance(captures, list):
+        return False
+    name, channel = captures
+    return bool(name != table.name and channel == trigger.rule.channel.name)
+
+
 def _parse(comment: str | None) -> dict[str, object]:
     try:
         parsed = json.loads(comment or "{}")

@@ -40,7 +40,7 @@ BEGIN
             MESSAGE = 'penstock: TRUNCATE of ' || TG_TABLE_NAME || ' would remove rows without staging them; use DELETE';
     ELSIF TG_OP = 'DELETE' THEN
         penstock_row := OLD;
-    ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
+{taken}    ELSIF TG_OP = 'UPDATE' AND OLD *= NEW THEN
         RETURN NULL;
     ELSE
         penstock_row := NEW;
@@ -100,6 +100,15 @@ GONE = """            IF penstock_is_gone AND penstock_action <> 'delete' THEN
             END IF;
 """
 
+# The trigger has inserted another row of the key.
+TAKEN = """        IF current_setting('penstock.nested', true) = 'on' THEN
+            EXECUTE {find_old} INTO penstock_is_there USING OLD;
+            IF penstock_is_there THEN
+                RETURN NULL;
+            END IF;
+        END IF;
+"""
+
 NESTED = """    IF pg_trigger_depth() > 1 THEN
         PERFORM set_config('penstock.nested', 'on', true);
     END IF;
@@ -118,7 +127,7 @@ KEY_CHANGE = """            IF TG_OP = 'UPDATE' AND NOT penstock_is_moved THEN
             END IF;
 """
 
-OLD_IMAGE = """{find_old}                    IF penstock_is_there THEN
+OLD_IMAGE = """{taken}                    IF penstock_is_there THEN
                         penstock_action := '{action}';
                     ELSE
                         penstock_new := penstock_row;

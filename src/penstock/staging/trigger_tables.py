@@ -61,6 +61,7 @@ BEGIN
         EXECUTE {drop_truncate} || part.name;
     END LOOP;
     EXECUTE {comment} || quote_literal(jsonb_build_object(
+        'captures', jsonb_build_array({captures}),
         'columns', (
             SELECT jsonb_object_agg(a.attname, t.typname)
             FROM pg_attribute a
@@ -98,9 +99,12 @@ def trigger_types(name: str, on: Collection[Change]) -> dict[str, int]:
 
 
 def render_create(
-    name: str, function: str, table: str, on: Collection[Change], columns: Sequence[str]
+    name: str, function: str, table: str, on: Collection[Change], columns: Sequence[str], captures: tuple[str, str]
 ) -> tuple[str, ...]:
-    """Renders the statements that create the triggers, or replace them if they exist."""
+    """Renders the statements that create the triggers, or replace them if they exist.
+
+    The names of the table and of the channel, ``captures``, tell the trigger of a table that was renamed since.
+    """
     row, truncate = quote(FIRST + name), quote(f"{name}_truncate")
     events = " OR ".join(change.upper() for change in CHANGES if change in on)
     create_row, for_each_row = (
@@ -125,6 +129,7 @@ def render_create(
         drop_truncate=quote_literal(f"DROP TRIGGER IF EXISTS {truncate} ON "),
         comment=quote_literal(f"COMMENT ON TRIGGER {row} ON {table} IS "),
         columns=", ".join(map(quote_literal, columns)),
+        captures=", ".join(map(quote_literal, captures)),
     )
     return f"{create_row}{table}{for_each_row}", f"{on_truncate}{table}{for_truncate}", extend
 

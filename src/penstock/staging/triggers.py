@@ -57,6 +57,7 @@ from penstock.staging.trigger_function import (
     NEXT_IMAGE,
     OLD_IMAGE,
     OLD_MEMBER,
+    TAKEN,
 )
 from penstock.staging.trigger_tables import render_create, render_drop, trigger_types
 
@@ -134,7 +135,7 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
     statements = (
         create,
         f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
-        *render_create(name, function, table, rule.on, list(expressions)),
+        *render_create(name, function, table, rule.on, list(expressions), (source.name, rule.channel.name)),
     )
     drop = render_drop(name, function, table)
     if any(statement.count(QUOTE) > 2 for statement in (*statements, *drop)):  # noqa: PLR2004  before and after a body
@@ -202,7 +203,8 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         "shards": rule.channel.shards,
         "object": quote_literal(object_name(rule)),
     }
-    change = _render_change(rule, mapper, key)
+    find_old = _render_find_taken(rule, mapper)
+    change = _render_change(rule, key, find_old)
     is_log = not isinstance(rule.channel, (Queue, Ick))
     find_new = _render_find("current.*", [column.name for column in mapper.primary_key])
     return FUNCTION.format(
@@ -214,6 +216,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
         unit="bytes" if is_queue else "characters",
         current=CURRENT.format(find_new=find_new) if is_log else "",
+        taken=TAKEN.format(find_old=find_old) if is_log and find_old else "",
         nested=NESTED if is_log else "",
         gone=GONE if is_log else "",
         change=change,
@@ -225,7 +228,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     )
 
 
-def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str) -> str:
+def _render_change(rule: StagingRule, key: str, find_old: str) -> str:
     """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
     old_key = key.replace("penstock_row.", "OLD.")
     if "update" not in rule.on or isinstance(rule.channel, Queue):
@@ -237,14 +240,15 @@ def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str) -> str:
     action = "insert" if "insert" in rule.on else "update"
     moved = f"{' ' * 20}penstock_action := '{action}';"
     if "delete" in rule.on:
-        columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
-        find = _render_find("true", [column.name for column in columns])
-        # Of a key that rows take over from each other, the record of its new row may be there already.
-        find_old = (
-            f"{' ' * 20}EXECUTE {find} INTO penstock_is_there USING OLD;\n" if _is_unique(mapper, columns) else ""
-        )
-        moved = OLD_IMAGE.format(find_old=find_old, action=action)
+        taken = f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
+        moved = OLD_IMAGE.format(taken=taken, action=action)
     return KEY_CHANGE.format(old_key=old_key, key=key, limit=MAX_KEY_CHARACTERS, moved=moved)
+
+
+def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
+    """Renders what finds a row of the key that a row had: rows may take over each other's.  Empty if several may have one."""
+    columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
+    return _render_find("true", [column.name for column in columns]) if _is_unique(mapper, columns) else ""
 
 
 def _is_unique(mapper: Mapper[Any], columns: Sequence[Column[Any]]) -> bool:
