@@ -3,11 +3,12 @@
 import pytest
 from sqlalchemy import bindparam, literal, select
 
-from fixtures.selects import SELECTS, Case, compare, create_items
+from fixtures.selects import OPTIONS, SELECTS, Case, compare, create_items
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.database.query_text import Query, query_text
 from penstock.errors import InvalidSetting
+from penstock.reconciling.comparison import CanonicalTables
 from penstock.reconciling.inline_comparer import InlineComparer
 
 
@@ -22,6 +23,17 @@ def test_a_canonical_query_is_what_postgres_runs(
 
     assert equal
     assert sorted(rows) == list(range(1, len(case.values) + 1))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_options_of_a_table_are_those_of_spark(connection: Connection, options: dict[str, str]) -> None:
+    create_items(connection)
+    tables = CanonicalTables()
+
+    for relation in (tables("public.items", **options), tables.query("TABLE public.items; -- all", **options)):
+        assert connection.execute(relation.text.encode()).fetchall() == [(1, 1)]
+    with pytest.raises(InvalidSetting, match="or a JSON list of names"):
+        tables("public.items", columns="[1]")
 
 
 @pytest.mark.parametrize(

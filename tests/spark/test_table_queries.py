@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.selects import SELECTS, Case, create_items
+from fixtures.selects import OPTIONS, SELECTS, Case, create_items
 from penstock.database.connections import Connection
 from penstock.database.query_text import query_text
 from penstock.spark import snapshot
@@ -60,3 +60,13 @@ def test_a_name_is_read_as_it_is_written(connection: Connection, database_url: s
 
     assert sorted(by_place) == sorted(by_value) == [[1], [3], [5], [7], [9]]
     assert tasks == 3
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_are_read_as_they_are_without_spark(
+    connection: Connection, database_url: str, options: dict[str, str]
+) -> None:
+    create_items(connection)
+
+    for source in ({"table": "public.items"}, {"query": "TABLE public.items; -- all"}):
+        assert read(database_url, **source, **options)[0] == [[1, 1]]

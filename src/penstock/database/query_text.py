@@ -16,6 +16,7 @@ from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
 
 from penstock.errors import InvalidSetting
+from penstock.parsing import parse_json
 
 Query = str | SelectBase | TextClause
 """A query of the application: text, ``select``, ``union_all``, ``text``."""
@@ -86,7 +87,22 @@ def subquery(query: str) -> str:
     return f"({_strip(query)}\n) AS q"
 
 
-def _strip(text: str) -> str:
+def condition(where: str) -> str:
+    """A condition of the application in brackets; it may end as a query may."""
+    return f"(\n{_strip(where, 'condition')}\n)"
+
+
+def split_names(text: str, separator: str = ",") -> list[str]:
+    """Names that are separated, or a JSON list of names, in which a name may contain anything; otherwise a ``ValueError``."""
+    if not text.lstrip().startswith("["):
+        return [name.strip() for name in text.split(separator) if name.strip()]
+    names = parse_json(text)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(text)
+    return [*names]
+
+
+def _strip(text: str, noun: str = "query") -> str:
     place, end, is_ended = 0, 0, False
     while place < len(text):
         token = _TOKEN.match(text, place)
@@ -98,10 +114,10 @@ def _strip(text: str) -> str:
             is_ended = True
         elif not token["blank"]:
             if is_ended:
-                raise InvalidSetting("a query is one statement; a semicolon stands before the end of this one")
+                raise InvalidSetting(f"a {noun} is one statement; a semicolon stands before the end of this one")
             end = place
     if not end:
-        raise InvalidSetting("a query is empty")
+        raise InvalidSetting(f"a {noun} is empty")
     return text[:end]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from penstock.database.query_text import Query, query_text, subquery
+from penstock.database.query_text import Query, condition, query_text, split_names, subquery
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
@@ -124,8 +124,8 @@ def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
     )
 
 
-_FOR_SPARK = {"partitions", "partitioncolumn"}
-"""Options of ``penstock.table`` that divide a read between tasks: a single reader needs none."""
+_FOR_SPARK = {"partitions", "partitioncolumn", "textcolumns"}
+"""Options of ``penstock.table`` that divide a read between tasks, or say what Spark's types do not hold: Postgres needs none."""
 
 
 class SparkNeededError(Exception):
@@ -194,6 +194,8 @@ def _select(source: str, options: dict[str, str]) -> Relation:
     unknown = sorted(known.keys() - {"columns", "where"} - _FOR_SPARK)
     if unknown:
         raise InvalidSetting(f"tables: there is no option {unknown[0]!r}; known are columns, where")
-    names = known.get("columns")
-    columns = "*" if names is None else ", ".join(quote(n.strip()) for n in names.split(","))
-    return Relation(f"SELECT {columns} FROM {source} WHERE {known.get('where', 'true')}")
+    try:
+        columns = ", ".join(map(quote, split_names(known["columns"]))) if "columns" in known else "*"
+    except ValueError:
+        raise InvalidSetting("tables: columns takes names with ',' between them, or a JSON list of names") from None
+    return Relation(f"SELECT {columns} FROM {source} WHERE {condition(known.get('where') or 'true')}")

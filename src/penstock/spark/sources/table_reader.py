@@ -20,11 +20,10 @@ from pyspark.sql.types import StructType
 
 from penstock.database.connections import TableConnection, connect_postgres
 from penstock.database.driver_errors import first_line, postgres_errors
-from penstock.database.query_text import subquery
+from penstock.database.query_text import condition, split_names, subquery
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, set_local
 from penstock.errors import InvalidSetting, SnapshotLost, Unknown
-from penstock.parsing import parse_json
 from penstock.reconciling.cut import export_snapshot, import_snapshot
 from penstock.spark.sources.column_types import BOUNDED, Field, PostgresColumn, fitting_decimal, unreadable
 from penstock.spark.sources.data_sources import PenstockSource
@@ -168,19 +167,19 @@ class TableRelation:
 
     @property
     def condition(self) -> str:
-        """The option ``where``, in brackets on lines of its own: it may end with a comment."""
+        """The option ``where``."""
         return _condition(self.options)
 
 
 def _condition(options: GivenOptions) -> str:
-    return f"(\n{options.get('where', 'true')}\n)"
+    return condition(options.get("where") or "true")
 
 
 def _describe(options: GivenOptions, url: str, source: str) -> tuple[PostgresColumn, ...]:
     names = ", ".join(map(quote, _names(options, "columns"))) if "columns" in options else "*"
-    condition = _condition(options)
+    where = _condition(options)
     with reading(url, options.get("snapshot")) as connection:
-        described = connection.execute(f"SELECT {names} FROM {source} WHERE {condition} LIMIT 0".encode())
+        described = connection.execute(f"SELECT {names} FROM {source} WHERE {where} LIMIT 0".encode())
         result = described.pgresult
         return tuple(
             PostgresColumn.parse(column, -1 if result is None else result.fmod(number))
@@ -368,18 +367,9 @@ def _sample(connection: Any, relation: TableRelation) -> str:
 
 
 def _names(options: GivenOptions, option: str, separator: str = ",") -> list[str]:
-    """Names of columns, or the parts of a table's: separated, or as a JSON list, in which a name may contain anything."""
-
-    def parse(text: str) -> list[str]:
-        if not text.lstrip().startswith("["):
-            return [name.strip() for name in text.split(separator) if name.strip()]
-        names = parse_json(text)
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError(text)
-        return [*names]
-
+    """Names of columns, or the parts of a table's."""
     takes = f"names with {separator!r} between them, or a JSON list of names"
-    return options.parse(option, parse, takes) if option in options else []
+    return options.parse(option, partial(split_names, separator=separator), takes) if option in options else []
 
 
 class TableDataSource(PenstockSource):
