@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine, ForeignKey, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from structlog.testing import capture_logs
 
 from fixtures.application import Base, StagedRecords
 from penstock import Ick, Log, Pipeline
@@ -94,6 +95,33 @@ def test_a_worker_that_reconnects_accepts_the_trigger_of_a_later_release(
         for worker in (streamer, reader):
             worker.close()
             worker.open()
+
+
+def test_a_streamer_that_runs_logs_once_that_changes_are_not_captured(
+    rides: Log,
+    application: Engine,
+    database_url: str,
+    redis_url: str,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guarantee 42: DDL does not wait for a restart."""
+    monkeypatch.setattr("penstock.streaming.retention.CAPTURE_EVERY_S", 0.0)
+    pipeline = declare(rides)
+    install_triggers(database_url, pipeline)
+    with Streamer(pipeline, database_url, redis_url) as streamer, capture_logs() as logs:
+        streamer.drain()
+        assert [line for line in logs if line["event"] == "changes not captured"] == []
+        for _ in range(2):
+            connection.execute("ALTER TABLE parcels DISABLE TRIGGER USER")
+            streamer.drain()
+            streamer.drain()
+            connection.execute("ALTER TABLE parcels ENABLE TRIGGER USER")
+            streamer.drain()
+
+    found = [line["reason"] for line in logs if line["event"] == "changes not captured"]
+    assert len(found) == 2
+    assert "is disabled" in found[0]
 
 
 CHANGES = {

@@ -16,6 +16,8 @@ from functools import partial
 from math import inf
 from time import monotonic
 
+import structlog
+
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
@@ -27,8 +29,11 @@ from penstock.declaring.kinds import Channel, Ick, Log, Queue
 from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName
+from penstock.schema.capture import inspect_triggers
 from penstock.streaming.faults import FaultLog, check_missed
 from penstock.streaming.publisher import Publisher
+
+log = structlog.get_logger("penstock.streamer")
 
 RECORDS_PER_TRANSACTION = 5000
 """A transaction removes no further journal row after this many records, which keeps it short: about 20 ms."""
@@ -139,6 +144,9 @@ RETAIN_EVERY_S = 5.0
 RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
 
+CAPTURE_EVERY_S = 60.0
+"""Interval, in seconds, at which the triggers of rules are compared with their tables: DDL does not wait for a restart."""
+
 EVERYWHERE_EVERY = 6
 """Every 6th retention also covers shards of other shares, in case their streamer is down."""
 
@@ -152,6 +160,8 @@ class StreamerUpkeep:
         self._declared: dict[str, Channel] = {}
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._retained = self._swept = 0
+        self._capture_at = monotonic() + CAPTURE_EVERY_S  # they were compared at the start
+        self._lost: set[str] = set()
         self.retain_at = 0.0
 
     def reopen(self) -> None:
@@ -164,7 +174,17 @@ class StreamerUpkeep:
         """Notes which shards are stopped, and, if this streamer sequences, which records get no offset."""
         if sequences:
             self._faults.update(connection)
+            if monotonic() >= self._capture_at:
+                self._note_captures(connection)
         self._faults.note_stopped(connection, publisher.unusable.errors, publisher.ends.others)
+
+    def _note_captures(self, connection: Connection) -> None:
+        """Logs, once, by which table changes are lost, or staged in another form than declared."""
+        self._capture_at = monotonic() + CAPTURE_EVERY_S
+        lost = {fault.message: fault.fix for fault in inspect_triggers(connection, self._pipeline) if fault.is_refused}
+        for message in lost.keys() - self._lost:
+            log.error("changes not captured", reason=message, fix=lost[message])
+        self._lost = set(lost)
 
     def sweep(self, connection: Connection, publisher: Publisher) -> None:
         """As ``note_faults``, and checks the next shard for records that have lost their offsets."""
