@@ -47,6 +47,15 @@ class Truck(Vehicle):
     __mapper_args__: dict[str, Any] = {"polymorphic_identity": "truck"}  # noqa: RUF012
 
 
+class Loose(Base):
+    """Nobody asks whether its rows were there when they are deleted."""
+
+    __tablename__ = "loose"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    __mapper_args__ = {"confirm_deleted_rows": False}  # noqa: RUF012
+
+
 @pytest.fixture(autouse=True)
 def _tables(application: Engine) -> None:
     Base.metadata.create_all(application)
@@ -304,3 +313,51 @@ def test_a_key_that_no_record_can_have_is_not_deleted(
         session.get_one(Product, "a").region = "south"
 
     assert [(record.action, record.key) for record in staged()] == [("update", "south")]
+
+
+def test_a_row_that_is_gone_has_no_record(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 41: the transaction that has deleted it has staged that."""
+    pipeline.stages(Loose, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add_all([Loose(id=1), Loose(id=2)])
+    with sessions.begin() as session:
+        one, two = session.get_one(Loose, 1), session.get_one(Loose, 2)
+        with application.begin() as other:
+            other.execute(text("DELETE FROM loose WHERE id = 1"))
+        session.delete(one)
+        session.delete(two)
+
+    assert [(record.action, record.key) for record in staged()[2:]] == [("delete", "2")]
+
+
+def test_a_row_that_a_policy_lets_be_deleted_and_not_locked_is_staged(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine, staged: StagedRecords
+) -> None:
+    """Guarantee 32: a lock needs the policy for UPDATE."""
+    pipeline.stages(Loose, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add(Loose(id=1))
+    prepare = (
+        "CREATE ROLE tenant",
+        "ALTER TABLE loose ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY reads ON loose FOR SELECT USING (true)",
+        "CREATE POLICY deletes ON loose FOR DELETE USING (true)",
+        "GRANT SELECT, UPDATE, DELETE ON loose TO tenant",
+        "GRANT USAGE ON SCHEMA penstock TO tenant",
+        "GRANT INSERT ON penstock.staged_records TO tenant",
+    )
+    with application.begin() as connection:
+        for statement in prepare:
+            connection.execute(text(statement))
+    try:
+        with sessions.begin() as session:
+            session.execute(text("SET LOCAL ROLE tenant"))
+            session.delete(session.get_one(Loose, 1))
+    finally:
+        with application.begin() as connection:
+            connection.execute(text("DROP OWNED BY tenant"))
+            connection.execute(text("DROP ROLE tenant"))
+
+    assert [(record.action, record.key) for record in staged()[1:]] == [("delete", "1")]
