@@ -27,7 +27,7 @@ local function count(id, record)
     return
   end
   local account = tenant_account(record.tenant)
-  record.generation = queue.generation
+  record.generation, record.suspect = queue.generation, math.min(record.suspect, 1)
   if record.state == "w" then
     count_gate(record)
   end

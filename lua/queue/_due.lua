@@ -1,7 +1,7 @@
 -- What falls due moves on: delayed messages, leases that have expired, tenants and keys that may go again.  Include it after queue/_moves.
 -- keys: meta, messages, waiting, leases, delayed, blocked, drained, accounts, openings
 
-local STEP = 100
+local STEP, MOST_PAUSE = 100, 300000
 
 local function due(key)
   return redis.call("ZRANGEBYSCORE", key, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)
@@ -18,6 +18,22 @@ local function lose(id, record)
   redis.call("HINCRBY", meta, "lost", 1)
   mark_moved(account)
   lost = lost + 1
+end
+
+-- A lease has ended by itself: nobody knows why.  A message that was alone in its worker again is handed over after a pause that grows.
+local function give_up_lease(id, record)
+  local was_alone = suspect_lost(record)
+  local payload, headers
+  if was_alone then
+    payload, headers = read_entry(record)
+  end
+  record.token = ""
+  if payload then
+    local pause = math.min(1000 * 2 ^ math.min(record.attempts - 1, 20), MOST_PAUSE)
+    park(id, record, "d", now + pause * (0.5 + (now + record.order) % 1000 / 2000), "", payload, headers)
+  else
+    put_back(id, record)
+  end
 end
 
 local function move_due()
@@ -40,8 +56,7 @@ local function move_due()
       local account = tenant_account(record.tenant)
       leave_flight(account, record)
       end_work(account, record, (now - record.taken) / 1000)
-      record.token = ""
-      put_back(id, record)
+      give_up_lease(id, record)
       redis.call("HINCRBY", meta, "reclaimed", 1)
     end
     redis.call("ZREM", leases, id)

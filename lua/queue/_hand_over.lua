@@ -1,21 +1,33 @@
 -- Hands messages over, for take.lua, or again those of a call that is repeated.  Include it after queue/_pick and queue/_dwell.
 -- keys: messages, deadlines, takes
--- args: request, worker, lease:int
+-- args: request, worker, lease:int, beside:int
 
 local expiries = {}
 local reply, ids, bytes = {"taken", 0, -1, 0}, {}, 0
 
 local function add_to_reply(id, record, payload, headers)
   reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
-    string.format("%.0f", record.deadline), payload, headers}
+    string.format("%.0f", record.deadline), payload, headers, record.company == ALONE and 1 or 0}
+end
+
+local function take_out_of_line(account, id, record, gate)
+  if record.suspect ~= IS_APART then
+    return leave_line(account, id, record)
+  end
+  quit_line(account, waiting_member(id, record))
+  if gate then
+    gating.leave(gate, record)
+  end
 end
 
 local function hand_over(account, id, record)
   local gate = gating and gating.find(record)
   if gate and limited_until(gate) then
     return gating.hold_back(account, gate, id, record)
+  elseif not may_go(record, #ids == 0) then
+    return set_apart(account, id, record)
   end
-  leave_line(account, id, record)
+  take_out_of_line(account, id, record, gate)
   local payload, headers = read_entry(record)
   if not payload then
     lose(id, record)
@@ -31,6 +43,7 @@ local function hand_over(account, id, record)
     gating.begin(gate, record.at)
   end
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
+  note_company(record, #ids == 0)
   save_record(id, record)
   expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
@@ -48,7 +61,7 @@ local function repeated()
   if not values or values[1] ~= request then
     return false
   end
-  for i = 3, #values do
+  for i = 4, #values do
     local id, record = values[i], read_record(values[i])
     if record and record.state == "l" and record.token == request then
       local payload, headers = read_entry(record)

@@ -7,8 +7,11 @@ local function watch_deadline(id, record)
   end
 end
 
+-- Those that wait apart have a line of their own: see queue/_suspects.
+local APART, IS_APART = "\1\1", 2
+
 local function waiting_member(id, record)
-  return (record.held and record.held .. "\0" or "") .. record.tenant .. "\0" .. record.rank .. id
+  return (record.suspect == IS_APART and APART .. "\0" or record.held and record.held .. "\0" or "") .. record.tenant .. "\0" .. record.rank .. id
 end
 
 -- A message that waits again where it was, or that a rebuild has met.

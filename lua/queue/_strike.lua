@@ -22,7 +22,11 @@ local function strike_out(account, id, record)
   local member = waiting_member(id, record)
   quit_line(account, member)
   mark_moved(account)
-  if record.generation == queue.generation then
+  if record.suspect == IS_APART then
+    if gating then
+      gating.leave(gating.find(record), record)
+    end
+  elseif record.generation == queue.generation then
     local last, waits = read_lane(account, record)
     if last == rank_of(record) and waits > 1 and not record.held then
       last = last_before(account, record, member)

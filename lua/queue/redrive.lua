@@ -19,6 +19,7 @@ local function redrive(id)
     return "unknown"
   end
   record.attempts, record.token, record.generation, record.since = 0, "", queue.generation, now
+  record.suspect = 0
   if record.deadline <= now then
     record.deadline = 0
   end

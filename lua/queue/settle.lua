@@ -67,6 +67,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
       lose(id, record)
     end
   else
+    record.suspect = outcome == "release" and record.suspect or 0
     if outcome ~= "retry" then
       record.attempts = record.attempts - 1
     end

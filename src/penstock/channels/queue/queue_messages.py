@@ -113,6 +113,7 @@ class Message:
         deadline_ms: Its deadline, likewise; 0 if it has none.
         payload: The payload.
         headers: The headers.
+        is_alone: Whether its last reader may have died of it, so that this one takes no other beside it.
     """
 
     shard: int
@@ -124,6 +125,7 @@ class Message:
     deadline_ms: int
     payload: bytes
     headers: str
+    is_alone: bool = False
 
     def __repr__(self) -> str:
         return f"<Message {self.id} tenant={self.tenant!r} attempts={self.attempts}>"

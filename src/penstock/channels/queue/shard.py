@@ -91,6 +91,14 @@ class TakenMessages:
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """Messages that a reader's process has already, and whether it may get others by other calls."""
+
+    messages: int
+    may_get_others: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
     """The end of a lease."""
 
@@ -196,12 +204,31 @@ class QueueShard:
         )
 
     def take(
-        self, request: str, worker: str, *, lease_s: float, count: int, preferred: int | None = None
+        self,
+        request: str,
+        worker: str,
+        *,
+        lease_s: float,
+        count: int,
+        preferred: int | None = None,
+        company: Company | None = None,
     ) -> Steps[TakenMessages]:
-        """Takes messages, each under a lease; repeated with the same ``request``, it returns the same."""
+        """Takes messages, each under a lease; repeated with the same ``request``, it returns the same.
+
+        With ``company``, a message whose last reader may have died of it is taken alone.
+        """
         reply = yield from self.call_limited(
             "queue/take",
-            (request, worker, int(lease_s * 1000), min(count, ITEMS), BYTES, -1 if preferred is None else preferred),
+            (
+                request,
+                worker,
+                int(lease_s * 1000),
+                min(count, ITEMS),
+                BYTES,
+                -1 if preferred is None else preferred,
+                -1 if company is None else company.messages,
+                int(company is not None and company.may_get_others),
+            ),
         )
         if reply[0] == b"undeclared":  # it is for the pipeline to declare them
             return TakenMessages([], None, 0)
@@ -211,7 +238,7 @@ class QueueShard:
         return TakenMessages(messages, None if wait_ms < 0 else wait_ms / 1000, int(reply[3]))
 
     def _message(self, values: Sequence[Any]) -> Message:
-        id_, tenant, key, attempts, since, deadline, payload, headers = values
+        id_, tenant, key, attempts, since, deadline, payload, headers, *alone = values
         return Message(
             self.number,
             as_text(id_),
@@ -222,6 +249,7 @@ class QueueShard:
             int(deadline),
             payload,
             as_text(headers),
+            is_alone=alone == [1],
         )
 
     def settle(self, settlements: Sequence[Settlement]) -> Steps[list[bool]]:

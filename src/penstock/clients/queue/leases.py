@@ -1,5 +1,6 @@
 """Leases that a reader holds: how they end, and what keeps them alive."""
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,44 @@ class LeaseBook:
             if each.begun_at > oldest and not each.is_stale:
                 found.setdefault(each.message.shard, []).append(each)
         return found
+
+
+class ProcessLeases:
+    """Leases of all readers of this process that isolate: a message of one of them may end the process of all."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all: after a fork they are those of the other process."""
+        self.taking = (
+            Lock()
+        )  # held while one of the readers takes messages; nobody waits for it, since asyncio must not
+        self._changing = Lock()
+        self._books: tuple[LeaseBook, ...] = ()
+
+    def add(self, book: LeaseBook) -> None:
+        """A reader begins."""
+        with self._changing:
+            self._books = (*self._books, book)
+
+    def remove(self, book: LeaseBook) -> None:
+        """A reader ends."""
+        with self._changing:
+            self._books = tuple(other for other in self._books if other is not book)
+
+    @property
+    def readers(self) -> int:
+        """Number of readers."""
+        return len(self._books)
+
+    def held(self) -> list[Held]:
+        """Leases that have not been found to have ended."""
+        return [held for book in self._books for held in book.all() if not held.is_stale]
+
+
+PROCESS = ProcessLeases()
+os.register_at_fork(after_in_child=PROCESS.clear)
 
 
 class LeaseHeartbeat:

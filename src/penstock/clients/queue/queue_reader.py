@@ -20,11 +20,14 @@ from penstock.channels.queue.queue_messages import checked_count
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
 from penstock.channels.server import redis_errors
 from penstock.clients.queue.adoption import PlainStream, adopt
-from penstock.clients.queue.leases import Held, LeaseBook, LeaseHeartbeat, stale
+from penstock.clients.queue.leases import PROCESS, Held, LeaseBook, LeaseHeartbeat, stale
 from penstock.clients.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds
 from penstock.errors import ForeignLog, InvalidMessage, PenstockError, ServerUnavailable, TenantFull
 
 log = structlog.get_logger("penstock.queue")
+
+TAKING_PAUSE_S = 0.001
+"""Pause while another reader of the process takes messages, in seconds."""
 
 C = TypeVar("C", bound=RedisCommands)
 L = TypeVar("L", bound="Lease | AsyncLease")
@@ -167,6 +170,8 @@ class _QueueReader(Generic[C, L]):
         self._client, self._heartbeat_client = client, heartbeat
         self.options = ReaderOptions(**options)
         self._book = LeaseBook(self.options.limit_s)
+        if self.options.isolates:
+            PROCESS.add(self._book)
         is_cluster = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
         self._rounds = Rounds(shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster)
         self._heartbeat = LeaseHeartbeat(self._book, self.options.lease_s, self._extend)
@@ -235,6 +240,18 @@ class _QueueReader(Generic[C, L]):
         return found
 
     def _take(self, shard: QueueShard, count: int) -> Steps[None]:
+        if not self.options.isolates:
+            yield from self._take_now(shard, count)
+            return
+        while not (taking := PROCESS.taking).acquire(blocking=False):
+            yield Sleep(TAKING_PAUSE_S)
+        try:
+            if not any(held.message.is_alone for held in PROCESS.held()):
+                yield from self._take_now(shard, count)
+        finally:
+            taking.release()
+
+    def _take_now(self, shard: QueueShard, count: int) -> Steps[None]:
         taken = yield from self._run(shard, self._rounds.take(shard, count), "reading")
         good, exhausted = self._rounds.taken(shard, taken)
         self._found += [self._lease(self, self._client, held) for held in good]
@@ -298,6 +315,7 @@ class _QueueReader(Generic[C, L]):
 
     def _stop(self) -> None:
         self._is_stopped = self._is_closed = True
+        PROCESS.remove(self._book)
         self._heartbeat.stop()
 
     def _give_back(self) -> Steps[None]:

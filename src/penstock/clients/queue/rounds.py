@@ -11,8 +11,8 @@ import structlog
 
 from penstock.channels.driving import Steps
 from penstock.channels.isolation import UNUSABLE
-from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, TakenMessages
-from penstock.clients.queue.leases import Held, LeaseBook
+from penstock.channels.queue.shard import Company, QueueShape, QueueShard, Settlement, TakenMessages
+from penstock.clients.queue.leases import PROCESS, Held, LeaseBook
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
@@ -52,6 +52,8 @@ class ReaderOptions:
     attempts: int = 5  # so many times a message is handed over before it is dead-lettered
     # a stream whose messages come first, as long as no tenant waits longer for it than one message
     preferred: int | None = None
+    # whether a message is taken alone if its last reader may have died of it; then that attempt counts, and others' do not
+    isolates: bool = False
 
     def __post_init__(self) -> None:
         """Checks the options."""
@@ -143,10 +145,18 @@ class Rounds:
 
     def take(self, shard: QueueShard, count: int) -> Steps[TakenMessages]:
         """The operation that takes messages of a shard."""
+        company = None
+        if self.options.isolates:
+            company = Company(len(PROCESS.held()), PROCESS.readers > 1 or len(self.shape.shards) > 1)
         made = f"{self.worker}/{shard.number}/{next(self._numbers)}", monotonic()
         request, _ = self.requests.setdefault(shard.number, made)
         return shard.take(
-            request, self.worker, lease_s=self.options.lease_s, count=count, preferred=self.options.preferred
+            request,
+            self.worker,
+            lease_s=self.options.lease_s,
+            count=count,
+            preferred=self.options.preferred,
+            company=company,
         )
 
     def taken(self, shard: QueueShard, taken: TakenMessages) -> tuple[list[Held], list[Held]]:

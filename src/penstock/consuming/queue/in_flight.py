@@ -54,6 +54,7 @@ class InFlight:
         self._waiting: dict[int, Lease] = {}
         self._running: dict[int, RunningJob] = {}
         self._ending = 0
+        self._has_alone = False
         self._consumed = Consumed()
         self._uncounted: Counter[tuple[ShardName, str]] = Counter()
         self._due: dict[str, float] = {}
@@ -78,12 +79,18 @@ class InFlight:
         """True if all jobs have ended, and some are being settled."""
         return not self.size and self._ending > 0
 
+    @property
+    def is_alone(self) -> bool:
+        """True if there is a job beside which no other is to be."""
+        return self._has_alone and self.size > 0
+
     def take(self, leases: Sequence[Lease]) -> None:
         """Jobs were read."""
         with self._changed:
             self._waiting.update((id(lease), lease) for lease in leases)
             for lease in leases:
                 self._due.pop(lease.message.id, None)
+            self._has_alone = any(lease.message.is_alone for lease in leases)
 
     def begin(self, slot: WorkerSlot, lease: Lease) -> bool:
         """True if a slot may begin with a job; it may not if the job has been given back."""

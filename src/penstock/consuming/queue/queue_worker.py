@@ -165,6 +165,7 @@ class QueueWorker(Worker[Job[Any]]):
             lease_s=self._spec.lease,
             limit_s=self._spec.limit,
             attempts=NO_LIMIT,
+            isolates=True,
             on_error=self._leave_out_number,
         )
         self._leave_out_shards()
@@ -242,6 +243,8 @@ class QueueWorker(Worker[Job[Any]]):
         resting = self._rest_s()
         if resting > 0 or self._stop():
             self._jobs.wait(min(block_s, resting) if resting > 0 else block_s)
+        elif self._jobs.is_alone:
+            self._jobs.wait(block_s, below=1)
         elif (room := self._room()) <= 0:
             self._jobs.wait(block_s, self._enough if self._taken < self._max else 0)
         else:
