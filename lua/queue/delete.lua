@@ -4,7 +4,8 @@
 -- args: tenant, ids...
 -- returns: {"deleted", "waiting" | "leased" | "delayed" | "dead" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
--- Those of other tenants are unknown; "" is any tenant.  Cost: O(messages × log messages).
+-- Those of other tenants are unknown; "" is any tenant.  A unique name that one has for a time is free again, unless it is a dead letter.
+-- Cost: O(messages × log messages).
 
 local NAMES = {w = "waiting", l = "leased", d = "delayed", x = "dead"}
 if is_lost() then
@@ -29,6 +30,10 @@ local function delete(id)
   end
   if record.state ~= "x" then
     forget(id, record)
+    if record.scope == "window" and redis.call("HGET", uniques, record.unique) == id then
+      redis.call("HDEL", uniques, record.unique)
+      redis.call("ZREM", windows, record.unique)
+    end
   end
   delete_entry(record)
   redis.call("ZREM", delayed, parked_member(id, record))

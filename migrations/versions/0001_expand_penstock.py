@@ -400,8 +400,17 @@ BEGIN ATOMIC
         RETURNING r.id, r.shard
     )
     INSERT INTO {schema}.waiting_records (record_id, channel, shard, due)
-    SELECT id, of_channel, shard, at - interval '1 hour'
+    SELECT moved.id, of_channel, shard,
+           least(
+               at,
+               -- at its deadline it is a dead letter, due or not
+               CASE
+                   WHEN jsonb_typeof(own -> 'deadline') = 'number' AND (own ->> 'deadline')::numeric BETWEEN 1 AND 4e15
+                   THEN to_timestamp((own ->> 'deadline')::double precision / 1000)
+               END
+           ) - interval '1 hour'
     FROM moved
+    JOIN free USING (id)
     ON CONFLICT (record_id) DO UPDATE
     SET due = excluded.due, tenant = NULL, is_given = false
     RETURNING record_id;

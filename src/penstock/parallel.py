@@ -3,6 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Generic, Self, TypeVar
 
@@ -89,6 +90,28 @@ def pause(seconds: float, stop: Callable[[], bool]) -> bool:
     while not stop() and (left := end - monotonic()) > 0:
         sleep(min(left, STEP_S))
     return stop()
+
+
+ABANDON_S = 1.0
+"""Longest wait, in seconds, for what is called before the process is abandoned."""
+
+before_abandoned: dict[object, Callable[[], object]] = {}
+"""What is called before the process ends without waiting for its work, by whom: gives back what others would wait for."""
+
+
+def abandon() -> None:
+    """Calls what is to be called before the process is abandoned, all of it together, for ``ABANDON_S`` at most."""
+
+    def call(function: Callable[[], object]) -> None:
+        with suppress(Exception):  # the process ends
+            function()
+
+    threads = [threading.Thread(target=call, args=(each,), daemon=True) for each in [*before_abandoned.values()]]
+    for thread in threads:
+        thread.start()
+    end = monotonic() + ABANDON_S
+    for thread in threads:
+        thread.join(max(0.0, end - monotonic()))
 
 
 def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:

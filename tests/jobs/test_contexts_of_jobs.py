@@ -92,3 +92,23 @@ def test_a_job_that_cancels_its_own_task_fails_and_its_neighbours_are_done(
         eventually(lambda: not bench.unfinished, "all have ended")
 
     assert [(number, attempts) for number, _, attempts, _ in bench.letters] == [(cancelling, 2)]
+
+
+def test_a_worker_that_ends_gives_back_an_async_job_and_charges_no_attempt(
+    bench: Bench, start_worker: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 0.1)
+    begun: list[int] = []
+
+    async def handle(_: AsyncSession, job: Job) -> None:
+        begun.append(job.id)
+        await asyncio.sleep(60)
+
+    worker = start_worker(handle, concurrency=2, attempts=2)
+    jobs = bench.stage(2)
+    with running(worker.run):
+        eventually(lambda: sorted(begun) == jobs, "both have begun")
+
+    with bench.queue.reader() as reader:
+        assert [lease.message.attempts for lease in reader.read(2)] == [1, 1]
+    assert (bench.letters, bench.unfinished) == ([], jobs)

@@ -99,6 +99,25 @@ def test_a_worker_killed_around_its_commit_leaves_one_effect(work: Work, bench: 
     assert len(bench.queue) == 0
 
 
+def test_a_second_interrupt_gives_back_the_jobs_that_are_at_work_and_charges_no_attempt(
+    work: Work, bench: Bench, tmp_path: Path
+) -> None:
+    """Guarantee 45: at once, though their leases are far from their end."""
+    jobs = bench.stage(2, data={"when": "before"})
+    process = work(LEASE="60")
+    for job in jobs:
+        eventually((tmp_path / f"begun-{job}").exists, "the handlers have begun", timeout_s=90)
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: bench.queue.stats().leased == 2, "it waits for them")
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(90) == 130
+    with bench.queue.reader() as reader:
+        leases = reader.read(2)
+        assert [lease.message.attempts for lease in leases] == [1, 1]
+        assert bench.effects == []
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_suspended_worker_whose_lease_has_ended_has_no_effect_when_it_goes_on(
     work: Work, bench: Bench, tmp_path: Path, when: str

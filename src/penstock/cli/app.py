@@ -41,7 +41,7 @@ Run     installation   init          Create or upgrade Penstock's tables and dec
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
 Run     services       stream        Sequence and publish staged records; several of these may run at once.
 Run     services       consume       Apply records with one consumer; several processes share its shards.
-Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun.
+Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun, a second Ctrl-C what was.
 Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
 Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks who reads or writes them.
 Inspect consoles       console       Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.

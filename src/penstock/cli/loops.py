@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import typer
@@ -23,7 +23,7 @@ from penstock.observer import Observer
 from penstock.observing.listener import Answer, Listener
 from penstock.observing.probes import Probes, notified_systemd
 from penstock.operating.status.gathering import status
-from penstock.parallel import Runner
+from penstock.parallel import Runner, abandon
 from penstock.pipeline import Pipeline
 from penstock.settings import Settings
 from penstock.streaming import RoundResult
@@ -56,7 +56,7 @@ class Stop:
     def _request(self, number: int, _frame: FrameType | None) -> None:
         if self._requested.is_set():
             if number == signal.SIGINT:
-                os._exit(INTERRUPTED)
+                threading.Thread(target=_end, args=(INTERRUPTED,), daemon=True).start()
             return
         self._requested.set()
         timer = threading.Timer(GRACE_S, _abandon)
@@ -70,7 +70,12 @@ def _abandon() -> None:
         after_s=GRACE_S,
         reason="its transaction is rolled back, and the batch is applied again later",
     )
-    os._exit(0)
+    _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    abandon()
+    os._exit(code)
 
 
 @contextmanager

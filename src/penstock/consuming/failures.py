@@ -118,7 +118,7 @@ def reason(error: BaseException, phase: str = "") -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failed:  # noqa: BLE001  an error that cannot say what it is must not hide where it was
+    except BaseException as failed:  # noqa: BLE001  an error that cannot say what it is must not hide where it was, nor end the process
         return f"its text could not be made: {type(failed).__name__}"
 
 

@@ -197,7 +197,8 @@ class LetterTrial:
             if isinstance(self._consumer, WorkerSpec):
                 executor.execute(self._sql["stage_again"], letter_key(letter))
                 executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
-                advance = Advance(checkpoint, checkpoint.offset, dead=-1)
+                is_own = letter.consumer == self._consumer.name
+                advance = Advance(checkpoint, checkpoint.offset, dead=-1 if is_own else 0)
                 return TransactionPlan(Retried(letter, "staged"), advances=[advance])
             *record, later_shard, later_offset, earlier_shard, earlier_offset = row
             later = find_later(letter.channel, later_shard, later_offset)
@@ -280,7 +281,8 @@ class RequestedRetries:
         """Sets up; without ``make_frame`` those of a set-based consumer are left to others."""
         self._consumer, self._scope, self._make_frame = consumer, scope, make_frame
         self._sql = statements("penstock.consuming", scope.schema)
-        self._which = {"consumer": consumer.name, "channel": consumer.channel.name}
+        is_worker = isinstance(consumer, WorkerSpec)
+        self._which = {"consumer": consumer.name, "channel": consumer.channel.name, "of_any": is_worker}
         self._ask_at = 0.0
 
     def retry(self, transaction: HandlerTransaction) -> None:

@@ -408,10 +408,15 @@ WHERE d.consumer = %(consumer)s AND d.channel = %(channel)s AND d.shard = %(shar
 FOR UPDATE OF d;
 
 -- :name stage_again
--- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.
+-- A dead letter of a queue as a new record of its tenant.  Its times are over: it is due now, and has no deadline.  Its unique name is its
+-- own again as soon as no other has it, `again`; one that it had for a time, it has had.
 INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
 SELECT channel, shard, key, action, object, data,
-       headers #- '{penstock,due}' #- '{penstock,delay_ms}' #- '{penstock,deadline}'
+       CASE
+           WHEN headers #>> '{penstock,unique,until}' = 'window' THEN headers #- '{penstock,unique}'
+           WHEN headers #>> '{penstock,unique,name}' IS NOT NULL THEN jsonb_set(headers, '{penstock,again}', 'true')
+           ELSE headers
+       END #- '{penstock,due}' #- '{penstock,delay_ms}' #- '{penstock,deadline}'
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
@@ -433,10 +438,11 @@ FROM unnest(%(consumers)s::text[], %(channels)s::text[], %(shards)s::integer[], 
 WHERE d.consumer = wanted.consumer AND d.channel = wanted.channel AND d.shard = wanted.shard AND d."offset" = wanted."offset";
 
 -- :name retries_requested
--- Whether there is something to take; asked every few seconds, and answered by an index that is empty.
+-- Whether there is something to take; asked every few seconds, and answered by an index that is empty.  Of a queue, its worker takes
+-- those of workers with other names, too: it may have been renamed.
 SELECT EXISTS (
            SELECT FROM {schema}.dead_letters
-           WHERE consumer = %(consumer)s AND channel = %(channel)s AND retry_requested_at IS NOT NULL
+           WHERE (consumer = %(consumer)s OR %(of_any)s) AND channel = %(channel)s AND retry_requested_at IS NOT NULL
        );
 
 -- :name take_requested_retries
@@ -447,7 +453,7 @@ FROM (
     SELECT l.consumer, l.channel, l.shard, l."offset", coalesce(c.kind, 'log') = 'log' AS is_ordered
     FROM {schema}.dead_letters l
     LEFT JOIN {schema}.channels c USING (channel)
-    WHERE l.consumer = %(consumer)s AND l.channel = %(channel)s AND l.retry_requested_at IS NOT NULL
+    WHERE (l.consumer = %(consumer)s OR %(of_any)s) AND l.channel = %(channel)s AND l.retry_requested_at IS NOT NULL
       AND NOT EXISTS (
               SELECT FROM {schema}.pauses
               WHERE (kind, name) IN (('consumer', %(consumer)s), ('channel', %(channel)s))

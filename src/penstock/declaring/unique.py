@@ -220,6 +220,8 @@ def check_times(delay_s: object, due: object, deadline: object) -> None:
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
             _check_moment(name, moment)
+    if isinstance(due, datetime) and isinstance(deadline, datetime) and deadline <= due:
+        raise InvalidMessage("deadline", "is not after due: the message would never be handed over")
 
 
 def _check_moment(field: str, moment: object) -> None:

@@ -6,7 +6,7 @@ connection, write the change first and then stage it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, Unpack, overload
 from uuid import uuid4
@@ -61,6 +61,12 @@ class Staging(_Message, MessageOptions, total=False):
     """One record for ``stage_many``: the arguments of ``stage``."""
 
     tenant: object
+
+
+class _Rest(TypedDict):
+    group: str | None
+    then: tuple[Queue, Staging] | None
+    pipeline: Declarations | None
 
 
 class _LogRecord(_Named, Generic[Payload], total=False):
@@ -221,6 +227,20 @@ async def stage_many_async(
     return len(insertion.rows)
 
 
+def stage_jobs(target: Target, records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]) -> list[int]:
+    """As ``stage_many``, but returns the ids of the jobs."""
+    refuse_async(target, "stage_many")
+    return _insert(target, replace(_make_insertion(target, to, records, **rest), wants_ids=True), "stage_many")
+
+
+async def stage_jobs_async(
+    target: "AsyncTarget", records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]
+) -> list[int]:
+    """``stage_jobs`` for targets that are awaited."""
+    insertion = replace(_make_insertion(target, to, records, **rest), wants_ids=True)
+    return await _insert_async(target, insertion, "stage_many")
+
+
 async def mark_dirty_async(
     target: "AsyncTarget", members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None
 ) -> int:
@@ -238,7 +258,7 @@ def _make_insertion(
     target: Any,
     channel: Channel,
     records: Iterable[Staging],
-    name: str | None,
+    group: str | None,
     then: tuple[Queue, Staging] | None,
     pipeline: Declarations | None,
 ) -> "_Insertion":
@@ -246,20 +266,20 @@ def _make_insertion(
     rows = [
         _make_record(channel, record, lambda _: model, f"records[{number}].") for number, record in enumerate(records)
     ]
-    if name is None and then is None:
+    if group is None and then is None:
         return _Insertion(channel, rows, pipeline)
     if not isinstance(channel, Queue):
         raise InvalidRecord("group", f"is for queues, and channel {channel.name} is a {channel.kind}")
     if len(rows) > MAX_MEMBERS:
         raise InvalidRecord("records", f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups")
-    name = uuid4().hex if name is None else label_text(name, "group")
+    name = uuid4().hex if group is None else label_text(group, "group")
     queue = following = None
     if then is not None:
         queue, job = then
         job = {**job, "headers": {**(job.get("headers") or {}), "group": name}}
         following = _make_record(queue, job, partial(_find_model, target, pipeline), "then.")
-    group = JobGroup(name, channel.name, following)
-    return _Insertion(channel, rows, pipeline, wants_ids=True, group=group, then=queue)
+    members = JobGroup(name, channel.name, following)
+    return _Insertion(channel, rows, pipeline, wants_ids=True, group=members, then=queue)
 
 
 _FIELDS = frozenset({"key", "action", "object", "data", "headers"})

@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import HandlerOutcome, Job
+from penstock.errors import InvalidRecord
 from penstock.records import Payload
 from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async
-from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_many, stage_many_async
+from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_jobs, stage_jobs_async
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload_models import checked_model
 from penstock.staging.rules import Declarations
@@ -55,42 +56,51 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         result: _Result = self.handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
         return result
 
-    def stage_many(
+    def stage_many(  # noqa: PLR0913  what jobs have in common
         self,
         target: Target,
         payloads: Iterable[Payload],
         *,
         tenant: object,
+        key: object = None,
+        headers: dict[str, Any] | None = None,
         group: str | None = None,
         then: tuple[Queue, Staging] | None = None,
-    ) -> int:
-        """Stages jobs of one tenant in one INSERT; returns their number.  See ``stage``, and ``penstock.stage_many`` for a group of them.
+        **options: Unpack[MessageOptions],
+    ) -> list[int]:
+        """Stages jobs of one tenant in one INSERT; returns their ids.  See ``stage``, and ``penstock.stage_many`` for a group of them.
 
         Args:
             target: As ``stage``.
             payloads: What the worker gets, one for each job.
             tenant: Whose the jobs are.
+            key: The key of each, and so are the others.
+            headers: Metadata beside the payloads.
             group: The name of a group that they are.
             then: A job that follows the group: ``job`` of its worker makes it.
+            **options: ``due`` or ``delay``, ``deadline``, ``priority``.
 
         Raises:
-            InvalidRecord: As ``stage``, and so are the others.
+            InvalidRecord: As ``stage``, and so are the others; or several jobs have one ``unique`` name.
         """
-        records: Any = [self._record(each, tenant, None, None, {}) for each in payloads]
-        return stage_many(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+        records = self._records(payloads, tenant, key, headers, options)
+        return stage_jobs(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
 
-    async def stage_many_async(
+    async def stage_many_async(  # noqa: PLR0913  as stage_many
         self,
         target: "AsyncTarget",
         payloads: Iterable[Payload],
         *,
         tenant: object,
+        key: object = None,
+        headers: dict[str, Any] | None = None,
         group: str | None = None,
         then: tuple[Queue, Staging] | None = None,
-    ) -> int:
+        **options: Unpack[MessageOptions],
+    ) -> list[int]:
         """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-        records: Any = [self._record(each, tenant, None, None, {}) for each in payloads]
-        return await stage_many_async(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+        records = self._records(payloads, tenant, key, headers, options)
+        return await stage_jobs_async(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
 
     def job(
         self,
@@ -185,6 +195,16 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     async def retry_async(self, target: "AsyncTarget", *ids: int) -> tuple[int, ...]:
         """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg."""
         return await retry_async(target, *ids, of=self.queue, pipeline=self._pipeline)
+
+    def _records(
+        self, payloads: Iterable[Payload], tenant: object, key: object, headers: object, options: MessageOptions
+    ) -> list[Any]:
+        records = [self._record(each, tenant, key, headers, options) for each in payloads]
+        if len(records) > 1 and options.get("unique") is not None:
+            raise InvalidRecord(
+                "unique", "is one name for several jobs, of which one would be done: give each its own, by stage"
+            )
+        return records
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions

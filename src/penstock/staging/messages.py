@@ -135,7 +135,7 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
         own["delay_ms"] = round(delay_s * 1000)
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
-            own[name] = (moment - _EPOCH) // timedelta(milliseconds=1)
+            own[name] = max(1, (moment - _EPOCH) // timedelta(milliseconds=1))  # before 1970 it has passed as well
     if priority != "normal":
         own["priority"] = priority
     if unique is not None:

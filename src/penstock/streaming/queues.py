@@ -61,8 +61,11 @@ def make_queue_batch(batch: Batch) -> tuple[QueueBatch, list[Due]]:
         if is_done:
             continue
         record = make_queued(Offset(offset), values)
-        if record.due_ms is not None and record.due_ms - values[6] // 1000 > _NEAR_MS:
-            far.append((record.id, record.due_ms))
+        until_ms = min(
+            record.due_ms or 0, record.deadline_ms or _MAX_MS
+        )  # at its deadline it is a dead letter, due or not
+        if until_ms - values[6] // 1000 > _NEAR_MS:
+            far.append((record.id, until_ms))
         else:
             near.append(record)
     made = QueueBatch(batch.shard, batch.epoch, batch.first, batch.last, batch.begins, places, near)
@@ -394,11 +397,9 @@ class Queues:
             "staged_us": [each.record.staged_us for each in duplicates],
             "names": [name_as_staged(each.record.unique[0]) for each in duplicates],
             "reserved": RESERVED,
-            "holders": [
-                # None if something other than a pipeline wrote the message.
-                None if each.in_window else find_number(each.holder.encode())
-                for each in duplicates
-            ],
+            # None if something other than a pipeline wrote the message.
+            "holders": [find_number(each.holder.encode()) for each in duplicates],
+            "in_window": [each.in_window for each in duplicates],
         }
         return {row[0] for row in self._execute("finish_duplicates", shard, values)}
 

@@ -730,20 +730,32 @@ WHERE record_id = ANY (%(ids)s::bigint[]);
 
 -- :name finish_duplicates
 -- Records whose unique name another has, unless that other one is done: then its time is over, and Redis just does not know.
+-- A name that is held for a time is held whatever becomes of its holder, unless that was cancelled, and has no effect.
 -- A restored Postgres gives ids out again: a record of another time, or a holder that has no such name, is another record.
 -- One that was cancelled while a worker was at it may yet have no effect: then the record is the one that replaces it.
+-- A dead letter that was staged again is no duplicate: it waits until the name is free.
 DELETE FROM {schema}.staged_records r
-USING unnest(%(ids)s::bigint[], %(staged_us)s::bigint[], %(names)s::text[], %(holders)s::bigint[])
-    AS d (id, staged_us, name, holder)
+USING unnest(%(ids)s::bigint[], %(staged_us)s::bigint[], %(names)s::text[], %(holders)s::bigint[], %(in_window)s::boolean[])
+    AS d (id, staged_us, name, holder, in_window)
 WHERE r.id = d.id AND r.channel = %(channel)s
   AND (extract(epoch FROM r.created_at) * 1000000)::bigint = d.staged_us
-  AND (d.holder IS NULL OR EXISTS (
-      SELECT
-      FROM {schema}.staged_records h
-      WHERE h.id = d.holder AND h.channel = %(channel)s
-        AND h.headers -> %(reserved)s::text -> 'unique' ->> 'name' = d.name
-        AND NOT EXISTS (SELECT FROM {schema}.cancellations c WHERE c.record_id = h.id)
-  ))
+  AND r.headers -> %(reserved)s::text -> 'again' IS NULL
+  AND CASE
+          WHEN d.holder IS NULL THEN true
+          WHEN d.in_window THEN NOT EXISTS (
+              SELECT
+              FROM {schema}.cancellations c
+              WHERE c.record_id = d.holder AND c.channel = %(channel)s
+                AND (c.has_no_effect OR EXISTS (SELECT FROM {schema}.staged_records h WHERE h.id = c.record_id))
+          )
+          ELSE EXISTS (
+              SELECT
+              FROM {schema}.staged_records h
+              WHERE h.id = d.holder AND h.channel = %(channel)s
+                AND h.headers -> %(reserved)s::text -> 'unique' ->> 'name' = d.name
+                AND NOT EXISTS (SELECT FROM {schema}.cancellations c WHERE c.record_id = h.id)
+          )
+      END
 RETURNING r.id;
 
 -- :name take_cancelled
@@ -798,7 +810,13 @@ ON CONFLICT (channel, name) DO UPDATE
 SET record_id = excluded.record_id, shard = excluded.shard, is_queued = excluded.is_queued, ends = excluded.ends
 WHERE held.record_id <> excluded.record_id
   AND CASE
-          WHEN held.ends IS NOT NULL THEN held.ends <= clock_timestamp()
+          WHEN held.ends IS NOT NULL THEN
+              held.ends <= clock_timestamp()
+              OR EXISTS (
+                     SELECT
+                     FROM {schema}.cancellations c
+                     WHERE c.record_id = held.record_id AND c.channel = held.channel AND c.has_no_effect
+                 )
           ELSE held.record_id = ANY (%(released)s::bigint[])
                OR NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = held.record_id)
       END;

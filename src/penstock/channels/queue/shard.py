@@ -411,7 +411,7 @@ def worker_name(name: str) -> str:
 
 
 def _milliseconds(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment.timestamp() * 1000:.0f}"
+    return "" if moment is None else f"{max(1.0, moment.timestamp() * 1000):.0f}"  # before 1970 it has passed as well
 
 
 def _written(message: NewMessage, reply: bytes) -> Written:

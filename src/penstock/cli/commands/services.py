@@ -167,7 +167,7 @@ def work(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun."""
+    """Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun, a second Ctrl-C what was."""
     stop = Stop()
     pipeline = require_pipeline(settings)
     workers = _find_workers(pipeline, names or [])

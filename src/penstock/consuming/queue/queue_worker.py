@@ -44,7 +44,7 @@ from penstock.errors import (
     ServerReplaced,
     ServerUnavailable,
 )
-from penstock.parallel import Backoff
+from penstock.parallel import Backoff, before_abandoned
 from penstock.parsing import find_number
 from penstock.records import Shard, ShardName
 
@@ -168,6 +168,7 @@ class QueueWorker(Worker[Job[Any]]):
             isolates=True,
             on_error=self._leave_out_number,
         )
+        before_abandoned[self] = self._reader.close
         self._leave_out_shards()
         jobs = self._jobs
         self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail, self._more_s)
@@ -206,9 +207,11 @@ class QueueWorker(Worker[Job[Any]]):
             self._jobs.note_unavailable(error)
             ended = released(lease)
         except HandlerExited as error:
-            # It counts as an attempt: a job that ends each process must not do so for ever.
-            self._jobs.fail(error)
-            ended = retried(lease, self._spec, "HandlerExited")
+            if slot.is_cancelled:  # the worker ends, and not the job
+                ended = released(lease)
+            else:  # It counts as an attempt: a job that ends each process must not do so for ever.
+                self._jobs.fail(error)
+                ended = retried(lease, self._spec, "HandlerExited")
         except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
             self._jobs.fail(error)
             ended = released(lease)
@@ -494,4 +497,5 @@ class QueueWorker(Worker[Job[Any]]):
                 self._write_counts()
             with suppress(PenstockError):
                 reader.close()
+            before_abandoned.pop(self, None)
         super().close()

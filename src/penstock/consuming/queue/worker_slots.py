@@ -29,11 +29,14 @@ POLL_S = 0.05
 
 
 class WorkerSlot:
-    """Works on one job at a time.  One that ``is_abandoned`` was replaced, and ends with the job that it has."""
+    """Works on one job at a time.
+
+    One that ``is_abandoned`` was replaced, and ends with the job that it has.  One that ``is_cancelled`` gives its job back.
+    """
 
     def __init__(self, deliverer: JobDeliverer) -> None:
         self.deliverer = deliverer
-        self.is_abandoned = False
+        self.is_abandoned = self.is_cancelled = False
         self.has_ended = False
 
 
@@ -136,6 +139,7 @@ class _TaskSlots:
         self._loop.set_exception_handler(task_error_log(work.worker))
         self._inbox: asyncio.Queue[Lease | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slots: list[WorkerSlot] = []
         self._thread = Thread(target=self._run_loop, name=f"{work.worker.name}-loop", daemon=True)
         self._thread.start()
 
@@ -161,7 +165,9 @@ class _TaskSlots:
         self._loop.close()
 
     def _start(self) -> None:
-        self._spawn(self._run(WorkerSlot(self._work.make(self._waiter))))
+        slot = WorkerSlot(self._work.make(self._waiter))
+        self._slots.append(slot)
+        self._spawn(self._run(slot))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -174,6 +180,7 @@ class _TaskSlots:
                 await greenlet_spawn(self._work.deliver, slot, lease)
         finally:
             slot.has_ended = True
+            self._slots.remove(slot)
             with suppress(Exception):  # the connection is gone
                 await greenlet_spawn(slot.deliverer.close)
 
@@ -183,6 +190,8 @@ class _TaskSlots:
         others = self._tasks - {asyncio.current_task()}
         if others:
             _, late = await asyncio.wait(others, timeout=wait_s)
+            for slot in self._slots:
+                slot.is_cancelled = True
             for task in late:
                 task.cancel()
             if late:

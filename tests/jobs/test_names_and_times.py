@@ -1,0 +1,279 @@
+"""Jobs that share a name, are tried again, or have times that cannot be: each has its effect once, is a dead letter, or was refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from fixtures.flow import running
+from fixtures.jobs import JOBS, Bench
+from penstock import DeadLetter, Job, Pipeline, Unique, cancel, retry, stage
+from penstock.channels.queue import NewMessage
+from penstock.consuming import WorkerSetup
+from penstock.consuming.queue import queue_worker
+from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.errors import InvalidMessage, InvalidRecord
+from penstock.operating.jobs.browsing import JobFilter
+from penstock.operating.jobs.changes import move_due, retry_jobs
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Start = Callable[..., QueueWorker]
+Sessions = sessionmaker[Session]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.consuming.letter_retry.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.streaming.streamer.MAINTAIN_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.streaming.queues.RETRY_PAUSE", timedelta(milliseconds=20))
+    monkeypatch.setattr(queue_worker, "CHECK_S", 0.01)
+    monkeypatch.setattr(queue_worker, "EXPIRED_EVERY_S", 0.01)
+
+
+def stage_job(session: Session, data: Any = None, **options: Any) -> int:
+    return stage(session, to=JOBS, action="send", object="receipt", data=data, tenant="acme", **options)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("is_published", [False, True], ids=["before it is published", "after"])
+@pytest.mark.parametrize(
+    "unique",
+    [Unique("n"), Unique("n", until="queued"), Unique("n", window="1d"), Unique("n", window="1d", within="tenant")],
+    ids=["running", "queued", "window", "window within the tenant"],
+)
+def test_a_job_that_replaces_a_cancelled_one_of_its_name_is_done(
+    sessions: Sessions, streamer: Streamer, start_worker: Start, bench: Bench, unique: Unique, *, is_published: bool
+) -> None:
+    """In one transaction: a name that is held for a time is free again if its holder has had no effect."""
+    done: list[int] = []
+    worker = start_worker(lambda _session, job: done.append(job.id))
+    with sessions.begin() as session:
+        first = stage_job(session, unique=unique, delay="10m")
+    if is_published:
+        streamer.drain()
+    with sessions.begin() as session:
+        assert cancel(session, first, of=JOBS).ids == (first,)
+        second = stage_job(session, unique=unique)
+    with running(streamer.run, worker.run):
+        eventually(lambda: done == [second], "the second is done")
+        eventually(lambda: not bench.unfinished, "nothing is left")
+
+    with sessions.begin() as session:
+        third = stage_job(session, unique=unique)
+    with running(streamer.run, worker.run):
+        eventually(lambda: not bench.unfinished, "the third has ended")
+    assert done == ([second] if unique.window else [second, third])
+
+
+def test_a_cancelled_job_frees_its_name_in_every_shard(database_url: str, redis_url: str, engine: Engine) -> None:
+    queue = replace(JOBS, shards=2)
+    pipeline, done = Pipeline([queue]), list[int]()
+    pipeline.worker(reads=queue, name="receipts")(lambda _session, job: done.append(job.id))
+    sessions, unique = sessionmaker(engine), Unique("n", window="1d")
+    pipeline.attach(sessions)
+    record: Any = {"to": queue, "action": "a", "object": "o", "data": None, "unique": unique}
+    setup = WorkerSetup(pipeline, pipeline.get_consumer("receipts"), database_url, redis_url)
+    with Streamer(pipeline, database_url, redis_url) as streamer, QueueWorker(setup) as worker:
+        with sessions.begin() as session:
+            first = stage(session, tenant="a", delay="10m", **record)
+        streamer.drain()
+        with sessions.begin() as session:
+            cancel(session, first, of=queue)
+            second = stage(session, tenant="b", **record)
+        with running(streamer.run, worker.run):
+            eventually(lambda: done == [second], "the second is done")
+
+
+@pytest.mark.parametrize("until", ["running", "queued"])
+def test_a_dead_letter_that_is_tried_again_waits_for_another_job_of_its_name(
+    sessions: Sessions, streamer: Streamer, start_worker: Start, bench: Bench, until: Any
+) -> None:
+    done, unique, refused = list[str](), Unique("n", until=until), {"first"}
+
+    def handle(_: Session, job: Job) -> None:
+        if job.data in refused:
+            raise DeadLetter("no")
+        done.append(job.data)
+
+    worker = start_worker(handle)
+    with sessions.begin() as session:
+        first = stage_job(session, "first", unique=unique)
+    streamer.drain()
+    worker.drain()
+    assert len(bench.letters) == 1
+    refused.clear()
+    with sessions.begin() as session:
+        stage_job(session, "second", unique=unique, delay="1s")
+    streamer.drain()
+    with sessions.begin() as session:
+        assert retry(session, first, of=JOBS) == (first,)
+    with running(streamer.run, worker.run):
+        eventually(lambda: not bench.letters and not bench.unfinished, "both have ended")
+
+    assert done == ["second", "first"]
+
+
+def test_a_dead_letter_is_tried_again_though_its_name_is_held_for_a_time(
+    sessions: Sessions, streamer: Streamer, start_worker: Start, bench: Bench
+) -> None:
+    """By itself: whatever became of it, it holds the name until the window ends."""
+    done, refused = list[int](), {"refused"}
+
+    def handle(_: Session, job: Job) -> None:
+        if job.data in refused:
+            raise DeadLetter("no")
+        done.append(job.id)
+
+    worker = start_worker(handle)
+    with sessions.begin() as session:
+        first = stage_job(session, "refused", unique=Unique("n", window="1d"))
+    streamer.drain()
+    worker.drain()
+    refused.clear()
+    with sessions.begin() as session:
+        retry(session, first, of=JOBS)
+    with running(streamer.run, worker.run):
+        eventually(lambda: not bench.letters and not bench.unfinished, "it has ended")
+
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize("way", ["command", "application"])
+def test_dead_letters_of_a_worker_that_has_another_name_now_are_tried_again(
+    bench: Bench, start_worker: Start, database_url: str, redis_url: str, engine: Engine, way: str
+) -> None:
+    start_worker(lambda _session, _job: DeadLetter("no"), name="receipts")
+    [job] = bench.stage()
+    start_worker().drain()
+    [(letter, *_)] = bench.letters
+    assert letter == job
+    deployed, done = Pipeline([JOBS]), list[int]()
+    deployed.worker(reads=JOBS, name="send_receipts")(lambda _session, job: done.append(job.id))
+    if way == "command":
+        [retried] = retry_jobs(bench.connection, bench.client, "jobs", JobFilter(), apply=True)
+        assert retried.outcome == "a worker stages it again, as a new job"
+    else:
+        with Session(engine) as session, session.begin():
+            assert retry(session, job, of=JOBS, pipeline=deployed) == (job,)
+    setup = WorkerSetup(deployed, deployed.get_consumer("send_receipts"), database_url, redis_url)
+    with (
+        Streamer(deployed, database_url, redis_url) as streamer,
+        QueueWorker(setup) as worker,
+        running(streamer.run, worker.run),
+    ):
+        eventually(lambda: len(done) == 1, "it is done")
+    assert bench.letters == []
+    assert bench.rows("SELECT min(dead) FROM penstock.checkpoints") == [(0,)]
+
+
+# --- times ---
+
+
+@pytest.mark.parametrize("deadline", [EPOCH - timedelta(days=1), EPOCH, EPOCH + timedelta(microseconds=1)])
+def test_a_deadline_before_1970_has_passed(
+    sessions: Sessions, streamer: Streamer, start_worker: Start, bench: Bench, deadline: datetime
+) -> None:
+    done: list[int] = []
+    worker = start_worker(lambda _session, job: done.append(job.id))
+    with sessions.begin() as session:
+        stage_job(session, deadline=deadline)
+        due = stage_job(session, due=deadline)
+    with running(streamer.run, worker.run):
+        eventually(lambda: not bench.unfinished, "both have ended")
+
+    assert done == [due]
+    assert len(bench.letters) == 1
+
+
+def test_a_message_of_a_queue_without_a_pipeline_is_dead_at_such_a_deadline(bench: Bench) -> None:
+    bench.queue.write_many([NewMessage("t", b"", deadline=EPOCH - timedelta(days=1))])
+    with bench.queue.reader() as reader:
+        assert reader.read(1) == []
+
+
+def test_a_deadline_that_is_not_after_due_is_refused(sessions: Sessions) -> None:
+    now = datetime.now(UTC)
+    for deadline in (now, now - timedelta(days=1)):
+        with sessions() as session, pytest.raises(InvalidRecord, match="deadline: is not after due"):
+            stage_job(session, due=now, deadline=deadline)
+        with pytest.raises(InvalidMessage, match="deadline is not after due"):
+            NewMessage("t", b"", due=now, deadline=deadline)
+
+
+def test_a_job_whose_deadline_comes_days_before_it_is_due_is_a_dead_letter_at_its_deadline(
+    sessions: Sessions, streamer: Streamer, start_worker: Start, bench: Bench
+) -> None:
+    worker, soon = start_worker(lambda _session, _job: None), datetime.now(UTC) + timedelta(seconds=2)
+    with sessions.begin() as session:
+        job = stage_job(session, delay="10d", deadline=soon)
+    with running(streamer.run, worker.run):
+        eventually(lambda: [letter[0] for letter in bench.letters] == [job], "it is a dead letter")
+
+
+def test_a_job_that_is_moved_behind_its_deadline_is_given_to_redis_before_it(
+    sessions: Sessions, streamer: Streamer, bench: Bench
+) -> None:
+    now = datetime.now(UTC)
+    with sessions.begin() as session:
+        job = stage_job(session, delay="2h", deadline=now + timedelta(hours=5))
+    streamer.drain()
+    move_due(bench.connection, bench.client, "jobs", JobFilter((job,)), now + timedelta(days=10))
+
+    [(given_at,)] = bench.rows("SELECT due FROM penstock.waiting_records")
+    assert abs(given_at - now - timedelta(hours=4)) < timedelta(seconds=1)
+
+
+# --- many ---
+
+
+def test_a_worker_stages_many_with_options_and_returns_their_ids(
+    working: Pipeline, sessions: Sessions, streamer: Streamer, bench: Bench
+) -> None:
+    @working.worker(reads=JOBS)
+    def receipts(session: Session, job: Job[Any]) -> None: ...
+
+    options: Any = {"tenant": "t", "key": "k", "headers": {"trace": 1}, "delay": "10m", "priority": "low"}
+    with sessions.begin() as session:
+        ids = receipts.stage_many(session, [1, 2], **options)
+        assert receipts.stage_many(session, [], **options) == []
+        assert receipts.stage_many(session, [3], unique=Unique("n"), **options) != []
+        with pytest.raises(InvalidRecord, match="unique: is one name for several jobs"):
+            receipts.stage_many(session, [4, 5], unique=Unique("n"), **options)
+
+    rows = bench.rows("SELECT id, data, headers FROM penstock.staged_records ORDER BY id LIMIT 2")
+    own = {"key": "k", "delay_ms": 600_000, "priority": "low"}
+    assert rows == [(id_, data, {"trace": 1, "penstock": own}) for id_, data in zip(ids, (1, 2), strict=True)]
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit, RecursionError])
+def test_an_error_whose_text_cannot_be_made_ends_no_worker(
+    bench: Bench, start_worker: Start, raised: type[BaseException]
+) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    def handle(_: Session, job: Job) -> None:
+        if job.data == "odd":
+            raise Odd
+
+    worker = start_worker(handle, attempts=2)
+    [odd] = bench.stage(data="odd")
+    bench.stage(3)
+    worker.drain()
+
+    assert [(job, reason) for job, *_, reason in bench.letters] == [
+        (odd, f"Odd: its text could not be made: {raised.__name__}")
+    ]
+    assert bench.unfinished == []
