@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import SelectBase, TextClause
+from sqlalchemy import BigInteger, SelectBase, TextClause
 from sqlalchemy.dialects.postgresql.psycopg import PGCompiler_psycopg, PGDialect_psycopg
 from sqlalchemy.exc import CompileError, InvalidRequestError
 from sqlalchemy.types import TypeDecorator
@@ -48,10 +48,12 @@ class _LiteralCompiler(PGCompiler_psycopg):
         bound = process(value) if process else value
         literal = sql.Literal(bound).as_string(None)
         plain = implemented.impl_instance if isinstance(implemented, TypeDecorator) else implemented
-        # A number has the type that holds it: a cast to the column's would fail for a greater one.
-        if isinstance(bound, int) or not plain.render_bind_cast:
-            return literal
-        return str(self.render_bind_cast(type_, plain, literal))  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+        if isinstance(bound, float):  # otherwise it is a numeric
+            return f"{literal}::float8"
+        if isinstance(bound, int):
+            # It has the type that holds it: a cast to the column's would fail for a greater one.
+            return f"({literal})::bigint" if isinstance(plain, BigInteger) else literal
+        return str(self.render_bind_cast(type_, plain, literal)) if plain.render_bind_cast else literal  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
 
 
 class _LiteralDialect(PGDialect_psycopg):
