@@ -9,6 +9,8 @@ field; an accepted value reads back equal.  Types that JSON lacks are encoded as
     date, time          "2026-11-20", "09:30:00.000000"
     timedelta           "P1DT2H30M"                             ISO 8601, as Postgres' ``intervalstyle = iso_8601``
     Enum                its value
+    address, network    "10.0.0.1", "10.0.0.0/24"               of ``ipaddress``, as Postgres writes inet and cidr
+    Range               "[1,5)"                                 SQLAlchemy's, as Postgres writes it
     tuple               a list
 
 Triggers use the same encoding (``triggers.py``).  Numbers become Postgres' ``numeric``: an int is exact; a float reads
@@ -17,17 +19,20 @@ is another number than the float, and whose float it is.  An error names the fie
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from math import isfinite
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
+
+from sqlalchemy.dialects.postgresql import Range
 
 from penstock.errors import InvalidRecord
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS
@@ -44,6 +49,7 @@ _INT_LIMIT = 10**MAX_INT_DIGITS
 _NUMERIC_DIGITS = 131_072
 _NUMERIC_SCALE = 16_383
 _SHOWN_CHARACTERS = 40
+_ADDRESSES = (IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, IPv4Network, IPv6Network)
 _SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta})
 CONVERTED = (str, int, float, Decimal, UUID, date, time, timedelta, Enum)
 """Types of values that are written as JSON by themselves, without a model that says how."""
@@ -128,6 +134,8 @@ def get_members(value: Any) -> Mapping[Any, Any] | None:
 
 def key_text(value: object, field: str = "key") -> str:
     """Returns the key of a record as text; that of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``."""
+    if isinstance(value, _ADDRESSES):
+        return _encode_address(value)
     if isinstance(value, tuple) and value:
         parts = [_make_key_part(part, f"{field}[{n}]") for n, part in enumerate(value)]
         return _check_length(f"[{', '.join(parts)}]", field, MAX_KEY_CHARACTERS)
@@ -254,6 +262,40 @@ def _encode_duration(value: timedelta) -> str:
     return f"P{day}T{clock}" if clock else f"P{day}" if day else "PT0S"
 
 
+def _encode_address(value: Any) -> str:
+    mapped = value.version == 6 and not isinstance(value, IPv6Network) and value.ipv4_mapped  # noqa: PLR2004  IPv6
+    return f"::ffff:{mapped}{str(value).partition('/')[1]}{str(value).partition('/')[2]}" if mapped else str(value)
+
+
+def _encode_range(value: Range[Any]) -> str:
+    if value.empty:
+        return "empty"
+    opening, closing = value.bounds
+    lower, upper = _encode_bound(value.lower), _encode_bound(value.upper)
+    return f"{opening if lower else '('}{lower},{upper}{closing if upper else ')'}"
+
+
+def _encode_bound(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, datetime):
+        return str(_encode_decimal(value) if isinstance(value, Decimal) else value)
+    if value.utcoffset() is not None:
+        value = value.astimezone(UTC)
+    fraction = f".{value.microsecond:06d}".rstrip("0") if value.microsecond else ""
+    return f'"{value:%Y-%m-%d %H:%M:%S}{fraction}{"+00" if value.tzinfo else ""}"'
+
+
+def encode_ranges(values: Iterable[Range[Any]]) -> str:
+    """Encodes a multirange as Postgres does."""
+    return f"{{{','.join(map(_encode_range, values))}}}"
+
+
+def is_writable(value: object) -> bool:
+    """Returns whether a value can be written as JSON by itself."""
+    return type(value) in _SCALARS or _encode_fast(value) is not None
+
+
 _ENCODERS: dict[type, Callable[[Any], object]] = {
     Decimal: _encode_decimal,
     UUID: str,
@@ -262,6 +304,8 @@ _ENCODERS: dict[type, Callable[[Any], object]] = {
     time: partial(time.isoformat, timespec="microseconds"),
     timedelta: _encode_duration,
     Enum: attrgetter("value"),
+    **dict.fromkeys(_ADDRESSES, _encode_address),
+    Range: _encode_range,
 }
 
 

@@ -25,7 +25,7 @@ from penstock.records import Scope
 from penstock.staging.messages import make_message
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Row, make_row
-from penstock.staging.stored_rows import Derived, State, Values, as_stored
+from penstock.staging.stored_rows import Converters, Derived, State, Values, as_stored, find_converters
 
 Target = type[Session] | Session
 """Target of SQLAlchemy's session events."""
@@ -67,6 +67,7 @@ class MappedRule:
     derived: Derived  # attributes that they may read, and that are made of columns
     follows_key: bool  # an update that changes the key concerns the old key as well
     has_fixed_key: bool  # the key is a part of the primary key, by which the unit of work finds the row
+    converters: Converters  # of columns whose values may be objects of a library of types
     is_post_updated: bool  # a relationship may write the object's row after its own statement
 
     def may_move(self, state: State) -> bool:
@@ -98,6 +99,7 @@ class MappedRule:
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
         with self._object(state, values) as target:
+            values = self._convert(values)
             if isinstance(rule.channel, Ick):
                 member = _read_named(rule.key, target, values)
                 return None if _is_null(member) else make_row(rule.channel, member, action, self.object_name, {})
@@ -120,11 +122,20 @@ class MappedRule:
         keys = []
         for values in (old, new or {}):
             with self._object(state, values) as target:
-                keys.append(_read_named(self.rule.key, target, values))
+                keys.append(_read_named(self.rule.key, target, self._convert(values)))
         try:
             return keys[0] != keys[1] and bool(key_text(keys[0]))
         except InvalidRecord:  # NULL, empty: nothing was ever staged under it
             return False
+
+    def _convert(self, values: Values) -> Values:
+        """The values of the columns that the rule names, as they can be written; its functions get them as they are."""
+        if not self.converters:
+            return values
+        return {
+            **values,
+            **{name: convert(values[name]) for name, convert in self.converters.items() if name in values},
+        }
 
     def _object(self, state: State, values: Values) -> AbstractContextManager[object]:
         """The object as the rule's functions are to see it."""
@@ -300,6 +311,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
         # Jobs of a queue are work to be done, and no images of a row.
         follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
         has_fixed_key=bool(key) and identity.issuperset(key),
+        converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
         is_post_updated=any(
             column.table in mapper.tables
             for other in mapper.registry.mappers

@@ -4,23 +4,28 @@ What an object holds may be older than its row, and what was written may be stor
 trigger, a default, a type that pads or converts.  ``read_rows`` reads the rows of many objects by one statement of
 constant text, with one array for each column of the primary key.  It uses SQLAlchemy's Core: nothing is flushed, no
 object is refreshed, and no event of the session fires.
+
+A library's type may load an object that JSON lacks: ``ChoiceType`` loads objects and stores codes.  What the type gives the
+driver for the object is what the row holds, and so what the record tells: see ``find_converters``.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Select, String, bindparam, cast, func, literal_column, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import ARRAY, Connection, Select, String, bindparam, cast, func, literal_column, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.ranges import AbstractMultiRange
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstanceState, Mapper, UOWTransaction
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql import and_
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from penstock.declaring.declarations import Change
 from penstock.errors import StagingError
+from penstock.staging.payload import encode_ranges, is_writable
 from penstock.staging.rows import get_sqlstate
 
 State = InstanceState[Any]
@@ -30,6 +35,12 @@ Values = Mapping[str, object]
 
 Derived = Sequence[tuple[str, frozenset[str]]]
 """Attributes that are made of columns, with the attributes of these: composites, and objects behind foreign keys."""
+
+Convert = Callable[[Any], object]
+Converters = Mapping[str, Convert]
+"""Write objects that JSON lacks as their column's type sends them to Postgres; by the attributes' names."""
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
 
 _ABSENT = object()
 
@@ -158,7 +169,7 @@ def _make_statement(
         matches = [column == bindparam(f"key_{n}", type_=column.type) for n, column in enumerate(identity)]
         statement = select(literal_column("1"), *read).select_from(table).where(*matches)
     else:
-        arrays = [ARRAY(_uncollated(column.type)) for column in identity]
+        arrays = [postgresql.ARRAY(_uncollated(column.type)) for column in identity]
         # The CAST is for drivers that send a list without its type.
         lists = [cast(bindparam(f"key_{n}", type_=kind), kind) for n, kind in enumerate(arrays)]
         columns = [f"key_{n}" for n in range(len(arrays))]
@@ -197,3 +208,35 @@ def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -
         f"the role may not read{' and lock' if lock else ''} the rows of {mapper.class_.__name__} that it changes, and their "
         f'records tell of the rows: GRANT {rights} ON {tables} TO it, or declare the rule with capture="trigger"'
     )
+
+
+def find_converters(types: Mapping[str, TypeEngine[Any]]) -> Converters:
+    """The converters of columns whose types may load objects, by the attribute's name."""
+    found = {name: _find_converter(kind) for name, kind in types.items()}
+    return {name: convert for name, convert in found.items() if convert is not None}
+
+
+def _find_converter(kind: TypeEngine[Any]) -> Convert | None:
+    if isinstance(kind, AbstractMultiRange):
+        return lambda value: None if value is None else encode_ranges(value)
+    if isinstance(kind, ARRAY):
+        item = _find_converter(kind.item_type)
+        return item and _make_for_array(item)
+    if isinstance(kind, TypeDecorator):
+        if type(kind).process_bind_param is TypeDecorator.process_bind_param:
+            return _find_converter(kind.impl_instance)
+        decorator = kind
+        return _make_for_objects(lambda value: decorator.process_bind_param(value, _DIALECT))
+    send = kind.bind_processor(_DIALECT) if isinstance(kind, UserDefinedType) else None
+    return send and _make_for_objects(send)
+
+
+def _make_for_objects(send: Convert) -> Convert:
+    return lambda value: value if is_writable(value) else send(value)
+
+
+def _make_for_array(item: Convert) -> Convert:
+    def convert(value: Any) -> object:
+        return [convert(each) for each in value] if isinstance(value, (list, tuple)) else item(value)
+
+    return convert
