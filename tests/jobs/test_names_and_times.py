@@ -1,5 +1,8 @@
 """Jobs that share a name, are tried again, or have times that cannot be: each has its effect once, is a dead letter, or was refused."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -229,6 +232,23 @@ def test_a_job_that_is_moved_behind_its_deadline_is_given_to_redis_before_it(
 
     [(given_at,)] = bench.rows("SELECT due FROM penstock.waiting_records")
     assert abs(given_at - now - timedelta(hours=4)) < timedelta(seconds=1)
+
+
+def test_an_interval_needs_no_database_of_time_zones() -> None:
+    """As in a slim container: neither the system nor Python has one."""
+    program = """
+import sys
+sys.modules["tzdata"] = None
+from penstock import Pipeline, Queue
+queue = Queue("jobs")
+pipeline = Pipeline([queue])
+pipeline.every("1h", to=queue, name="hourly")
+pipeline.worker(reads=queue, every=60.0, name="work")(lambda session, job: None)
+print(len(pipeline.schedules))
+"""
+    environment = {**os.environ, "PYTHONTZPATH": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 # --- many ---

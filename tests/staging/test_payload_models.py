@@ -27,6 +27,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import TypedDict
 
+from fixtures.application import Ride
 from penstock import Job, Log, Pipeline, Queue, stage, stage_many
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.parsing import make_model_decoder
@@ -341,3 +342,14 @@ def test_a_schedules_data_is_checked_whichever_is_declared_first() -> None:
         pipeline.worker(reads=jobs, payload=Inner, name="work", every="1h")(lambda _session, _job: None)  # type: ignore[call-overload]
     pipeline.every("1h", to=jobs, name="typed", data=Inner())
     pipeline.every("1h", to=jobs, name="written", data={"amount": 2})
+
+
+def test_a_rule_that_does_not_fit_the_worker_of_its_queue_fails_the_flush(application: Engine) -> None:
+    pipeline = Pipeline([jobs])
+    pipeline.worker(reads=jobs, payload=Typed, name="work")(lambda _session, _job: None)
+    pipeline.stages(Ride, to=jobs, tenant="id", data=["id"])
+    with Session(application) as session:
+        pipeline.attach(session)
+        session.add(Ride(id=1))
+        with pytest.raises(InvalidRecord, match="data: does not fit Typed: amount: Field required"):
+            session.flush()

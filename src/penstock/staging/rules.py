@@ -24,6 +24,7 @@ from penstock.observer import Observers
 from penstock.records import Scope
 from penstock.staging.messages import make_message
 from penstock.staging.payload import key_text
+from penstock.staging.payload_models import TypedPayload
 from penstock.staging.rows import Row, make_row
 from penstock.staging.stored_rows import Converters, Derived, State, Values, as_stored, find_converters
 
@@ -69,6 +70,7 @@ class MappedRule:
     has_fixed_key: bool  # the key is a part of the primary key, by which the unit of work finds the row
     converters: Converters  # of columns whose values may be objects of a library of types
     is_post_updated: bool  # a relationship may write the object's row after its own statement
+    typed: TypedPayload | None  # the model that the worker of the rule's queue takes
 
     def may_move(self, state: State) -> bool:
         """Returns whether an update of the object may change its key, and the rule has to follow it."""
@@ -113,8 +115,9 @@ class MappedRule:
             headers = _call(rule.headers, target) if callable(rule.headers) else rule.headers
             key = _read_named(rule.key, target, values)
             if isinstance(rule.channel, Queue):
-                tenant = _read_named(rule.tenant, target, values)
-                return make_message(rule.channel, action, self.object_name, data, headers, {"tenant": tenant}, key=key)
+                options = {"tenant": _read_named(rule.tenant, target, values)}
+                named = action, self.object_name
+                return make_message(rule.channel, *named, data, headers, options, key=key, typed=self.typed)
             return make_row(rule.channel, key, action, self.object_name, data, headers)
 
     def _has_moved(self, state: State, old: Values, new: Values | None) -> bool:
@@ -209,7 +212,7 @@ class Attachment:
         found = self._mapped.get(mapper)
         if found is None:
             rules = (rule for rule in self._rules if issubclass(mapper.class_, rule.model))
-            found = self._mapped[mapper] = tuple(_map_rule(rule, mapper) for rule in rules)
+            found = self._mapped[mapper] = tuple(_map_rule(rule, mapper, self.pipeline) for rule in rules)
         return found
 
 
@@ -281,7 +284,8 @@ def _own(target: Any, shared: Any) -> type[Any]:
     return _own_classes[target]
 
 
-def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
+def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) -> MappedRule:
+    model = pipeline.find_payload(rule.channel) if isinstance(rule.channel, Queue) else None
     columns = column_names(mapper)
     if callable(rule.data):
         names = None
@@ -319,6 +323,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any]) -> MappedRule:
             if each.post_update
             for _, column in each.synchronize_pairs
         ),
+        typed=None if model is None else TypedPayload(model),
     )
 
 
