@@ -38,6 +38,7 @@ class Good(Base):
     number: Mapped[int]
     made: Mapped[datetime] = mapped_column(types.DateTime(timezone=True))
     colour: Mapped[Colour]
+    spare_part: Mapped[int | None]
     note: Mapped[str | None]
 
 
@@ -45,7 +46,7 @@ CREATE = """
 CREATE TYPE colour AS ENUM ('RED', 'BLUE');
 CREATE TABLE goods (
     id int PRIMARY KEY, name text NOT NULL, amount numeric(10, 2), number int NOT NULL, made timestamptz, colour colour,
-    note text, spare int DEFAULT 5
+    note text, spare int DEFAULT 5, spare_part int DEFAULT 1
 )
 """
 
@@ -57,6 +58,8 @@ ROW = {
     "colour": "'RED'",
     "note": "'x'",
 }
+READ = ["id", "name", "amount", "number", "made", "colour", "note"]
+
 PAYLOAD = {
     "name": "n",
     "amount": "1.50",
@@ -85,6 +88,21 @@ SET_TYPE = "ALTER TABLE goods ALTER {} TYPE {}"
 CASES = {
     "add a column": Case("ALTER TABLE goods ADD extra int NOT NULL DEFAULT 7"),
     "add a generated column": Case("ALTER TABLE goods ADD twice int GENERATED ALWAYS AS (number * 2) STORED"),
+    "drop a column that the condition reads": Case(
+        "ALTER TABLE goods DROP spare_part", fails="spare_part", says="no column spare_part", refused="spare_part"
+    ),
+    "rename a column that the condition reads": Case(
+        "ALTER TABLE goods RENAME spare_part TO part",
+        fails="spare_part",
+        says="no column spare_part",
+        refused="spare_part",
+    ),
+    "a new column takes the name of one that the condition reads": Case(
+        "ALTER TABLE goods DROP spare_part; ALTER TABLE goods ADD spare_part int NOT NULL DEFAULT 1"
+    ),
+    "change the type of a column that the condition reads": Case(
+        SET_TYPE.format("spare_part", "bigint"), says="spare_part .* is of type int8"
+    ),
     "add an identity column": Case("ALTER TABLE goods ADD serial int GENERATED ALWAYS AS IDENTITY"),
     "drop a column that is not read": Case("ALTER TABLE goods DROP spare"),
     "drop a column": Case(
@@ -204,7 +222,9 @@ CASES = {
 
 def declare(goods: Log) -> Pipeline:
     pipeline = Pipeline([goods])
-    pipeline.stages(Good, to=goods, key="id", capture="trigger", when="name IS NULL OR name <> ''")
+    pipeline.stages(
+        Good, to=goods, key="id", data=READ, capture="trigger", when='changed.Spare_Part IS NULL OR "spare_part" > 0'
+    )
     return pipeline
 
 

@@ -147,8 +147,8 @@ def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable)
             connection.execute(statement.encode())
         except psycopg.ProgrammingError as error:
             raise TriggerMissing(f"column {name}: {first_line(error)}") from error
-    if isinstance(trigger.rule.when, str):
-        condition = f"SELECT (\n{trigger.rule.when}\n) IS TRUE FROM {table.full_name} AS changed WHERE false"
+    if trigger.condition is not None:
+        condition = f"SELECT ({trigger.condition}) IS TRUE FROM {table.full_name} AS penstock_row WHERE false"
         connection.execute(condition.encode())
 
 

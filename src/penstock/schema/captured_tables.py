@@ -117,11 +117,11 @@ def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFau
                 "declare the rule for the tables behind it, in the database that holds them",
                 is_mended_by_init=False,
             )
-    for name in trigger.expressions:
+    for name in dict.fromkeys((*trigger.expressions, *sorted(trigger.others))):
         column = table.columns.get(name)
         if column is None:
             yield CaptureFault(
-                f"table {table.full_name} has no column {name}, which its trigger reads: every write fails",
+                f"table {table.full_name} has no column {name}, which its trigger reads: writes fail",
                 f"change the class or the rule, then: {INIT}",
             )
         elif column.is_virtual:
@@ -168,7 +168,7 @@ def _compare(trigger: Trigger, table: CapturedTable, before: dict[str, object]) 
         yield CaptureFault(message, INIT, is_refused=False)
         return
     for name, column in table.columns.items():
-        if name in trigger.expressions and column.type != columns.get(name):
+        if name in trigger.expressions.keys() | trigger.others and column.type != columns.get(name):
             yield CaptureFault(
                 f"column {name} of table {table.full_name} is of type {column.type}; its trigger was installed for "
                 f"{columns.get(name)}, and stages what it reads now",

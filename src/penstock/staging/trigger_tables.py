@@ -10,7 +10,7 @@ Both are created for the tables that are there; the comment of the trigger lists
 No statement has a percent sign: Alembic doubles them when it prints SQL.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from textwrap import indent
 
 from penstock.database.statements import quote, quote_literal
@@ -66,7 +66,7 @@ BEGIN
             SELECT jsonb_object_agg(a.attname, t.typname)
             FROM pg_attribute a
             JOIN pg_type t ON t.oid = a.atttypid
-            WHERE a.attrelid = to_regclass({table}) AND a.attname = ANY (ARRAY[{columns}]::name[])
+            WHERE a.attrelid = to_regclass({table}) AND a.attnum > 0
         ),
         'parts', (SELECT coalesce(jsonb_agg(full_name ORDER BY full_name), '[]') FROM ({tree_again}) AS parts)
     )::text);
@@ -99,7 +99,7 @@ def trigger_types(name: str, on: Collection[Change]) -> dict[str, int]:
 
 
 def render_create(
-    name: str, function: str, table: str, on: Collection[Change], columns: Sequence[str], captures: tuple[str, str]
+    name: str, function: str, table: str, on: Collection[Change], captures: tuple[str, str]
 ) -> tuple[str, ...]:
     """Renders the statements that create the triggers, or replace them if they exist.
 
@@ -128,7 +128,6 @@ def render_create(
         drop_row=quote_literal(f"DROP TRIGGER IF EXISTS {row} ON "),
         drop_truncate=quote_literal(f"DROP TRIGGER IF EXISTS {truncate} ON "),
         comment=quote_literal(f"COMMENT ON TRIGGER {row} ON {table} IS "),
-        columns=", ".join(map(quote_literal, columns)),
         captures=", ".join(map(quote_literal, captures)),
     )
     return f"{create_row}{table}{for_each_row}", f"{on_truncate}{table}{for_truncate}", extend

@@ -27,10 +27,11 @@ Differences between triggers and hooks:
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Column, PrimaryKeyConstraint, Table, UniqueConstraint, types
 from sqlalchemy.dialects import postgresql
@@ -80,6 +81,8 @@ class Trigger:
     schema: str | None  # schema of the table; None if the class leaves it to the search path
     table: str  # name of the table
     expressions: dict[str, str]  # what the function reads, by the name of the column
+    condition: str | None  # the rule's, as a query of the row ``penstock_row``
+    others: frozenset[str]  # further columns that it reads: those in the condition, and the primary key
     labels: dict[str, frozenset[str]]  # labels that the class has, by the name of the column of an enum
     body: str  # the function's body, as Postgres stores it
     types: dict[str, int]  # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
@@ -135,7 +138,7 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
     statements = (
         create,
         f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
-        *render_create(name, function, table, rule.on, list(expressions), (source.name, rule.channel.name)),
+        *render_create(name, function, table, rule.on, (source.name, rule.channel.name)),
     )
     drop = render_drop(name, function, table)
     if any(statement.count(QUOTE) > 2 for statement in (*statements, *drop)):  # noqa: PLR2004  before and after a body
@@ -147,6 +150,8 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
         schema=table_schema,
         table=source.name,
         expressions=expressions,
+        condition=_render_query(rule, mapper),
+        others=frozenset((*_find_words(rule, mapper), *(column.name for column in mapper.primary_key))),
         labels={
             column.name: frozenset(kind.enums)
             for column in columns.values()
@@ -220,7 +225,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         nested=NESTED if is_log else "",
         gone=GONE if is_log else "",
         change=change,
-        when=_render_condition(rule),
+        when=_render_condition(rule, mapper),
         old_member=OLD_MEMBER.format(**parts) if isinstance(rule.channel, Ick) and change else "",
         next_image=_render_next(rule),
         payload=" || ".join(objects) or "'{}'::jsonb",
@@ -282,19 +287,32 @@ def _render_next(rule: StagingRule) -> str:
     return NEXT_IMAGE.format(action="insert" if "insert" in rule.on else "update")
 
 
-def _render_condition(rule: StagingRule) -> str:
+def _render_condition(rule: StagingRule, mapper: Mapper[Any]) -> str:
     if not isinstance(rule.when, str):
         return ""
     return (
-        "            IF (\n"
-        "                SELECT (\n"
-        f"{rule.when}\n"
-        "                ) FROM (SELECT penstock_row.*) AS changed\n"
-        "            ) IS NOT TRUE THEN\n"
+        f"            IF ({_render_query(rule, mapper)}) IS NOT TRUE THEN\n"
         f"{indent(_render_next(rule), ' ' * 8)}"
         "                RETURN NULL;\n"
         "            END IF;\n"
     )
+
+
+def _render_query(rule: StagingRule, mapper: Mapper[Any]) -> str | None:
+    """Renders the query of a rule's condition.
+
+    It names its columns: a session goes on to read a dropped column of ``penstock_row.*`` as NULL, and so stages nothing.
+    """
+    columns = ", ".join(f"penstock_row.{quote(name)}" for name in _find_words(rule, mapper))
+    return f"SELECT (\n{rule.when}\n) FROM (SELECT {columns}) AS changed" if isinstance(rule.when, str) else None
+
+
+def _find_words(rule: StagingRule, mapper: Mapper[Any]) -> list[str]:
+    """Finds the columns of the class that a condition names."""
+    columns = cast("Table", mapper.local_table).columns
+    pairs = _WORD.findall(rule.when) if isinstance(rule.when, str) else []
+    words = {quoted.replace('""', '"') or word.lower() for quoted, word in pairs}
+    return [column.name for column in columns if column.name in words]
 
 
 def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[str, Column[Any]]) -> str:
@@ -391,6 +409,8 @@ def _render_timestamp(value: str, form: str) -> str:
     era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
     return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
 
+
+_WORD = re.compile(r'"((?:[^"]|"")+)"|([^\W\d]\w*)')
 
 _CONVERSIONS = ("process_bind_param", "process_result_value", "bind_processor", "result_processor")
 """Methods that a ``TypeDecorator`` overrides to convert values."""
