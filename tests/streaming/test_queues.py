@@ -822,6 +822,30 @@ def test_large_records_that_wait_are_fed_in_small_batches(
     eventually(all_are_fed, "all are fed")
 
 
+@pytest.mark.parametrize("within", ["queue", "tenant"])
+def test_a_name_held_for_a_window_is_held_though_redis_has_lost_it(
+    within: Any, put: Put, streamer: Streamer, worker: Worker, redis_client: redis.Redis, connection: Connection
+) -> None:
+    """Guarantee 46: the first is done before the loss, and one that is due later comes again after it."""
+    put(1, unique=Unique("x", window=600, within=within))
+    put(2, unique=Unique("y", window=600, within=within))
+    streamer.drain()
+    done, _ = worker.reader.read(2)
+    connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(done.message.id)],))
+    flush(redis_client)
+    put(3, unique=Unique("x", window=600, within=within))
+    put(4, unique=Unique("z", window=600, within=within))
+    put(5, tenant="b", unique=Unique("x", window=600, within=within))
+    settle_down(streamer)
+
+    assert worker.work() == [2, 4, *([5] if within == "tenant" else [])]
+    connection.execute("UPDATE penstock.unique_names SET ends = now()")
+    flush(redis_client)
+    put(6, unique=Unique("x", window=600, within=within))
+    settle_down(streamer)
+    assert worker.work() == [6]
+
+
 def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
     put: Put, streamer: Streamer, worker: Worker, connection: Connection
 ) -> None:

@@ -231,11 +231,31 @@ class Queues:
 
     def _write(self, batch: QueueBatch) -> BatchWritten:
         """Writes the records of a batch whose unique names no other record has."""
-        refused = self._claim_names(batch) if self._channels[batch.shard.channel].shards > 1 else []
+        is_one = self._channels[batch.shard.channel].shards == 1
+        refused = self._find_windowed(batch) if is_one else self._claim_names(batch)
         ids = {each.record.id for each in refused}
         left = [each for each in batch.messages if each.id not in ids]
         written = self._writer(batch.shard).write(replace(batch, messages=left))
+        if is_one:
+            self._note_windows(batch.shard, written.results)
         return replace(written, results=[*written.results, *refused])
+
+    def _find_windowed(self, batch: QueueBatch) -> list[Result]:
+        """Records whose unique name another one has for a time, and has had it since before a loss of Redis, which knows all others."""
+        named = [each for each in batch.messages if each.unique[1] == "window"]
+        if not named:
+            return []
+        holders = dict(self._execute("held_windows", batch.shard, {"names": [_stored_name(each) for each in named]}))
+        return [
+            Result(each, "duplicate", str(holder), in_window=True)
+            for each in named
+            if (holder := holders.get(_stored_name(each), each.id)) != each.id
+        ]
+
+    def _note_windows(self, shard: ShardName, results: Sequence[Result]) -> None:
+        """Notes who has a name for a time, so that it outlives Redis."""
+        if named := [each.record for each in results if each.word == "written" and each.record.unique[1] == "window"]:
+            self._execute("claim_names", shard, _claims(named))
 
     def _claim_names(self, batch: QueueBatch) -> list[Result]:
         """Gives records their unique names, which a shard cannot know of the others; returns those whose name another one has."""
@@ -256,14 +276,8 @@ class Queues:
         self, shard: ShardName, named: Sequence[QueuedRecord], released: Sequence[RecordId] = ()
     ) -> dict[str, _Holder]:
         """Gives the names that are free to the first record of each; returns who has them."""
-        names = [_stored_name(each) for each in named]
-        values = {
-            "names": names,
-            "ids": [each.id for each in named],
-            "are_queued": [each.unique[1] == "queued" for each in named],
-            "windows": [int(each.unique[2]) if each.unique[2] else None for each in named],
-            "released": list(released),
-        }
+        values = _claims(named, released)
+        names = values["names"]
         while True:
             self._execute("claim_names", shard, values)
             rows = self._execute("name_holders", shard, {"names": names})
@@ -417,8 +431,7 @@ class Queues:
 
     def _reconcile(self, shard: ShardName, tail: Offset) -> None:
         """One page of the journal, one of the waiting records, and one of the unique names."""
-        if self._channels[shard.channel].shards > 1:
-            self._forget_names(shard)
+        self._forget_names(shard)
         limits = {"after": self._journaled.get(shard, BEGINNING), "tail": tail, "records": RECONCILE_RECORDS}
         [(last, ids)] = self._execute("outstanding_journaled", shard, limits)
         self._journaled[shard] = Offset(last) if last is not None else BEGINNING
@@ -439,7 +452,18 @@ class Queues:
             return cursor.fetchall() if cursor.description else []
 
 
+def _claims(named: Sequence[QueuedRecord], released: Sequence[RecordId] = ()) -> dict[str, Any]:
+    """The values of ``claim_names``."""
+    return {
+        "names": [_stored_name(each) for each in named],
+        "ids": [each.id for each in named],
+        "are_queued": [each.unique[1] == "queued" for each in named],
+        "windows": [int(each.unique[2]) if each.unique[2] else None for each in named],
+        "released": list(released),
+    }
+
+
 def _stored_name(record: QueuedRecord) -> str:
-    """Its unique name; of one that an index could not hold, which only a producer's SQL can give, a hash."""
-    name = record.unique[0].encode()
-    return record.unique[0] if len(name) <= MAX_NAME_BYTES else sha256(name).hexdigest()
+    """Its unique name, in a form that Postgres takes; a hash of one that an index could not hold."""
+    name = record.unique[0].replace("\0", "\1").encode()
+    return name.decode() if len(name) <= MAX_NAME_BYTES else sha256(name).hexdigest()

@@ -826,6 +826,17 @@ SELECT name, record_id, shard, is_queued, ends IS NOT NULL
 FROM {schema}.unique_names
 WHERE channel = %(channel)s AND name = ANY (%(names)s::text[]);
 
+-- :name held_windows
+-- Names that are held for a time, also since before Redis was lost.
+SELECT u.name, u.record_id
+FROM {schema}.unique_names u
+WHERE u.channel = %(channel)s AND u.name = ANY (%(names)s::text[]) AND u.ends > clock_timestamp()
+  AND NOT EXISTS (
+      SELECT
+      FROM {schema}.cancellations c
+      WHERE c.record_id = u.record_id AND c.channel = u.channel AND c.has_no_effect
+  );
+
 -- :name forget_names
 -- Of a page of names, those that nobody has any more; returns the last name of the page, null after the last page.
 WITH page AS (
@@ -840,7 +851,13 @@ forgotten AS (
     USING page
     WHERE u.channel = %(channel)s AND u.name = page.name AND u.record_id = page.record_id
       AND CASE
-              WHEN page.ends IS NOT NULL THEN page.ends <= clock_timestamp()
+              WHEN page.ends IS NOT NULL THEN
+                  page.ends <= clock_timestamp()
+                  OR EXISTS (
+                         SELECT
+                         FROM {schema}.cancellations c
+                         WHERE c.record_id = page.record_id AND c.channel = u.channel AND c.has_no_effect
+                     )
               ELSE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = page.record_id)
           END
 )
