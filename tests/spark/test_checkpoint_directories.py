@@ -115,13 +115,11 @@ def test_a_directory_restored_to_an_older_state_is_refused(query: Query, rows: R
     query.restore("backup")
     rows.add("d")
 
-    reasons = [query.refused(), query.refused()]
+    reason = query.refused()
 
     assert rows.written() == "abc"
-    assert all("now it comes with 1" in reason and 'startingOffsets {"things"' in reason for reason in reasons)
-    query.restore("backup")
-    query.forget_the_last_commit()
-    assert "now it comes with 0" in query.refused()
+    assert "now it comes with 1" in reason
+    assert 'startingOffsets {"things"' in reason
 
 
 def test_a_directory_restored_to_the_state_before_the_last_micro_batch_is_refused(query: Query, rows: Rows) -> None:
@@ -162,8 +160,6 @@ def test_a_directory_copied_amid_a_micro_batch_repeats_it_once(query: Query, row
     query.run("a")
 
     assert rows.written() == "ab"
-    rows.add("c")
-    assert "Fenced" in query.refused("b")
 
 
 def test_a_directory_that_was_deleted_and_a_second_query_are_refused(query: Query, rows: Rows) -> None:

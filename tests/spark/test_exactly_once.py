@@ -16,7 +16,7 @@ from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import Fenced, Gap, InvalidRecord, InvalidSetting, StagingError, Unknown
 from penstock.spark import lag, once
-from penstock.spark.sources.batch_content import BatchContent
+from penstock.spark.sources.batch_content import BatchContent, combine, digest_texts
 from penstock.spark.sources.exactly_once import DueBatch, claim, create_table
 from penstock.spark.sources.staged_writer import BatchStager, Encoded, StreamStager, read_rows
 from penstock.streaming import Streamer
@@ -107,6 +107,27 @@ def test_the_rows_of_a_micro_batch_tell_it_from_another_where_spark_does_not_sho
         with pytest.raises(Fenced, match="with other content"):
             write(other, 0)
     assert write(rows, 1)
+
+
+def test_the_sink_knows_what_was_planned_if_the_checkpoint_directory_is_a_local_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 44: of rows that are alike, too."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "a b" / "offsets"
+    directory.mkdir(parents=True)
+    rows = [digest_texts(["a", "b"]), digest_texts(["a"])]
+
+    for checkpoint in (str(directory.parent), f"file:{directory.parent}", f"file://{directory.parent}", "a b"):
+        found = []
+        for ends in ("5", "6"):
+            (directory / "3").write_text(f'v1\n{{"batchTimestampMs": 1}}\n{{"things": {{"0": {ends}}}}}\n-')
+            found.append(combine(rows, checkpoint, 3))
+            assert combine(reversed(rows), checkpoint, 3) == found[-1], "tasks come in any order"
+        assert [each.ends for each in found] == ['{"things": {"0": 5}} -', '{"things": {"0": 6}} -']
+        assert found[0].digest != found[1].digest
+    elsewhere = [combine(rows, at, 3) for at in (None, "s3a://bucket/a", "hdfs://a/b", "dbfs:/a", "/nowhere")]
+    assert {(each.digest, each.ends) for each in elsewhere} == {(f"{sum(rows):x}", "")}
 
 
 def test_outside_foreach_batch_the_query_is_to_be_given(spark: SparkSession, database_url: str) -> None:
