@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, text
+from sqlalchemy import Engine, ForeignKey, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker, synonym
 
 from fixtures.application import StagedRecords
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.errors import StagingError
+from penstock.schema.capture import install_triggers
 from penstock.testing import eventually
 
 Sessions = sessionmaker[Session]
@@ -45,6 +46,16 @@ class Truck(Vehicle):
     id: Mapped[int] = mapped_column(ForeignKey("vehicles.id"), primary_key=True)
     load: Mapped[int] = mapped_column(default=1)
     __mapper_args__: dict[str, Any] = {"polymorphic_identity": "truck"}  # noqa: RUF012
+
+
+class Seat(Base):
+    """Passengers change seats within a transaction."""
+
+    __tablename__ = "seats"
+    __table_args__ = (UniqueConstraint("place", deferrable=True, initially="DEFERRED"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    place: Mapped[str]
 
 
 class Loose(Base):
@@ -361,3 +372,31 @@ def test_a_row_that_a_policy_lets_be_deleted_and_not_locked_is_staged(
             connection.execute(text("DROP ROLE tenant"))
 
     assert [(record.action, record.key) for record in staged()[1:]] == [("delete", "1")]
+
+
+@pytest.mark.parametrize("capture", ["orm", "trigger"])
+@pytest.mark.parametrize("flushes", [1, 2])
+def test_rows_that_take_over_each_others_key_are_not_deleted(
+    flushes: int,
+    capture: Any,
+    pipeline: Pipeline,
+    rides: Log,
+    sessions: Sessions,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    """Guarantee 41: the last record of each key is that of its row."""
+    pipeline.stages(Seat, to=rides, key="place", capture=capture)
+    if capture == "trigger":
+        install_triggers(database_url, pipeline)
+    with sessions.begin() as session:
+        session.add_all([Seat(id=1, place="a"), Seat(id=2, place="b"), Seat(id=3, place="c")])
+    with sessions.begin() as session:
+        one, two, three = (session.get_one(Seat, number) for number in (1, 2, 3))
+        one.place = "b"
+        if flushes == 2:
+            session.flush()
+        two.place, three.place = "c", "a"
+
+    last = {record.key: (record.action, record.data["id"]) for record in staged()}
+    assert last == {"a": ("insert", 3), "b": ("insert", 1), "c": ("insert", 2)}

@@ -259,7 +259,7 @@ def _make_rows(
     for state, change, connection in written:
         for mapped in attachment.mapped_rules(state.mapper):
             if change in mapped.rule.on:
-                made = mapped.make_rows(change, state, flush.before.get(state), after.get(state))
+                made = mapped.make_rows(connection, change, state, flush.before.get(state), after.get(state))
                 if made:
                     rows.setdefault(connection, []).extend((mapped.rule.channel, row) for row in made)
     return rows

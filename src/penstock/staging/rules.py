@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column, Connection, PrimaryKeyConstraint, Table, UniqueConstraint
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
 
 from penstock.declaring.declarations import Change, Named, StagingRule
@@ -26,7 +26,7 @@ from penstock.staging.messages import make_message
 from penstock.staging.payload import key_text
 from penstock.staging.payload_models import TypedPayload
 from penstock.staging.rows import Row, make_row
-from penstock.staging.stored_rows import Converters, Derived, State, Values, as_stored, find_converters
+from penstock.staging.stored_rows import Converters, Derived, State, Values, as_stored, find_converters, has_row
 
 Target = type[Session] | Session
 """Target of SQLAlchemy's session events."""
@@ -69,6 +69,7 @@ class MappedRule:
     follows_key: bool  # an update that changes the key concerns the old key as well
     has_fixed_key: bool  # the key is a part of the primary key, by which the unit of work finds the row
     converters: Converters  # of columns whose values may be objects of a library of types
+    has_unique_key: bool  # a key is that of one row at most
     is_post_updated: bool  # a relationship may write the object's row after its own statement
     typed: TypedPayload | None  # the model that the worker of the rule's queue takes
 
@@ -77,25 +78,35 @@ class MappedRule:
         is_fixed = self.has_fixed_key and state.committed_state.keys().isdisjoint(get_names(self.rule.key))
         return self.follows_key and not is_fixed
 
-    def make_rows(self, change: Change, state: State, old: Values | None, new: Values | None) -> list[Row]:
+    def make_rows(
+        self, connection: Connection, change: Change, state: State, old: Values | None, new: Values | None
+    ) -> list[Row]:
         """Returns the rows for a change: none if the rule's condition is false, two if the key has changed.
 
         Args:
-            change: What the flush has done.
+            connection: Where the flush has written the object.
+            change: What it has done.
             state: The object.
             old: Its row before a delete, or before an update that may change the key.
             new: Its row after an insert or an update.
         """
         parts: list[tuple[Change, Values | None]] = [(change, old if change == "delete" else new)]
         if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
-            parts = [(change, old), (change, new)] if isinstance(self.rule.channel, Ick) else self._replace(old, new)
+            is_ick = isinstance(self.rule.channel, Ick)
+            parts = [(change, old), (change, new)] if is_ick else self._replace(connection, state, old, new)
         rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
         return [row for row in rows if row is not None]
 
-    def _replace(self, old: Values, new: Values | None) -> list[tuple[Change, Values | None]]:
-        """The parts of an update that changes the key: a delete and an insert, as far as the rule stages them."""
-        on = self.rule.on
-        replaced: list[tuple[Change, Values | None]] = [("delete", old)] if "delete" in on else []
+    def _replace(
+        self, connection: Connection, state: State, old: Values, new: Values | None
+    ) -> list[tuple[Change, Values | None]]:
+        """The parts of an update that changes the key: a delete and an insert, as far as the rule stages them.
+
+        Of a key that rows take over from each other, the record of its new row may be there already: it is not deleted.
+        """
+        on, names = self.rule.on, get_names(self.rule.key)
+        is_taken = self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in names})
+        replaced: list[tuple[Change, Values | None]] = [("delete", old)] if "delete" in on and not is_taken else []
         return [*replaced, ("insert" if "insert" in on else "update", new)]
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
@@ -165,6 +176,26 @@ def is_secret(column: object) -> bool:
 def column_names(mapper: Mapper[Any]) -> tuple[str, ...]:
     """Returns the attributes that map a column of a table, in the mapper's order; computed ones are left out."""
     return tuple(attribute.key for attribute in mapper.column_attrs if isinstance(attribute.columns[0], Column))
+
+
+def is_unique(mapper: Mapper[Any], columns: Sequence[object]) -> bool:
+    """Returns whether a table has one row at most for values of the columns."""
+    table = mapper.local_table
+    if not isinstance(table, Table):
+        return False
+    constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
+    unique = [
+        each.columns
+        for each in (
+            *constraints,
+            *(
+                index
+                for index in table.indexes
+                if index.unique and index.dialect_options["postgresql"]["where"] is None
+            ),
+        )
+    ]
+    return bool(columns) and any(set(each) == set(columns) for each in unique)
 
 
 def object_name(rule: StagingRule) -> str:
@@ -316,6 +347,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
         has_fixed_key=bool(key) and identity.issuperset(key),
         converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
+        has_unique_key=readable.keys() >= set(key) and is_unique(mapper, [readable[name].columns[0] for name in key]),
         is_post_updated=any(
             column.table in mapper.tables
             for other in mapper.registry.mappers

@@ -93,6 +93,13 @@ def read_rows(
     raise failure
 
 
+def has_row(connection: Connection, mapper: Mapper[Any], values: Values) -> bool:
+    """Returns whether a row has just the values of some attributes; to Postgres others may be equal, such as ``Ab`` and ``AB``."""
+    columns = [mapper.column_attrs[name].columns[0] for name in values]
+    query = select(*columns).where(*(column == value for column, value in zip(columns, values.values(), strict=True)))
+    return tuple(values.values()) in map(tuple, connection.execute(query))
+
+
 def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any]) -> Sequence[Any]:
     """Fetches the rows, whatever a role or a database is set to: settings may shorten floats, or write times as no driver reads."""
     if _has_readable_times(connection):

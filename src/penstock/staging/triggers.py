@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, cast
 
-from sqlalchemy import Column, PrimaryKeyConstraint, Table, UniqueConstraint, types
+from sqlalchemy import Column, Table, types
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
@@ -45,7 +45,7 @@ from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError
 from penstock.records import MAX_KEY_CHARACTERS
 from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text
-from penstock.staging.rules import get_names, is_secret, object_name
+from penstock.staging.rules import get_names, is_secret, is_unique, object_name
 from penstock.staging.trace_headers import MAX_TRACE_BYTES, TRIGGERS_TRACE
 from penstock.staging.trigger_function import (
     CURRENT,
@@ -253,25 +253,7 @@ def _render_change(rule: StagingRule, key: str, find_old: str) -> str:
 def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
     """Renders what finds a row of the key that a row had: rows may take over each other's.  Empty if several may have one."""
     columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
-    return _render_find("true", [column.name for column in columns]) if _is_unique(mapper, columns) else ""
-
-
-def _is_unique(mapper: Mapper[Any], columns: Sequence[Column[Any]]) -> bool:
-    """Returns whether a table has one row at most for values of the columns."""
-    table: Any = mapper.local_table
-    constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
-    unique = [
-        each.columns
-        for each in (
-            *constraints,
-            *(
-                index
-                for index in table.indexes
-                if index.unique and index.dialect_options["postgresql"]["where"] is None
-            ),
-        )
-    ]
-    return any(set(each) == set(columns) for each in unique)
+    return _render_find("true", [column.name for column in columns]) if is_unique(mapper, columns) else ""
 
 
 def _render_find(what: str, columns: Sequence[str]) -> str:
