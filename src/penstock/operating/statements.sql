@@ -595,3 +595,39 @@ SELECT name, channel, every, timezone, next_at, last_at,
        skipped_since, skipped_until, digest
 FROM {schema}.schedules
 ORDER BY name;
+
+-- :name worker_sessions
+-- Sessions of consumers whose state has not changed for long, and who holds the locks that they wait for: those that wait for nobody
+-- themselves.  One that waits for another process of the same consumer stands by.
+WITH RECURSIVE sessions AS MATERIALIZED (
+    SELECT pid, application_name, state, wait_event_type = 'Lock' OR state IS NULL AS may_wait,
+           extract(epoch FROM clock_timestamp() - CASE state WHEN 'active' THEN query_start ELSE state_change END)::float8 AS since_s
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'penstock consumer %%' AND state IS DISTINCT FROM 'idle'
+),
+waits AS (
+    SELECT s.pid AS waiting, b.pid
+    FROM sessions s
+    CROSS JOIN LATERAL unnest(pg_blocking_pids(s.pid)) AS b (pid)
+    WHERE s.may_wait
+    UNION
+    SELECT w.waiting, b.pid
+    FROM waits w
+    CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid)
+    WHERE w.pid <> 0
+),
+holders AS (
+    SELECT DISTINCT waiting, pid
+    FROM waits
+    WHERE pid = 0 OR cardinality(pg_blocking_pids(pid)) = 0
+)
+SELECT s.pid, s.application_name,
+       CASE WHEN h.pid IS NOT NULL THEN 'blocked' WHEN s.state = 'active' THEN 'statement' ELSE 'handler' END,
+       s.since_s, h.pid, coalesce(a.application_name, ''), a.state, a.query_start,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8
+FROM sessions s
+LEFT JOIN holders h ON h.waiting = s.pid
+LEFT JOIN pg_stat_activity a ON a.pid = h.pid
+WHERE (s.since_s >= %(longer_s)s OR s.since_s IS NULL AND h.pid IS NOT NULL)
+  AND a.application_name IS DISTINCT FROM s.application_name
+ORDER BY s.pid, h.pid;

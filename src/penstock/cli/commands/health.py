@@ -234,6 +234,7 @@ def _format_troubles(found: Status) -> Iterator[str]:
         yield f"paused: {pause}; go on: {pause.how_to_resume}"
     for consumer, shard, reason in found.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
+    yield from _format_sessions(found)
     for shard, reason in found.damaged:
         if shard not in stopped:
             yield f"damaged: {shard}: {reason}"
@@ -241,6 +242,13 @@ def _format_troubles(found: Status) -> Iterator[str]:
         if shard not in unknown:
             yield f"unread: {shard}: {format_count(count, 'record')}; {reason}"
     yield from _format_faults(faults)
+
+
+def _format_sessions(found: Status) -> Iterator[str]:
+    """A line for each session that makes no progress, of a consumer with lag."""
+    for each in found.consumers:
+        for session in found.find_sessions(each) if any(shard.lag for shard in each.shards) else ():
+            yield f"{session.cause}: {each.consumer} {session}; {session.how_to_go_on}"
 
 
 def _format_faults(faults: Faults) -> Iterator[str]:

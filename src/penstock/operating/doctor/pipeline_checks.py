@@ -1,6 +1,6 @@
 """Checks Penstock's tables: that they are complete and consistent, and that records move."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -17,6 +17,7 @@ from penstock.journal.journal_reader import missed_records as find_missed
 from penstock.operating.consumers import choose_verb
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
+from penstock.operating.worker_sessions import WorkerSession
 from penstock.schema.capture import inspect_triggers
 from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
 from penstock.streaming.faults import UnknownShard
@@ -154,7 +155,7 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     for each in current.consumers:
         yield from _check_consumer(each)
         if current.find_pause(each) is None:
-            yield from _check_lag(each, channels.get(each.channel))
+            yield from _check_lag(each, channels.get(each.channel), current.find_sessions(each))
 
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:
@@ -183,17 +184,20 @@ def _check_consumer(each: ConsumerStatus) -> Iterator[CheckResult]:
         yield warning(found, f"penstock dead-letters list {each.consumer}", "dead letters")
 
 
-def _check_lag(each: ConsumerStatus, channel: ChannelStatus | None) -> Iterator[CheckResult]:
+def _check_lag(
+    each: ConsumerStatus, channel: ChannelStatus | None, sessions: Sequence[WorkerSession]
+) -> Iterator[CheckResult]:
     """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
     verb = choose_verb(None if channel is None else channel.kind)
     lag = sum(shard.lag for shard in each.shards)
     oldest = max((shard.lag_s for shard in each.shards if shard.lag), default=0.0)
-    if lag and oldest > SLOW_S:
+    is_slow, behind = lag and oldest > SLOW_S, f"is {format_count(lag, 'record')} and {format_age(oldest)} behind"
+    for session in sessions if lag else ():
+        if is_slow or session.blockers:
+            yield warning(f"{each.consumer} {behind}: it {session}", session.how_to_go_on)
+    if is_slow and not sessions:
         more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
-        yield warning(
-            f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind",
-            each.how_to_go_on(verb, more),
-        )
+        yield warning(f"{each.consumer} {behind}", each.how_to_go_on(verb, more))
     message = None
     if evicted := sum(shard.evicted for shard in each.shards):
         message = (

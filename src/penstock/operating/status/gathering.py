@@ -36,6 +36,7 @@ from penstock.operating.status.snapshot import (
     ShardStatus,
     Status,
 )
+from penstock.operating.worker_sessions import WorkerSession, read_sessions
 from penstock.pipeline import Pipeline
 from penstock.reconciling.reconciliation import LastRun, last_runs
 from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
@@ -85,6 +86,7 @@ def status(
         else OpenTransaction(*(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))),
         pauses=tables.pauses,
         schedules=tables.schedules,
+        sessions=tables.sessions,
     )
 
 
@@ -146,6 +148,7 @@ class _Tables:
     faults: Faults
     pauses: tuple[Pause, ...]
     schedules: tuple[RegisteredSchedule, ...]
+    sessions: tuple[WorkerSession, ...]
 
 
 def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
@@ -176,6 +179,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             read_faults(connection, scope),
             read_pauses(connection, scope),
             tuple(RegisteredSchedule(*row) for row in connection.execute(sql["schedules"], binary=True)),
+            read_sessions(connection, scope),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.channels.queue.stats import QueueStats
 from penstock.database.registry import Pause
 from penstock.operating.consumers import ReaderKind, how_to_go_on
+from penstock.operating.worker_sessions import WorkerSession
 from penstock.reconciling.reconciliation import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
@@ -186,11 +187,17 @@ class Status:
     oldest_transaction: OpenTransaction | None  # None if there is none
     pauses: tuple[Pause, ...] = ()  # what operators have paused
     schedules: tuple[RegisteredSchedule, ...] = ()  # those of queues, by name
+    sessions: tuple[WorkerSession, ...] = ()  # those of consumers that make no progress, by their process
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
         """The pause that holds a consumer; one that another database reports is paused there."""
         holding = (pause for pause in self.pauses if pause.holds(consumer.consumer, consumer.channel))
         return next(holding, None) if consumer.kind != "reported" else None
+
+    def find_sessions(self, consumer: ConsumerStatus) -> list[WorkerSession]:
+        """The sessions of a consumer that make no progress, those first that wait for a lock."""
+        own = [each for each in self.sessions if each.belongs_to(consumer.consumer) and consumer.kind == "consumer"]
+        return sorted(own, key=lambda each: each.kind != "blocked")
 
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:

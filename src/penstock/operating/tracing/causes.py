@@ -163,12 +163,16 @@ def _unpublished(story: Story, situation: Situation) -> Diagnosis | None:
     )
 
 
-def _waits_in_channel(story: Story, _: Situation) -> Diagnosis | None:
+def _waits_in_channel(story: Story, situation: Situation) -> Diagnosis | None:
     """Nothing is to do for what a queue or an Ick just has not handed over yet, unless its readers say more."""
     if not story.readers or any(r.state not in {"behind", "applied"} for r in story.readers):
         return None
     if story.is_done or story.state in {None, "done"}:
         return None
+    session = situation.find_session(story.readers[0].consumer)
+    if session is not None and story.state in {"leased", "held", "waiting", "dirty"}:
+        text = f"{_name(story)}: {story.why}; {story.readers[0].consumer} {session}"
+        return Diagnosis(session.cause, text, session.how_to_go_on, story)
     return Diagnosis(
         story.state or "",
         f"{_name(story)}: {story.why}",
@@ -180,7 +184,7 @@ def _waits_in_channel(story: Story, _: Situation) -> Diagnosis | None:
 _ORDER = ("halted", "paused", "unread", "dead-lettered", "parked", "waiting", "barrier", "behind")
 
 
-def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
+def _unapplied(story: Story, situation: Situation) -> Diagnosis | None:
     if story.is_done:
         return None
     if not story.readers:
@@ -195,8 +199,11 @@ def _unapplied(story: Story, _: Situation) -> Diagnosis | None:
     if not waiting:
         return None
     text, fix = _describe(waiting[0], story)
+    cause, session = str(waiting[0].state), situation.find_session(waiting[0].consumer)
+    if session is not None and waiting[0].state in {"behind", "waiting"} and waiting[0].kind == "consumer":
+        cause, text, fix = session.cause, f"{text}; it {session}", session.how_to_go_on
     others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
-    return Diagnosis(waiting[0].state, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix)
+    return Diagnosis(cause, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix)
 
 
 def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:

@@ -23,7 +23,11 @@ from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
+from penstock.operating.worker_sessions import WorkerSession, read_sessions
 from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
+
+BUSY_S = 1.0
+"""Seconds after which a session of a consumer is a cause: somebody asks about this record."""
 
 ReaderState = Literal[
     "applied", "cancelled", "dead-lettered", "parked", "halted", "paused", "barrier", "waiting", "behind", "unread"
@@ -196,6 +200,12 @@ class Situation:
     drawn: int | None  # the last record id that was drawn; None if this role may not see it
     # the newest id of the rows at which shards begin from which retention has removed records; None if it has not
     removed_to: int | None
+    sessions: tuple[WorkerSession, ...] = ()  # those of consumers that make no progress
+
+    def find_session(self, consumer: str) -> WorkerSession | None:
+        """The session of a consumer that makes no progress; of several, one that waits for a lock."""
+        own = [each for each in self.sessions if each.belongs_to(consumer)]
+        return min(own, key=lambda each: each.kind != "blocked", default=None)
 
 
 class StoryReader:
@@ -327,7 +337,7 @@ class StoryReader:
             rows = self._rows("situation", values)
         if not rows:
             raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")
-        return Situation(*rows[0])
+        return replace(Situation(*rows[0]), sessions=read_sessions(self._connection, self._scope, BUSY_S))
 
     def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
         """The transactions that have written into staged records and are not committed, the oldest first."""

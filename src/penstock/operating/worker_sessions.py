@@ -1,0 +1,108 @@
+"""Sessions of consumers and workers that make no progress: they wait for a lock, or their handler or its statement takes long.
+
+More processes help none of them.  Postgres knows who holds the lock; the queries are not shown, because they may hold payloads.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from penstock.database.connections import Connection
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.statements import statements
+from penstock.display import format_seconds
+from penstock.records import Scope
+
+LONG_S = 5.0
+"""Seconds after which a session is shown."""
+
+APPLICATION = "penstock consumer "
+"""Beginning of the application names of consumers and workers; Postgres keeps 63 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """The transaction that holds a lock."""
+
+    pid: int  # 0 for a prepared transaction
+    application: str
+    state: str | None  # ``active``, ``idle in transaction`` …; None if this role may not see it
+    query_at: datetime | None  # when its last statement began
+    age_s: float | None  # seconds that it has been open
+
+    def __str__(self) -> str:
+        """A description."""
+        if not self.pid:
+            return "a prepared transaction"
+        known = [self.application or "unnamed", self.state or "state hidden"]
+        if self.query_at is not None:
+            known.append(f"its statement began at {self.query_at:%H:%M:%S} UTC")
+        if self.age_s is not None:
+            known.append(f"its transaction {format_seconds(self.age_s)} ago")
+        return f"process {self.pid} ({', '.join(known)})"
+
+    @property
+    def how_to_end(self) -> str:
+        """Command that ends it."""
+        if not self.pid:
+            return "COMMIT PREPARED or ROLLBACK PREPARED: SELECT gid FROM pg_prepared_xacts ORDER BY prepared"
+        return f"end it in its application, or SELECT pg_terminate_backend({self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSession:
+    """A session of a consumer, or of a worker of a queue."""
+
+    application: str  # the name of the consumer after ``APPLICATION``
+    pid: int
+    # ``blocked``: it waits for a lock.  ``handler``: its transaction waits for the handler.  ``statement``: a statement runs.
+    kind: Literal["blocked", "handler", "statement"]
+    since_s: float | None  # seconds; None if this role may not see it
+    blockers: tuple[Blocker, ...] = ()  # those that wait for nobody themselves
+
+    def belongs_to(self, consumer: str) -> bool:
+        """True if this is a session of a consumer."""
+        return self.application == f"{APPLICATION}{consumer}".encode()[:63].decode(errors="ignore")
+
+    def __str__(self) -> str:
+        """A description, to follow the consumer's name."""
+        since = "" if self.since_s is None else f" for {format_seconds(self.since_s)}"
+        match self.kind:
+            case "blocked":
+                return f"has waited{since} for a lock of {' and '.join(map(str, self.blockers))}"
+            case "handler":
+                return f"has been busy in its handler{since}, without a statement (process {self.pid})"
+            case _:
+                return f"has been busy with one statement{since} (process {self.pid})"
+
+    @property
+    def cause(self) -> str:
+        """It in a word."""
+        return "blocked" if self.kind == "blocked" else "busy"
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What has it go on."""
+        match self.kind:
+            case "blocked":
+                return self.blockers[0].how_to_end
+            case "handler":
+                return "find out what the handler waits for: another server, a lock of its own, a sleep; more processes do not help its shard"
+            case _:
+                return f"see what takes long: SELECT query FROM pg_stat_activity WHERE pid = {self.pid}"
+
+
+def read_sessions(connection: Connection, scope: Scope, longer_s: float | None = None) -> tuple[WorkerSession, ...]:
+    """Reads the sessions that make no progress, by their process."""
+    sql = statements("penstock.operating", scope.schema)["worker_sessions"]
+    found: dict[int, WorkerSession] = {}
+    blockers: dict[int, list[Blocker]] = defaultdict(list)
+    with postgres_errors("reading the sessions of workers"):
+        for pid, application, kind, since_s, *blocker in connection.execute(
+            sql, {"longer_s": LONG_S if longer_s is None else longer_s}, binary=True
+        ):
+            found[pid] = WorkerSession(application, pid, kind, since_s)
+            if blocker[0] is not None:
+                blockers[pid].append(Blocker(*blocker))
+    return tuple(replace(each, blockers=tuple(blockers[pid])) for pid, each in found.items())

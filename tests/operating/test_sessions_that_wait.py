@@ -1,0 +1,203 @@
+"""Consumers that make no progress: who holds the lock that they wait for, or that their handler takes long, wherever it is shown."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fixtures.command_line import CommandLine
+from penstock import Job, Log, Pipeline, Queue
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
+from penstock.operating.tracing.causes import explain
+from penstock.records import RecordId
+from penstock.streaming import Streamer
+from penstock.testing import eventually
+
+THINGS, JOBS = Log("things", shards=1, keep=timedelta(hours=1)), Queue("jobs")
+
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+VALUES (%s, 0, 'k', 'insert', 'thing', '{"secret": "s3cret"}') RETURNING id
+"""
+
+WRITE = text("INSERT INTO public.effects VALUES ('s3cret')")
+
+
+class Handlers:
+    """What the handlers do, until they are let go."""
+
+    def __init__(self) -> None:
+        self.does, self.go = "writes", threading.Event()
+
+    def handle(self, session: Session) -> None:
+        if self.does == "sleeps":
+            session.execute(text("SELECT 1"))
+            self.go.wait(60)
+        elif self.does == "runs a statement":
+            session.execute(text("SELECT pg_sleep(60), 's3cret'"))
+        else:
+            session.execute(WRITE)
+
+
+@pytest.fixture
+def handlers() -> Iterator[Handlers]:
+    made = Handlers()
+    yield made
+    made.go.set()
+
+
+@pytest.fixture
+def flow(handlers: Handlers, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    monkeypatch.setattr("penstock.operating.worker_sessions.LONG_S", 0.0)
+    for name in ("operating.doctor.pipeline_checks.SLOW_S", "operating.tracing.story.BUSY_S"):
+        monkeypatch.setattr(f"penstock.{name}", 0.0)
+    connection.execute("CREATE TABLE public.effects (note text)")
+    made = Pipeline([THINGS, JOBS])
+
+    @made.consumer(reads=THINGS, name="reader")
+    def read(session: Session, _records: Sequence[Any]) -> None:
+        handlers.handle(session)
+
+    @made.worker(reads=JOBS, name="worker", concurrency=1)
+    def work(session: Session, _job: Job) -> None:
+        handlers.handle(session)
+
+    return made
+
+
+@pytest.fixture
+def stage(connection: Connection, flow: Pipeline, database_url: str, redis_url: str) -> Callable[[str], int]:
+    def make(channel: str) -> int:
+        [(record,)] = connection.execute(STAGE, (channel,)).fetchall()
+        with Streamer(flow, database_url, redis_url) as streamer:
+            streamer.drain()
+        return int(record)
+
+    return make
+
+
+def end(connection: Connection) -> None:
+    """Ends the sessions of consumers, which may wait for long."""
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'penstock consumer%' "
+        "AND datname = current_database()"
+    )
+
+
+@pytest.mark.parametrize(("channel", "name"), [("things", "reader"), ("jobs", "worker")])
+@pytest.mark.parametrize("how", ["locks the table", "waits for another that has"])
+def test_who_holds_the_lock_is_named(
+    how: str,
+    channel: str,
+    name: str,
+    connection: Connection,
+    flow: Pipeline,
+    stage: Callable[[str], int],
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    penstock: CommandLine,
+) -> None:
+    """Guarantee 48."""
+    worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+    record, stopped = stage(channel), threading.Event()
+    with (
+        psycopg.connect(database_url, application_name="migration", autocommit=False) as holder,
+        psycopg.connect(database_url, application_name="next in line", autocommit=False) as following,
+    ):
+        holder.execute("LOCK TABLE public.effects IN ACCESS EXCLUSIVE MODE")
+        threads = [threading.Thread(target=worker.run, args=(stopped.is_set,), daemon=True)]
+        if how != "locks the table":
+            threads.insert(0, threading.Thread(target=lock_too, args=(following,), daemon=True))
+        for thread in threads:
+            thread.start()
+        try:
+            eventually(
+                lambda: any(each.blockers for each in status(connection, redis_client, flow).sessions), "it waits"
+            )
+            found = status(connection, redis_client, flow)
+            cause = explain(connection, redis_client, RecordId(record))
+            advice = [each for each in diagnose(connection, redis_client, flow) if name in each.message]
+            line = f"blocked: {name} has waited "
+            if (how, channel) == ("locks the table", "things"):  # after five seconds
+                eventually(lambda: line in penstock("status").stdout, "it is shown")
+            shown = penstock("status").stdout
+        finally:
+            stopped.set()
+            holder.rollback()
+            for thread in threads:
+                thread.join(30)
+            worker.close()
+
+    [session] = [each for each in found.sessions if each.blockers]
+    [blocker] = session.blockers
+    assert (session.kind, blocker.application, blocker.state) == ("blocked", "migration", "idle in transaction")
+    by = rf"for a lock of process {blocker.pid} \(migration, idle in transaction, its statement began at .* UTC"
+    assert re.search(by, cause.text)
+    assert (cause.cause, cause.fix) == ("blocked", session.how_to_go_on)
+    [named] = [each for each in advice if re.search(by, each.message)]
+    assert named.fix == f"end it in its application, or SELECT pg_terminate_backend({blocker.pid})"
+    assert not any("more processes" in each.fix for each in advice)
+    assert "s3cret" not in f"{found} {cause} {advice} {shown}"
+
+
+def lock_too(connection: psycopg.Connection) -> None:
+    connection.execute("LOCK TABLE public.effects IN ACCESS EXCLUSIVE MODE")
+    connection.rollback()
+
+
+@pytest.mark.parametrize(("channel", "name"), [("things", "reader"), ("jobs", "worker")])
+@pytest.mark.parametrize(
+    ("does", "says"), [("sleeps", "busy in its handler"), ("runs a statement", "busy with one statement")]
+)
+def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
+    does: str,
+    says: str,
+    channel: str,
+    name: str,
+    connection: Connection,
+    flow: Pipeline,
+    handlers: Handlers,
+    stage: Callable[[str], int],
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+) -> None:
+    handlers.does = does
+    record, stopped = stage(channel), threading.Event()
+    worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+    thread = threading.Thread(target=worker.run, args=(stopped.is_set,), daemon=True)
+    thread.start()
+    try:
+        kind = "handler" if does == "sleeps" else "statement"
+        eventually(
+            lambda: [each for each in status(connection, redis_client, flow).sessions if each.kind == kind],
+            "it is busy",
+        )
+        cause = explain(connection, redis_client, RecordId(record))
+        advice = [
+            each
+            for each in diagnose(connection, redis_client, flow)
+            if name in each.message and "behind" in each.message
+        ]
+    finally:
+        stopped.set()
+        handlers.go.set()
+        end(connection)
+        thread.join(60)
+        worker.close()
+
+    assert (cause.cause, says in cause.text) == ("busy", True)
+    assert any(says in each.message for each in advice)
+    assert not any("penstock consume" in each.fix or "penstock work" in each.fix for each in advice)
+    assert "s3cret" not in f"{cause} {advice}"
