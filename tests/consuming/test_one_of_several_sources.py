@@ -521,6 +521,34 @@ def test_the_rights_of_a_consumer_suffice_at_a_source(regions: Regions, redis_cl
     assert regions.eu.rows(reported) == [(5,)]
 
 
+def test_a_right_that_goes_missing_at_a_source_is_waited_for_there_alone(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    """Guarantee 48."""
+    for source in (regions.eu, regions.us):
+        source.stage(5, "before ")
+        source.stream()
+    with connect_postgres(regions.eu.url, application="test") as administrator:
+        make_roles(administrator, "penstock", "penstock")
+        administrator.execute(b"DROP ROLE IF EXISTS a_waiting_reader")
+        administrator.execute(b"CREATE ROLE a_waiting_reader LOGIN IN ROLE penstock_consumer")
+        url = regions.eu.url.replace("postgres@", "a_waiting_reader@")
+        worker = regions.worker({**regions.urls, "eu": url})
+        with worker, running(worker.run):
+            eventually(lambda: len(regions.effects("eu")) == len(regions.effects("us")) == 5, "it has worked")
+            administrator.execute(b"REVOKE SELECT ON penstock.journal FROM penstock_consumer")
+            for source in (regions.eu, regions.us):
+                source.stage(6, "after ")
+                source.stream()
+            for shard in regions.eu.channel.shard_names:
+                redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
+            eventually(lambda: len(regions.effects("us")) == 11, "the other source goes on")
+            administrator.execute(b"GRANT SELECT ON penstock.journal TO penstock_consumer")
+            eventually(lambda: len(regions.effects("eu")) == 11, "it goes on")
+        administrator.execute(b"DROP ROLE a_waiting_reader")
+    assert regions.rows("SELECT record_id FROM penstock.dead_letters") == []
+
+
 def test_doctor_and_the_list_of_consumers_know_checkpoints_in_sources(
     regions: Regions, redis_client: redis.Redis
 ) -> None:

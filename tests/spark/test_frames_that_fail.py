@@ -180,6 +180,24 @@ def test_a_process_of_spark_that_dies_is_not_the_records_fault(bench: Bench, str
     assert of_consumer(bench.connection, "reader") == []
 
 
+def test_a_table_that_is_missing_for_a_while_is_waited_for(bench: Bench, streamer: Streamer) -> None:
+    """Guarantee 48."""
+    stage(bench, streamer, 20)
+    bench.connection.execute("ALTER TABLE public.effects RENAME TO gone")
+    calls: list[int] = []
+
+    def handler(session: Session, frame: DataFrame) -> None:
+        calls.append(1)
+        if len(calls) == 5:
+            bench.connection.execute("ALTER TABLE public.gone RENAME TO effects")
+        insert(session, frame)
+
+    bench.declare(handler, attempts=1).drain()
+
+    assert bench.numbers() == list(range(1, 21))
+    assert of_consumer(bench.connection, "reader") == []
+
+
 @pytest.mark.plain_entries
 def test_a_shard_whose_records_are_gone_everywhere_halts_and_the_other_goes_on(
     bench: Bench, streamer: Streamer, redis_client: redis.Redis
