@@ -132,7 +132,7 @@ class InvalidSetting(PenstockError):
 
 
 class Unknown(PenstockError):
-    """A command names something that does not exist: a consumer, a channel, a dead letter."""
+    """A command, or a query of the application's, names what does not exist: a consumer, a channel, a dead letter, a table."""
 
     exit_code = 2
 

@@ -29,6 +29,7 @@ from penstock.errors import (
     PenstockError,
     PrivilegeMissing,
     ServerUnavailable,
+    Unknown,
 )
 
 CONFLICTS = (
@@ -174,8 +175,11 @@ def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | Non
 
 
 @contextmanager
-def postgres_errors(what: str) -> Iterator[None]:
-    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement."""
+def postgres_errors(what: str, *, is_own: bool = True) -> Iterator[None]:
+    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement.
+
+    Not ``is_own`` are statements with a query of the application's, or on its tables: what is missing there, no ``penstock init`` makes.
+    """
     try:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
@@ -192,6 +196,10 @@ def postgres_errors(what: str) -> Iterator[None]:
                 raise _not_connected(what, cause) from error
             case ErrorKind.UNAVAILABLE:
                 raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
+            case ErrorKind.SCHEMA if not is_own:
+                raise Unknown(
+                    f"{what}: {first_line(cause)}. The application's query, or its table, names it"
+                ) from error
             case ErrorKind.SCHEMA:
                 raise ObjectMissing(
                     f"{what}: {first_line(cause)}. Create or upgrade Penstock's tables: penstock init"

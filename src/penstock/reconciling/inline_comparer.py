@@ -128,7 +128,7 @@ class InlineComparer:
         with connect_postgres(url, application="reconcile", prepare=False, kind=TableConnection) as connection:
             connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
             connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, read_only
-            with postgres_errors("comparing in a snapshot"), connection.transaction():
+            with postgres_errors("comparing in a snapshot", is_own=False), connection.transaction():
                 import_snapshot(connection, snapshot)
                 connection.execute(FIX_FORMATS)  # as in the transaction that repairs
                 yield connection

@@ -150,7 +150,7 @@ def reconcile_all(  # noqa: PLR0913  as ``reconcile``
     again once others have been repaired, which may have been in the way.  Raises ``ServerUnavailable``.
     """
     if intent == "repair" and len(groups) > 1:
-        with postgres_errors("ordering states"), connect() as connection, connection.transaction():
+        with postgres_errors("ordering states", is_own=False), connect() as connection, connection.transaction():
             connection.execute(ROLES_SEARCH_PATH)
             groups = [[spec] for spec in order_states(connection, [spec for [spec] in groups])]
     pending, is_first = groups, True

@@ -42,7 +42,7 @@ class CanonicalRows:
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
     """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON."""
     state = _State(connection, scope, spec)
-    with postgres_errors(f"repairing {spec.state}"), connection.transaction():
+    with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
         found = state.execute("row_bytes", table=state.find_table()).fetchone()
     size = 0 if found is None else int(found[0] or 0)
     return max(1, min(most, BATCH_BYTES // max(1, size)))
@@ -62,7 +62,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     Raises ``RepairRefused`` for the constraint that does not allow it.
     """
     state = _State(connection, scope, spec)
-    with postgres_errors(f"repairing {spec.state}"), connection.transaction():
+    with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
         connection.execute(FIX_FORMATS)
         table = state.open_table(columns)
         checkpoints = state.lock_checkpoints()
@@ -105,7 +105,7 @@ def replace_state(
     """
     states = [(_State(connection, scope, spec), rows) for spec, rows in tables]
     state, _ = states[0]
-    with postgres_errors(f"replacing the state of {state.spec.consumer.name}"), connection.transaction():
+    with postgres_errors(f"replacing the state of {state.spec.consumer.name}", is_own=False), connection.transaction():
         connection.execute(FIX_FORMATS)
         opened = [each.open_table(rows.columns, number) for number, (each, rows) in enumerate(states)]
         written = sum(each.copy_rows(number, rows) for number, (each, rows) in enumerate(states))
