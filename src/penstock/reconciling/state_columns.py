@@ -133,12 +133,12 @@ def _cast_value(connection: Connection, value: str, own: SqlType, column: StateC
     if own.oid != column.type.oid:
         # A float through its text, which is the number that was meant.
         is_float = own.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
-        is_castable = not is_float and _is_castable(connection, own, column.type)
-        value = f"CAST({value if is_castable else f'CAST({value} AS text)'} AS {column.type.name})"
+        is_direct = not is_float and is_castable(connection, own, column.type)
+        value = f"CAST({value if is_direct else f'CAST({value} AS text)'} AS {column.type.name})"
     return f"CAST({value} AS {column.limited})" if column.is_rounded else value
 
 
-def _is_castable(connection: Connection, own: SqlType, other: SqlType) -> bool:
+def is_castable(connection: Connection, own: SqlType, other: SqlType) -> bool:
     """True if Postgres casts a type to another one."""
     try:
         with connection.transaction():

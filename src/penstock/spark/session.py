@@ -375,11 +375,19 @@ def read_in_tasks(
             for number in batch.column(0).to_pylist():
                 yield from read(tasks[number])
 
-    frame = spark.range(0, len(tasks), 1, len(tasks))
-    # As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it.
-    evaluated = UserDefinedFunction(read_numbered, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    mapped = frame._jdf.mapInArrow(evaluated(frame["id"])._jc, False, None)  # noqa: SLF001  as that does
-    return DataFrame(mapped, spark)
+    return map_batches(spark.range(0, len(tasks), 1, len(tasks)), read_numbered, schema)
+
+
+def map_batches(
+    frame: DataFrame,
+    function: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
+    schema: StructType | str,
+) -> DataFrame:
+    """As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it."""
+    evaluated = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = evaluated(*(frame[name] for name in frame.columns))
+    mapped = frame._jdf.mapInArrow(columns._jc, False, None)  # noqa: SLF001  as that does
+    return DataFrame(mapped, frame.sparkSession)
 
 
 EPOCHS = "epochs"

@@ -38,7 +38,7 @@ _DECIMAL = "decimal(38,18)"
 
 INTEGER, NUMERIC, FLOAT = "integer", "numeric", "float"
 NUMBERS = frozenset({INTEGER, NUMERIC, FLOAT})
-_TEXT, _BINARY = "text", "binary"
+TEXT, _BINARY = "text", "binary"
 _DATE, _TIMESTAMP, _TIMESTAMPTZ = "date", "timestamp", "timestamptz"
 _TIMES = frozenset({_DATE, _TIMESTAMP, _TIMESTAMPTZ})
 
@@ -51,7 +51,7 @@ _KINDS = (
     (TimestampNTZType, _TIMESTAMP),
     (BooleanType, "boolean"),
     (BinaryType, _BINARY),
-    (StringType, _TEXT),
+    (StringType, TEXT),
 )
 
 _FINITE = r"^([0-9].*?)( BC)?$"
@@ -195,7 +195,7 @@ def _exact(field: StructField, value: Column) -> Column:
     if kind == NUMERIC:
         text = _strip_zeros(value.cast("string"))
     elif kind == _TIMESTAMPTZ:
-        text = _with_zone(_in_utc(value).cast("string"))
+        text = timestamp_text(value)
     else:
         text = value.cast("string")
     return text.alias(field.name, metadata={KIND: kind})
@@ -214,6 +214,11 @@ def _in_utc(at: Column) -> Column:
     return F.expr("TIMESTAMP_NTZ'1970-01-01'") + since
 
 
+def timestamp_text(at: Column) -> Column:
+    """A timestamp as Postgres writes it in UTC."""
+    return _with_zone(_in_utc(at).cast("string"))
+
+
 def _with_zone(at: Column) -> Column:
     return F.regexp_replace(at, _FINITE, "$1+00$2")
 
@@ -229,22 +234,27 @@ def align(
     kinds = {}
     for column in (*spec.key, *columns):
         canonical, state = get_kind(expected.schema[column]), get_kind(there.schema[column])
-        common = kinds[column] = _common({canonical, state}, is_key=column in spec.key)
+        common = kinds[column] = common_kind({canonical, state}, is_key=column in spec.key)
         if not common:
             raise DeclarationError(
                 f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and {state} in {spec.state}; "
                 "give it the same type in the canonical query"
             )
-    return _aligned(expected, kinds), _aligned(there, kinds)
+    alike = {column for column in kinds if expected.schema[column].dataType == there.schema[column].dataType}
+    return _aligned(expected, kinds, alike), _aligned(there, kinds, alike)
 
 
-def _aligned(frame: DataFrame, kinds: Mapping[str, str]) -> DataFrame:
+def _aligned(frame: DataFrame, kinds: Mapping[str, str], alike: Collection[str]) -> DataFrame:
     numbered, by_name = number_columns(frame)
-    values = ((c, by_name[c], get_kind(frame.schema[c]), wanted) for c, wanted in kinds.items())
-    return numbered.select(*(_convert(each, kind, to).alias(c, metadata={KIND: to}) for c, each, kind, to in values))
+
+    def convert(column: str, wanted: str) -> Column:
+        kind, value = get_kind(frame.schema[column]), by_name[column]
+        return value if kind == wanted and column in alike else _convert(value, kind, wanted)
+
+    return numbered.select(*(convert(c, wanted).alias(c, metadata={KIND: wanted}) for c, wanted in kinds.items()))
 
 
-def _common(kinds: Collection[str], *, is_key: bool) -> str:
+def common_kind(kinds: Collection[str], *, is_key: bool) -> str:
     """The kind in which values of two kinds are compared; empty if they cannot be.
 
     A key that is text is compared as text, because a repair looks it up by its text.
@@ -255,21 +265,23 @@ def _common(kinds: Collection[str], *, is_key: bool) -> str:
         return FLOAT if FLOAT in kinds else NUMERIC
     if _TIMES.issuperset(kinds):
         return _TIMESTAMPTZ if _TIMESTAMPTZ in kinds else _TIMESTAMP
-    if _TEXT not in kinds:
+    if TEXT not in kinds:
         return ""
-    [kind] = set(kinds) - {_TEXT}
+    [kind] = set(kinds) - {TEXT}
     if is_key or kind not in NUMBERS | {_TIMESTAMP, _TIMESTAMPTZ}:
-        return _TEXT
+        return TEXT
     return NUMERIC if kind == INTEGER else kind
 
 
 def _convert(value: Column, kind: str, wanted: str) -> Column:
-    """A column in another kind, as ``_common`` chooses them."""
-    if kind == wanted:
+    """A column in another kind, as ``common_kind`` chooses them."""
+    if kind == wanted and kind != FLOAT:
         return value
     if wanted == FLOAT:
-        return value.cast("double")
-    if kind == _TEXT:
+        # Through its text, which is the number that was meant; a text that is none equals no number.
+        number = value.cast("string").try_cast("double")
+        return F.when(value.isNotNull(), F.coalesce(number, F.lit(float("nan"))))
+    if kind == TEXT:
         return _strip_zeros(value) if wanted == NUMERIC else _parse_time(value, wanted)
     if kind == _BINARY:
         return F.concat(F.lit("\\x"), F.lower(F.hex(value)))
@@ -282,7 +294,7 @@ def _convert(value: Column, kind: str, wanted: str) -> Column:
 def _parse_time(text: Column, wanted: str) -> Column:
     """A timestamp that is stored as text, in the form in which Postgres writes one; any other text unchanged."""
     if wanted == _TIMESTAMPTZ:
-        written = _with_zone(_in_utc(text.try_cast("timestamp")).cast("string"))
+        written = timestamp_text(text.try_cast("timestamp"))
     else:
         written = text.try_cast("timestamp_ntz").cast("string")
     return F.coalesce(written, text)

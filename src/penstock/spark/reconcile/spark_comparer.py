@@ -27,8 +27,10 @@ from penstock.reconciling.comparison import (
     choose_columns,
     wrong_result,
 )
+from penstock.reconciling.state_columns import read_state_columns
 from penstock.reconciling.state_repair import CanonicalRows
 from penstock.spark.reconcile.exact_join import ORDER, align, full_join, one_row_per_key, rows_to_json, to_exact
+from penstock.spark.reconcile.held_values import CastQuery, hold_values
 from penstock.spark.session import SETTINGS, Slots, named_jobs
 from penstock.spark.sources.table_reader import reading
 
@@ -56,6 +58,7 @@ class Tables:
 
     def __init__(self, spark: SparkSession, database_url: str, snapshot: str) -> None:
         self.spark = spark
+        self.snapshot = snapshot
         self._options = {"databaseUrl": database_url, "snapshot": snapshot}
         self._read_from: list[str] = []
 
@@ -98,9 +101,8 @@ class SparkComparer:
         """Compares every key of both sides."""
         tables = Tables(self._spark, self._database_url, canonical)
         states = Tables(self._spark, self._database_url, state)
-        with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: compare"):
-            expected = self._canonical(spec, tables)
-            columns = choose_columns(spec, expected.columns)
+        with self._naming_unfit(spec, canonical), named_jobs(self._spark, f"reconcile {spec.name}: compare"):
+            expected, columns = self._canonical(spec, tables)
             there = states(spec.state, columns=json.dumps([*spec.key, *columns]), textColumns="*")
             size = tables.estimate_bytes() + states.estimate_bytes() if among is None else 0
             with partitions_for(self._spark, size):
@@ -154,27 +156,50 @@ class SparkComparer:
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
         """The canonical rows."""
         tables = Tables(self._spark, self._database_url, canonical)
-        expected = self._canonical(spec, tables)
-        columns = choose_columns(spec, expected.columns)
+        expected, columns = self._canonical(spec, tables)
         count = choose_partitions(tables.estimate_bytes(), 1, COLLECTED_BYTES)
         # The driver holds two partitions at a time, and a query is read into a single one.
         divided = expected.repartition(count) if count > 1 else expected
         frame = rows_to_json(divided, (*spec.key, *columns))
 
         def each() -> Iterator[str]:
-            with task_errors(), named_jobs(self._spark, f"reconcile {spec.name}: canonical rows"):
+            with self._naming_unfit(spec, canonical), named_jobs(self._spark, f"reconcile {spec.name}: canonical rows"):
                 for row in frame.toLocalIterator(prefetchPartitions=True):
                     yield row[0]
 
         return CanonicalRows(columns, each())
 
-    def _canonical(self, spec: ReconciliationSpec, tables: Tables) -> DataFrame:
+    def _canonical(self, spec: ReconciliationSpec, tables: Tables) -> tuple[DataFrame, tuple[str, ...]]:
+        """The canonical rows, as the state's columns hold them, and the columns that are compared."""
         given = spec.canonical(tables)
-        is_query = isinstance(given, Query)
-        frame = tables.query(given, textColumns="*") if is_query else given
-        if not isinstance(frame, DataFrame):
+        if isinstance(given, Query):
+            query, columns = self._cast_query(spec, given, tables).describe()
+            return to_exact(tables.query(query, textColumns="*")), columns
+        if not isinstance(given, DataFrame):
             raise wrong_result(spec, given)
-        return to_exact(frame)
+        columns = choose_columns(spec, given.columns)
+        names = [*spec.key, *columns]
+        with reading(self._database_url, tables.snapshot) as connection:
+            state = read_state_columns(connection, spec, names)
+        states = Tables(self._spark, self._database_url, tables.snapshot)
+        there = states(spec.state, columns=json.dumps(names), textColumns="*").schema
+        return hold_values(given, spec, {name: state[name] for name in names}, there, self._database_url), columns
+
+    def _cast_query(self, spec: ReconciliationSpec, query: Query, tables: Tables) -> CastQuery:
+        return CastQuery(spec, query_text(query), self._database_url, tables.snapshot)
+
+    @contextmanager
+    def _naming_unfit(self, spec: ReconciliationSpec, canonical: str) -> Iterator[None]:
+        """Raises Penstock's errors from tasks, and names the column whose type a value of the canonical query does not fit."""
+        try:
+            with task_errors():
+                yield
+        except (PySparkException, Py4JJavaError):
+            tables = Tables(self._spark, self._database_url, canonical)
+            given = spec.canonical(tables)
+            if isinstance(given, Query):
+                self._cast_query(spec, given, tables).refuse_unfit()
+            raise
 
 
 def _collect(found: DataFrame, count: int, *, with_rows: bool) -> list[Difference]:
