@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, ForeignKey, UniqueConstraint, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker, synonym
+from sqlalchemy import Column, Engine, ForeignKey, Integer, String, Table, UniqueConstraint, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, sessionmaker, synonym
 
 from fixtures.application import StagedRecords
 from penstock import Ick, Log, Pipeline, Queue
@@ -65,6 +65,30 @@ class Loose(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     __mapper_args__ = {"confirm_deleted_rows": False}  # noqa: RUF012
+
+
+class Booth(Base):
+    """Several have the key of a rule; the rest of the primary key tells them apart."""
+
+    __tablename__ = "booths"
+
+    region: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(default="n")
+    code: Mapped[str | None] = mapped_column(unique=True)
+
+
+persons = Table("persons", Base.metadata, Column("id", Integer, primary_key=True), Column("name", String))
+addresses = Table(
+    "addresses", Base.metadata, Column("id", ForeignKey("persons.id"), primary_key=True), Column("city", String)
+)
+
+
+class Contact(Base):
+    """A person, with an address or without."""
+
+    __table__ = persons.outerjoin(addresses)
+    id = column_property(persons.c.id, addresses.c.id)
 
 
 @pytest.fixture(autouse=True)
@@ -400,3 +424,79 @@ def test_rows_that_take_over_each_others_key_are_not_deleted(
 
     last = {record.key: (record.action, record.data["id"]) for record in staged()}
     assert last == {"a": ("insert", 3), "b": ("insert", 1), "c": ("insert", 2)}
+
+
+@pytest.mark.parametrize("capture", ["orm", "trigger"])
+@pytest.mark.parametrize("taken_by", ["an insert", "an update"])
+def test_the_delete_of_a_key_that_another_row_has_taken_before_is_left_out(
+    taken_by: str,
+    capture: Any,
+    pipeline: Pipeline,
+    rides: Log,
+    sessions: Sessions,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    """Guarantee 41: the unit of work inserts and updates before it deletes, which a deferrable constraint allows."""
+    pipeline.stages(Seat, to=rides, key="place", capture=capture)
+    if capture == "trigger":
+        install_triggers(database_url, pipeline)
+    with sessions.begin() as session:
+        session.add_all([Seat(id=1, place="a"), Seat(id=2, place="b")])
+    with sessions.begin() as session:
+        one, two = session.get_one(Seat, 1), session.get_one(Seat, 2)
+        session.delete(one)
+        if taken_by == "an insert":
+            session.add(Seat(id=3, place="a"))
+        else:
+            two.place = "a"
+
+    last = {record.key: (record.action, record.data["id"]) for record in staged()}
+    assert last["a"] == ("insert", 3 if taken_by == "an insert" else 2)
+
+
+@pytest.mark.parametrize("capture", ["orm", "trigger"])
+@pytest.mark.parametrize("key", ["region", "name", "code", ["region", "number"]])
+def test_a_copy_by_key_and_primary_key_has_no_row_of_a_former_primary_key(
+    key: Any, capture: Any, pipeline: Pipeline, rides: Log, sessions: Sessions, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 41: if several rows may have the key, a change of the primary key is a delete and an insert as well."""
+    pipeline.stages(Booth, to=rides, key=key, capture=capture)
+    if capture == "trigger":
+        install_triggers(database_url, pipeline)
+    with sessions.begin() as session:
+        session.add_all([Booth(region="north", number=number, code=f"c{number}") for number in (1, 2, 3)])
+    with sessions.begin() as session:
+        one, two, three = session.scalars(select(Booth).order_by(Booth.number)).all()
+        one.number, two.number, three.number = 11, 12, 13
+        three.name = "z"
+
+    copy: dict[Any, tuple[str, int]] = {}
+    for record in staged():
+        row = record.data["region"], record.data["number"]
+        name = record.key if key == "code" else (record.key, *row)
+        if record.action == "delete":
+            del copy[name]
+        else:
+            copy[name] = row
+    assert sorted(copy.values()) == [("north", 11), ("north", 12), ("north", 13)]
+
+
+@pytest.mark.parametrize("action", ["update", "delete"])
+def test_rows_of_an_outer_join_are_read_and_locked_where_they_can_be(
+    action: str, pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Postgres locks no row on the side of a join that may have none."""
+    pipeline.stages(Contact, to=rides, key="id")
+    with sessions.begin() as session:
+        session.add_all([Contact(id=number, name="n", city="c") for number in (1, 2)])
+    with sessions.begin() as session:
+        contacts: list[Any] = list(session.scalars(select(Contact).order_by(Contact.id)))
+        for contact in contacts:
+            if action == "delete":
+                session.delete(contact)
+            else:
+                contact.city = "z"
+
+    cities = "z" if action == "update" else "c"
+    assert [(r.action, r.data["city"]) for r in staged()[2:]] == [(action, cities), (action, cities)]

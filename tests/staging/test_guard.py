@@ -202,3 +202,13 @@ def test_the_schema_in_a_statement_is_respected(pipeline: Pipeline, rides: Log, 
         for statement in ("DELETE FROM archive.rides", "DELETE FROM rides"):
             with pytest.raises(BypassedStaging):
                 session.execute(text(statement))
+
+
+def test_text_that_names_the_schema_of_the_connections_map_is_refused(
+    pipeline: Pipeline, rides: Log, sessions: Sessions, application: Engine
+) -> None:
+    pipeline.stages(Archived, to=rides, key="id")
+    with sessions(bind=application.execution_options(schema_translate_map={"archive": "public"})) as session:
+        for statement in ("DELETE FROM public.rides", "DELETE FROM archive.rides"):
+            with pytest.raises(BypassedStaging):
+                session.execute(text(statement))

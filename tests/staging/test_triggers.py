@@ -319,7 +319,7 @@ def test_a_capture_does_not_depend_on_the_writers_settings(
             connection.execute(text(f"SET LOCAL {name} = '{value}'"))
         connection.execute(text(f'UPDATE {quoted_table()} SET "the id" = :id').bindparams(id=UUID(int=2)))
 
-    first, second = staged()
+    first, *_, second = staged()  # several rows may have the key, so the row of the old id is deleted
     assert second.data == {**first.data, "id": str(UUID(int=2))}
     assert second.data["real"] == 0.1 + 0.2
 

@@ -26,6 +26,7 @@ from sqlalchemy.sql.selectable import TextualSelect
 from penstock.declaring.declarations import Change, StagingRule
 from penstock.errors import BypassedStaging
 from penstock.staging.rules import find_attachments
+from penstock.staging.triggers import Schemas
 
 OPTION = "penstock"
 STAGED = "staged"
@@ -135,9 +136,10 @@ def _check_statement(
         return
     # Only the unit of work compiles its statements into the cache of a mapper.
     is_units = "compiled_cache" in context.execution_options
+    schemas = context.execution_options.get("schema_translate_map") or {}
     for session, is_writing in list(watched.sessions.items()):
         if not (is_units and is_writing(session)):
-            _refuse_bypass(session, writes)
+            _refuse_bypass(session, writes, schemas)
     is_short = len(statement) <= MAX_CACHED_CHARACTERS
     if is_short and not is_units and len(watched.passed) < MAX_PASSED_STATEMENTS:
         watched.passed.add(statement)
@@ -229,10 +231,11 @@ def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
-def _refuse_bypass(session: Session, writes: Iterable[_Write]) -> None:
-    """Raises for a write that bypasses a rule of the session's pipelines."""
+def _refuse_bypass(session: Session, writes: Iterable[_Write], schemas: Schemas) -> None:
+    """Raises for a write that bypasses a rule of the session's pipelines; text names schemas as the connection translates them."""
     for rule in _find_rules(session):
         tables = _find_tables(rule)
+        tables |= {(schemas.get(schema, schema), name) for schema, name in tables}
         for write in writes:
             if not rule.on.isdisjoint(write.changes) and _is_among(write, tables):
                 cls = rule.model.__name__

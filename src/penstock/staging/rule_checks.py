@@ -13,6 +13,7 @@ Nothing here configures the mappers: classes that they refer to may still be und
 import sys
 import warnings
 from collections.abc import Iterator
+from inspect import getattr_static
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -132,7 +133,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
         raise DeclarationError(f"{where}: the class is not mapped; map it before declaring the rule")
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
     for name in (*names, *get_names(rule.key), *get_names(rule.tenant)):
-        if not hasattr(rule.model, name):
+        if getattr_static(rule.model, name, None) is None:  # a hybrid may have no value on the class
             raise DeclarationError(f"{where}: {rule.model.__name__} has no attribute {name!r}")
     _check_key(rule, where)
     _check_headers(rule, where)

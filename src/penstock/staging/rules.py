@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Column, Connection, PrimaryKeyConstraint, Table, UniqueConstraint
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
 
-from penstock.declaring.declarations import Change, Named, StagingRule
+from penstock.declaring.declarations import CHANGES, Change, Named, StagingRule
 from penstock.declaring.kinds import Channel, Ick, Log, Queue
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.observer import Observers
@@ -26,7 +26,16 @@ from penstock.staging.messages import make_message
 from penstock.staging.payload import key_text
 from penstock.staging.payload_models import TypedPayload
 from penstock.staging.rows import Row, make_row
-from penstock.staging.stored_rows import Converters, Derived, State, Values, as_stored, find_converters, has_row
+from penstock.staging.stored_rows import (
+    Converters,
+    Derived,
+    State,
+    Values,
+    as_stored,
+    find_converters,
+    has_row,
+    is_identity_changed,
+)
 
 Target = type[Session] | Session
 """Target of SQLAlchemy's session events."""
@@ -67,15 +76,18 @@ class MappedRule:
     is_computed: bool  # functions or properties read the object
     derived: Derived  # attributes that they may read, and that are made of columns
     follows_key: bool  # an update that changes the key concerns the old key as well
-    has_fixed_key: bool  # the key is a part of the primary key, by which the unit of work finds the row
+    identity: tuple[str, ...]  # the primary key, by which the unit of work finds the row
     converters: Converters  # of columns whose values may be objects of a library of types
     has_unique_key: bool  # a key is that of one row at most
+    has_deferred_key: bool  # and a row may take it before the row that had it is gone
     is_post_updated: bool  # a relationship may write the object's row after its own statement
     typed: TypedPayload | None  # the model that the worker of the rule's queue takes
 
     def may_move(self, state: State) -> bool:
         """Returns whether an update of the object may change its key, and the rule has to follow it."""
-        is_fixed = self.has_fixed_key and state.committed_state.keys().isdisjoint(get_names(self.rule.key))
+        key = set(get_names(self.rule.key))
+        named = key if self.has_unique_key else key.union(self.identity)
+        is_fixed = bool(key) and key.issubset(self.identity) and named.isdisjoint(state.committed_state)
         return self.follows_key and not is_fixed
 
     def make_rows(
@@ -94,6 +106,10 @@ class MappedRule:
         if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
             is_ick = isinstance(self.rule.channel, Ick)
             parts = [(change, old), (change, new)] if is_ick else self._replace(connection, state, old, new)
+        elif (
+            change == "delete" and self.has_deferred_key and old is not None and self._is_taken(connection, state, old)
+        ):
+            return []
         rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
         return [row for row in rows if row is not None]
 
@@ -104,10 +120,14 @@ class MappedRule:
 
         Of a key that rows take over from each other, the record of its new row may be there already: it is not deleted.
         """
-        on, names = self.rule.on, get_names(self.rule.key)
-        is_taken = self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in names})
-        replaced: list[tuple[Change, Values | None]] = [("delete", old)] if "delete" in on and not is_taken else []
+        on = self.rule.on
+        is_deleted = "delete" in on and not (self.has_unique_key and self._is_taken(connection, state, old))
+        replaced: list[tuple[Change, Values | None]] = [("delete", old)] if is_deleted else []
         return [*replaced, ("insert" if "insert" in on else "update", new)]
+
+    def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
+        """Returns whether another row has the key that a row had."""
+        return has_row(connection, state.mapper, {name: old[name] for name in get_names(self.rule.key)})
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
@@ -132,13 +152,18 @@ class MappedRule:
             return make_row(rule.channel, key, action, self.object_name, data, headers)
 
     def _has_moved(self, state: State, old: Values, new: Values | None) -> bool:
-        """Returns whether an update has changed the key, and there was one before."""
+        """Returns whether an update has changed the key, and there was one before.
+
+        A copy of a log whose key several rows may have tells them apart by the primary key.
+        """
+        is_apart = not self.has_unique_key and not isinstance(self.rule.channel, Ick)
+        is_renamed = is_apart and is_identity_changed(state)
         keys = []
         for values in (old, new or {}):
             with self._object(state, values) as target:
                 keys.append(_read_named(self.rule.key, target, self._convert(values)))
         try:
-            return keys[0] != keys[1] and bool(key_text(keys[0]))
+            return (is_renamed or keys[0] != keys[1]) and bool(key_text(keys[0]))
         except InvalidRecord:  # NULL, empty: nothing was ever staged under it
             return False
 
@@ -178,24 +203,15 @@ def column_names(mapper: Mapper[Any]) -> tuple[str, ...]:
     return tuple(attribute.key for attribute in mapper.column_attrs if isinstance(attribute.columns[0], Column))
 
 
-def is_unique(mapper: Mapper[Any], columns: Sequence[object]) -> bool:
-    """Returns whether a table has one row at most for values of the columns."""
+def is_unique(mapper: Mapper[Any], columns: Sequence[object], *, is_deferrable: bool = False) -> bool:
+    """Returns whether a table has one row at most for values of the columns; or may have more until the commit, and not after."""
     table = mapper.local_table
     if not isinstance(table, Table):
         return False
     constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
-    unique = [
-        each.columns
-        for each in (
-            *constraints,
-            *(
-                index
-                for index in table.indexes
-                if index.unique and index.dialect_options["postgresql"]["where"] is None
-            ),
-        )
-    ]
-    return bool(columns) and any(set(each) == set(columns) for each in unique)
+    indexes = [i for i in table.indexes if i.unique and i.dialect_options["postgresql"]["where"] is None]
+    unique = [c for c in constraints if c.deferrable] if is_deferrable else [*constraints, *indexes]
+    return bool(columns) and any(set(each.columns) == set(columns) for each in unique)
 
 
 def object_name(rule: StagingRule) -> str:
@@ -334,7 +350,8 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
     if is_computed:  # a function or a property may read any attribute; deferred columns are left for it to load
         deferred = frozenset(name for name, attribute in readable.items() if attribute.deferred) - reads
         reads = frozenset(readable) - deferred
-    identity = {mapper.get_property_by_column(column).key for column in mapper.primary_key}
+    is_columns = bool(key) and readable.keys() >= set(key)
+    key_columns = [readable[name].columns[0] for name in key] if is_columns else []
     return MappedRule(
         rule,
         object_name(rule),
@@ -345,9 +362,10 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         derived=_find_derived(mapper),
         # Jobs of a queue are work to be done, and no images of a row.
         follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
-        has_fixed_key=bool(key) and identity.issuperset(key),
+        identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
         converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
-        has_unique_key=readable.keys() >= set(key) and is_unique(mapper, [readable[name].columns[0] for name in key]),
+        has_unique_key=is_unique(mapper, key_columns),
+        has_deferred_key=rule.on >= set(CHANGES) and is_unique(mapper, key_columns, is_deferrable=True),
         is_post_updated=any(
             column.table in mapper.tables
             for other in mapper.registry.mappers

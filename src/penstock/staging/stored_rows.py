@@ -14,7 +14,19 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import ARRAY, Connection, Select, String, bindparam, cast, func, literal_column, select
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    FromClause,
+    Join,
+    Select,
+    String,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.ranges import AbstractMultiRange
 from sqlalchemy.exc import DBAPIError
@@ -184,8 +196,19 @@ def _make_statement(
         matches = [column == keys.c[name] for column, name in zip(identity, columns, strict=True)]
         statement = select(keys.c.number, *read).select_from(keys.join(table, and_(*matches)))
     if lock is not None:
-        statement = statement.with_for_update(key_share=lock == "update").order_by(*identity)
+        tables = _find_lockable(table)
+        statement = statement.order_by(*identity)
+        if tables:
+            statement = statement.with_for_update(key_share=lock == "update", of=tables)
     return statement
+
+
+def _find_lockable(source: FromClause) -> list[FromClause]:
+    """Finds the tables whose rows Postgres locks: not those on the side of an outer join that may have none."""
+    if not isinstance(source, Join):
+        return [source]
+    left = [] if source.full else _find_lockable(source.left)
+    return left if source.isouter or source.full else [*left, *_find_lockable(source.right)]
 
 
 def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -204,6 +227,11 @@ def _get_identities(states: Sequence[State], *, is_written: bool) -> list[tuple[
         tuple(state.dict[name] if name in state.dict else key[n] for n, name in enumerate(names))
         for state, key in zip(states, old, strict=True)
     ]
+
+
+def is_identity_changed(state: State) -> bool:
+    """Returns whether the flush has written another primary key than the row had."""
+    return state.key is not None and _get_identities([state], is_written=True) != [state.key[1]]
 
 
 def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -> Exception:

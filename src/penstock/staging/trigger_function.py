@@ -100,8 +100,8 @@ GONE = """            IF penstock_is_gone AND penstock_action <> 'delete' THEN
             END IF;
 """
 
-# The trigger has inserted another row of the key.
-TAKEN = """        IF current_setting('penstock.nested', true) = 'on' THEN
+# The trigger has inserted another row of the key; or the transaction has, where the constraint is deferrable.
+TAKEN = """        IF {is_possible} THEN
             EXECUTE {find_old} INTO penstock_is_there USING OLD;
             IF penstock_is_there THEN
                 RETURN NULL;
@@ -116,11 +116,12 @@ NESTED = """    IF pg_trigger_depth() > 1 THEN
 
 FIND = "'SELECT {what} FROM ' || coalesce(pg_partition_root(TG_RELID), TG_RELID)::regclass || {where}"
 
-# An update that changes the key: the old row is deleted, and the new one inserted.
+# An update that changes the key: the old row is deleted, and the new one inserted.  If several rows may have a key, copies
+# tell them apart by the primary key, which counts as well.
 KEY_CHANGE = """            IF TG_OP = 'UPDATE' AND NOT penstock_is_moved THEN
                 penstock_old := {old_key};
                 penstock_key := {key};
-                IF penstock_old <> penstock_key AND length(penstock_old) BETWEEN 1 AND {limit} THEN
+                IF ({moves}) AND length(penstock_old) BETWEEN 1 AND {limit} THEN
 {moved}
                     penstock_is_moved := true;
                 END IF;

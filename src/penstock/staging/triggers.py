@@ -38,7 +38,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper, class_mapper
 
 from penstock.database.statements import quote, quote_literal
-from penstock.declaring.declarations import StagingRule
+from penstock.declaring.declarations import CHANGES, StagingRule
 from penstock.declaring.kinds import Ick, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES
@@ -209,7 +209,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         "object": quote_literal(object_name(rule)),
     }
     find_old = _render_find_taken(rule, mapper)
-    change = _render_change(rule, key, find_old)
+    change = _render_change(rule, mapper, key, find_old)
     is_log = not isinstance(rule.channel, (Queue, Ick))
     find_new = _render_find("current.*", [column.name for column in mapper.primary_key])
     return FUNCTION.format(
@@ -221,7 +221,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
         limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
         unit="bytes" if is_queue else "characters",
         current=CURRENT.format(find_new=find_new) if is_log else "",
-        taken=TAKEN.format(find_old=find_old) if is_log and find_old else "",
+        taken=_render_taken(rule, mapper, find_old) if is_log and find_old else "",
         nested=NESTED if is_log else "",
         gone=GONE if is_log else "",
         change=change,
@@ -233,7 +233,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     )
 
 
-def _render_change(rule: StagingRule, key: str, find_old: str) -> str:
+def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: str) -> str:
     """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
     old_key = key.replace("penstock_row.", "OLD.")
     if "update" not in rule.on or isinstance(rule.channel, Queue):
@@ -247,7 +247,21 @@ def _render_change(rule: StagingRule, key: str, find_old: str) -> str:
     if "delete" in rule.on:
         taken = f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
         moved = OLD_IMAGE.format(taken=taken, action=action)
-    return KEY_CHANGE.format(old_key=old_key, key=key, limit=MAX_KEY_CHARACTERS, moved=moved)
+    moves = "penstock_old <> penstock_key"
+    if not find_old:
+        before, after = (
+            ", ".join(f"{row}.{quote(column.name)}" for column in mapper.primary_key) for row in ("OLD", "penstock_row")
+        )
+        moves += f" OR ({before}) <> ({after})"
+    return KEY_CHANGE.format(old_key=old_key, key=key, moves=moves, limit=MAX_KEY_CHARACTERS, moved=moved)
+
+
+def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
+    """Renders what leaves out the delete of a key that another row has taken before: its record is there already."""
+    columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
+    is_deferred = rule.on >= set(CHANGES) and is_unique(mapper, columns, is_deferrable=True)
+    is_possible = "true" if is_deferred else "current_setting('penstock.nested', true) = 'on'"
+    return TAKEN.format(is_possible=is_possible, find_old=find_old)
 
 
 def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
