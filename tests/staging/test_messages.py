@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -73,7 +73,17 @@ def test_what_only_queues_have_stands_under_one_reserved_header(
 ) -> None:
     unique = Unique("receipt-7", window=60)
     with sessions.begin() as session:
-        stage(session, to=receipts, tenant="a", key=9, due=DUE, delay=None, deadline=DUE, unique=unique, **JOB)
+        stage(
+            session,
+            to=receipts,
+            tenant="a",
+            key=9,
+            due=DUE,
+            delay=None,
+            deadline=DUE + timedelta(days=1),
+            unique=unique,
+            **JOB,
+        )
         stage(session, to=receipts, tenant="a", delay=1.5, headers={"trace": "x"}, **JOB)
 
     first, second = staged()
@@ -81,7 +91,7 @@ def test_what_only_queues_have_stands_under_one_reserved_header(
         "penstock": {
             "key": "9",
             "due": 1796112000000,
-            "deadline": 1796112000000,
+            "deadline": 1796198400000,
             "unique": {"name": "receipt-7", "until": "window", "for_s": 60},
         }
     }

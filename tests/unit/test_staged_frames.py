@@ -50,7 +50,7 @@ def test_a_value_is_staged_as_stage_writes_it(kind: pa.DataType, value: Any) -> 
 
 
 def test_a_map_with_a_key_twice_is_refused_without_the_key() -> None:
-    with pytest.raises(InvalidRecord, match="data: holds a map that has a key twice") as refused:
+    with pytest.raises(InvalidRecord, match=r"data\.v: holds a map that has a key twice") as refused:
         read_rows(batch(NUMBERS, [("secret", 1), ("secret", 2)]))
 
     assert "secret" not in str(refused.value)

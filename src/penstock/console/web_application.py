@@ -27,7 +27,7 @@ from penstock.console.actions import ACTIONS, Acting, ChangedPlan
 from penstock.console.pages import PAGES, Page, Reading
 from penstock.console.rendering import render, respond, respond_json
 from penstock.console.status_sampler import StatusSampler
-from penstock.errors import PenstockError, ServerUnavailable, Unknown
+from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.console")
@@ -292,7 +292,8 @@ def _show_error(request: Request, error: Exception) -> Response:
         case HTTPException():
             return _respond_error(request, error.status_code, str(error.detail), "")
         case PenstockError():
-            status = 404 if isinstance(error, Unknown) else 503 if isinstance(error, ServerUnavailable) else 400
+            is_away = isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
+            status = 404 if isinstance(error, Unknown) else 503 if is_away else 400
             return _respond_error(request, status, str(error), error.page)
         case _:  # not its text, which may quote a record
             return _respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")

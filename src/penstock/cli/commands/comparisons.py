@@ -93,8 +93,6 @@ def reconcile(  # noqa: PLR0917  options
 ) -> None:
     """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
 
-    One reconciliation that fails does not stop the others; the exit code is then that of the first failure.
-
     Args:
         names: Names of reconciliations; all by default.
         apply: Repair what differs; without it, nothing changes.
