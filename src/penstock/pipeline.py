@@ -395,7 +395,7 @@ class Pipeline:
             asynchronous: One that is ``async def``, to be called instead around handlers that are.
 
         Raises:
-            DeclarationError: It cannot be called with three arguments; or it is ``async def``, and a handler is not.
+            DeclarationError: It cannot be called with three arguments, or contains ``yield``; or it is ``async def``, and a handler is not.
         """
         around = Around(middleware, asynchronous)
         for spec in self._consumers.values():

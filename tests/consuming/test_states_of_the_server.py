@@ -26,6 +26,7 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
 from penstock.errors import PrivilegeMissing
 from penstock.observer import TroubleReport
+from penstock.operating.doctor.diagnosis import diagnose
 from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.troubles import TroubleWatch
@@ -165,10 +166,11 @@ def test_an_async_handler_waits_for_a_right(consumer_reader: Reader) -> None:
     assert (consumer_reader.effects(), consumer_reader.dead()) == (ALL, [])
 
 
-def test_status_log_and_trouble_say_what_is_waited_for(
-    consumer_reader: Reader, monkeypatch: pytest.MonkeyPatch, database_url: str
+def test_status_doctor_log_and_trouble_say_what_is_waited_for(
+    consumer_reader: Reader, monkeypatch: pytest.MonkeyPatch, database_url: str, redis_client: RedisClient
 ) -> None:
     """Guarantee 48: nothing waits in silence."""
+    monkeypatch.setattr("penstock.operating.doctor.pipeline_checks.SLOW_S", 0.0)
     monkeypatch.setattr("penstock.streaming.troubles.WAITING_S", 0)
     reported: list[TroubleReport] = []
     watch = TroubleWatch([reported.append], database_url, consumer_reader.flow.scope)
@@ -181,12 +183,17 @@ def test_status_log_and_trouble_say_what_is_waited_for(
         eventually(lambda: consumer_reader.checkpoints("waiting") == [waiting, waiting], "both shards say it")
         watch.look()
         watch.look()
+        checks = [
+            each for each in diagnose(connection, redis_client, consumer_reader.flow) if each.check == "consumers"
+        ]
         connection.execute("GRANT ALL ON public.effects TO PUBLIC")
         eventually(lambda: consumer_reader.effects() == ALL, "all are applied")
     watch.look()
 
     assert [each.kind for each in reported if each.kind == "waiting"] == ["waiting", "waiting"]
     assert reported[-1].fix == "penstock status"
+    assert [(each.grade, each.message) for each in checks] == [("warning", f"reader is {waiting}")]
+    assert "more processes" not in checks[0].fix
     assert {each["reason"] for each in logs if each["event"] == "waiting"} == {"InsufficientPrivilege"}
     assert consumer_reader.checkpoints("waiting") == [None, None]
     assert connection.execute("SELECT FROM penstock.troubles WHERE kind = 'waiting'").rowcount == 0

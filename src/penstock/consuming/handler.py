@@ -10,7 +10,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -238,7 +238,8 @@ class _SyncCaller(Caller):
                 session.flush()  # what it stages belongs to this span
 
 
-_LAZY = (map, filter, zip)
+# The last two are what ``contextmanager`` makes of a function that contains ``yield``.
+_LAZY = (map, filter, zip, ContextDecorator, AsyncContextDecorator)
 
 
 def _check_returned(consumer: ConsumerSpec, returned: object) -> None:

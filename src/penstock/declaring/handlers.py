@@ -121,8 +121,7 @@ def check_handler(consumer: str, handler: object) -> None:
     """Makes sure that calling the handler with a session and what it is to handle does its work."""
     if not callable(handler):
         raise DeclarationError(f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable")
-    function = _function(handler)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if _is_generator(handler):
         raise DeclarationError(
             f"consumer {consumer}: the handler contains `yield`, so calling it does nothing. "
             "Loop over the records instead, or have it take one at a time: each=True"
@@ -136,6 +135,11 @@ def check_handler(consumer: str, handler: object) -> None:
         ) from error
     except ValueError:  # a built-in that does not tell its signature
         return
+
+
+def _is_generator(handler: Handler) -> bool:
+    function = _function(handler)
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _function(handler: Handler) -> Callable[..., Any]:
@@ -168,6 +172,10 @@ class Around:
                     inspect.signature(function).bind(None, None, None)
             except TypeError as error:
                 raise DeclarationError(f"around: {function!r} cannot be called with (call, session, items)") from error
+            if function is not None and _is_generator(function):
+                raise DeclarationError(
+                    f"around: {function!r} contains `yield`, so calling it does nothing: it calls `call`"
+                )
         if self.asynchronous is not None and (is_async(self.middleware) or not is_async(self.asynchronous)):
             raise DeclarationError("around: it takes a plain function, and asynchronous= one that is `async def`")
 
@@ -200,7 +208,16 @@ def surround(handler: Handler, around: Sequence[Around]) -> Handler:
 def _surround(handler: Any, middleware: Any) -> Handler:
     @wraps(handler)
     def called(session: Any, items: Any) -> object:
-        return middleware(handler, session, items)
+        returned: object = None
+
+        @wraps(handler)
+        def call(session: Any, items: Any) -> object:
+            nonlocal returned
+            returned = handler(session, items)
+            return returned
+
+        own = middleware(call, session, items)
+        return returned if own is None else own  # an outcome that it forgets to return holds
 
     return called
 
@@ -208,7 +225,16 @@ def _surround(handler: Any, middleware: Any) -> Handler:
 def _surround_async(handler: Any, middleware: Any) -> Handler:
     @wraps(handler)
     async def called(session: Any, items: Any) -> object:
-        return await middleware(handler, session, items)
+        returned: object = None
+
+        @wraps(handler)
+        async def call(session: Any, items: Any) -> object:
+            nonlocal returned
+            returned = await handler(session, items)
+            return returned
+
+        own = await middleware(call, session, items)
+        return returned if own is None else own
 
     return called
 
@@ -219,9 +245,9 @@ def _bridge(handler: Any, middleware: Any) -> Handler:
     @wraps(handler)
     async def called(session: Any, items: Any) -> object:
         @wraps(handler)
-        def call(_: object, items: Any) -> object:
+        def handle(_: object, items: Any) -> object:
             return await_only(handler(session, items))
 
-        return await greenlet_spawn(middleware, call, session.sync_session, items)
+        return await greenlet_spawn(_surround(handle, middleware), session.sync_session, items)
 
     return called

@@ -7,6 +7,7 @@ from functools import cache
 
 from penstock.batches.columns import compress
 from penstock.consuming.dead_lettering import how_to_resume
+from penstock.consuming.failures import WAITING_FOR_SERVER
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
@@ -189,13 +190,16 @@ def _check_lag(
 ) -> Iterator[CheckResult]:
     """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
     verb = choose_verb(None if channel is None else channel.kind)
+    waits = {reason for shard in each.shards if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)}
+    for reason in sorted(waits):
+        yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
     lag = sum(shard.lag for shard in each.shards)
     oldest = max((shard.lag_s for shard in each.shards if shard.lag), default=0.0)
     is_slow, behind = lag and oldest > SLOW_S, f"is {format_count(lag, 'record')} and {format_age(oldest)} behind"
     for session in sessions if lag else ():
         if is_slow or session.blockers:
             yield warning(f"{each.consumer} {behind}: it {session}", session.how_to_go_on)
-    if is_slow and not sessions:
+    if is_slow and not sessions and not waits:
         more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
         yield warning(f"{each.consumer} {behind}", each.how_to_go_on(verb, more))
     message = None
