@@ -9,6 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from fixtures.application import StagedRecords
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.declaring.declarations import Change
 from penstock.errors import TriggerMissing
 from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers
 
@@ -251,3 +252,21 @@ def test_a_part_that_comes_or_goes_is_reported_until_init(
 
 COMMENT = "SELECT obj_description(oid, 'pg_trigger') FROM pg_trigger WHERE tgrelid = 'readings'::regclass AND tgname ~ '^!stage_'"
 CAPTURED_TABLES = "SELECT DISTINCT tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal"
+
+
+@pytest.mark.parametrize(
+    ("on", "is_named"), [(["update"], True), (["update", "delete"], True), (["insert", "update"], False)]
+)
+def test_a_rule_that_misses_rows_moved_to_another_partition_is_named(
+    on: list[Change], *, is_named: bool, connection: Connection, database_url: str
+) -> None:
+    """Guarantee 42: to triggers, such an update is a delete and an insert."""
+    readings = Log("readings")
+    pipeline = Pipeline([readings])
+    pipeline.stages(Reading, to=readings, key="id", on=on, capture="trigger")
+    for statement in partitioned("readings"):
+        connection.execute(statement.encode())
+    install_triggers(database_url, pipeline)
+
+    messages = [fault.message for fault in inspect_triggers(connection, pipeline)]
+    assert any("moves a row to another partition" in message for message in messages) == is_named

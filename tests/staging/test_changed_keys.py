@@ -500,3 +500,32 @@ def test_rows_of_an_outer_join_are_read_and_locked_where_they_can_be(
 
     cities = "z" if action == "update" else "c"
     assert [(r.action, r.data["city"]) for r in staged()[2:]] == [(action, cities), (action, cities)]
+
+
+@pytest.mark.parametrize(("cls", "capture"), [(Booth, "orm"), (Booth, "trigger"), (Seat, "trigger")])
+def test_a_key_that_a_row_outside_the_rule_takes_is_deleted(
+    cls: type[Any],
+    capture: Any,
+    pipeline: Pipeline,
+    rides: Log,
+    sessions: Sessions,
+    database_url: str,
+    staged: StagedRecords,
+) -> None:
+    """Guarantee 41: no record of the row that has it now would end the row of the copy."""
+    key, other, more = ("code", "number", {"region": "north"}) if cls is Booth else ("place", "id", {})
+    condition: Any = f"{other} < 5" if capture == "trigger" else lambda row: getattr(row, other) < 5
+    pipeline.stages(cls, to=rides, key=key, capture=capture, when=condition)
+    if capture == "trigger":
+        install_triggers(database_url, pipeline)
+    with sessions.begin() as session:
+        one, two = (cls(**{other: number, key: name}, **more) for number, name in ((1, "a"), (9, "b")))
+        session.add_all([one, two])
+        session.flush()
+        if cls is Seat:
+            two.place = "a"
+            session.flush()
+        setattr(one, key, "c")
+        setattr(two, key, "a")
+
+    assert [(record.action, record.key) for record in staged()] == [("insert", "a"), ("delete", "a"), ("insert", "c")]

@@ -155,6 +155,14 @@ def find_changes(
                 is_refused=False,
                 is_mended_by_init=False,
             )
+    if table.kind == "p" and "update" in trigger.rule.on and "insert" not in trigger.rule.on:
+        yield CaptureFault(
+            f"an UPDATE that moves a row to another partition of table {table.full_name} is a DELETE and an INSERT to "
+            f"triggers, and the rule of {trigger.rule.model.__name__} stages no inserts",
+            'add "insert" to its on, unless no such UPDATE is made',
+            is_refused=False,
+            is_mended_by_init=False,
+        )
     yield from _warn(table, row)
 
 

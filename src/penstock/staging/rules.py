@@ -106,10 +106,8 @@ class MappedRule:
         if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
             is_ick = isinstance(self.rule.channel, Ick)
             parts = [(change, old), (change, new)] if is_ick else self._replace(connection, state, old, new)
-        elif (
-            change == "delete" and self.has_deferred_key and old is not None and self._is_taken(connection, state, old)
-        ):
-            return []
+        elif change == "delete" and old is not None and self.rule.on >= set(CHANGES):
+            parts = [] if self._is_taken(connection, state, old) else parts
         rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
         return [row for row in rows if row is not None]
 
@@ -121,13 +119,14 @@ class MappedRule:
         Of a key that rows take over from each other, the record of its new row may be there already: it is not deleted.
         """
         on = self.rule.on
-        is_deleted = "delete" in on and not (self.has_unique_key and self._is_taken(connection, state, old))
+        is_deleted = "delete" in on and not self._is_taken(connection, state, old)
         replaced: list[tuple[Change, Values | None]] = [("delete", old)] if is_deleted else []
         return [*replaced, ("insert" if "insert" in on else "update", new)]
 
     def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
-        """Returns whether another row has the key that a row had."""
-        return has_row(connection, state.mapper, {name: old[name] for name in get_names(self.rule.key)})
+        """Returns whether another row has the key that a row had, and may have taken it before: if not, its record comes later."""
+        named = get_names(self.rule.key)
+        return self.has_deferred_key and has_row(connection, state.mapper, {name: old[name] for name in named})
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
@@ -365,7 +364,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
         converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
         has_unique_key=is_unique(mapper, key_columns),
-        has_deferred_key=rule.on >= set(CHANGES) and is_unique(mapper, key_columns, is_deferrable=True),
+        has_deferred_key=is_unique(mapper, key_columns, is_deferrable=True),
         is_post_updated=any(
             column.table in mapper.tables
             for other in mapper.registry.mappers

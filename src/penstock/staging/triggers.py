@@ -267,13 +267,14 @@ def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
 def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
     """Renders what finds a row of the key that a row had: rows may take over each other's.  Empty if several may have one."""
     columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
-    return _render_find("true", [column.name for column in columns]) if is_unique(mapper, columns) else ""
+    condition = f" AND ({_render_query(rule, mapper, 'current')})" if isinstance(rule.when, str) else ""
+    return _render_find("true", [column.name for column in columns], condition) if is_unique(mapper, columns) else ""
 
 
-def _render_find(what: str, columns: Sequence[str]) -> str:
+def _render_find(what: str, columns: Sequence[str], condition: str = "") -> str:
     """Renders the text of a statement that reads the row, as it is now, that has the same values in some columns."""
     left, right = (", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)"))
-    return FIND.format(what=what, where=quote_literal(f" AS current WHERE ({left}) = ({right})"))
+    return FIND.format(what=what, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}"))
 
 
 def _render_next(rule: StagingRule) -> str:
@@ -294,12 +295,12 @@ def _render_condition(rule: StagingRule, mapper: Mapper[Any]) -> str:
     )
 
 
-def _render_query(rule: StagingRule, mapper: Mapper[Any]) -> str | None:
+def _render_query(rule: StagingRule, mapper: Mapper[Any], row: str = "penstock_row") -> str | None:
     """Renders the query of a rule's condition.
 
     It names its columns: a session goes on to read a dropped column of ``penstock_row.*`` as NULL, and so stages nothing.
     """
-    columns = ", ".join(f"penstock_row.{quote(name)}" for name in _find_words(rule, mapper))
+    columns = ", ".join(f"{row}.{quote(name)}" for name in _find_words(rule, mapper))
     return f"SELECT (\n{rule.when}\n) FROM (SELECT {columns}) AS changed" if isinstance(rule.when, str) else None
 
 
