@@ -110,12 +110,13 @@ def test_a_value_that_the_application_refers_to_is_not_changed(
         INSERT INTO public.notes VALUES (1, 1), (2, 22);
         """,
     )
-    application = read(connection, "notes")
+    before, application = read(connection, "state"), read(connection, "notes")
 
     with pytest.raises(RepairRefused, match=r"constraint notes_item_fkey of public\.notes"):
         run(intent)
 
-    assert read(connection, "notes") == application
+    left = [(1, 1, 10), (2, 22, 20), (3, 3, 30), (4, 4, 40)] if intent == "repair" else before
+    assert (read(connection, "state"), read(connection, "notes")) == (left, application)
     execute(connection, "DELETE FROM public.notes WHERE item = 22")
     run(intent, resume=intent == "repair")
     assert (read(connection, "notes"), run("compare").clean) == ([(1, 1)], True)
@@ -354,6 +355,38 @@ CASES = {
         CREATE CONSTRAINT TRIGGER watch AFTER INSERT ON public.state INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.intervene()""",
         SWAPPED,
         r"RaiseException in public\.state, trigger watch",
+    ),
+    "trigger after, writes a row that is right": Case(
+        f"{STATE.format('')}; INSERT INTO public.state VALUES (1, 1), (2, 9); "
+        f"{FUNCTION.format('UPDATE public.state SET place = 7 WHERE id = 1; RETURN NULL;')}; {TRIGGER.format('AFTER INSERT')}",
+        SWAPPED,
+        "trigger watch",
+    ),
+    "trigger after, inserts another row": Case(
+        f"{STATE.format('')}; {FUNCTION.format('INSERT INTO public.state SELECT new.id + 90, 1 WHERE new.id < 90; RETURN NULL;')}; {TRIGGER.format('AFTER INSERT')}",
+        SWAPPED,
+        "trigger watch",
+    ),
+    "trigger after, inserts what was too much": Case(
+        f"{STATE.format('')}; INSERT INTO public.state VALUES (9); {FUNCTION.format('INSERT INTO public.state VALUES (old.id); RETURN NULL;')}; {TRIGGER.format('AFTER DELETE')}",
+        SWAPPED,
+        "trigger watch",
+    ),
+    "unique that is referred to, taken over": Case(
+        f"{STATE.format(' UNIQUE')}; {FILL}; CREATE TABLE public.notes (place int REFERENCES public.state (place) DEFERRABLE); INSERT INTO public.notes VALUES (2)",
+        SWAPPED,
+    ),
+    "view": Case("CREATE TABLE public.base (id int PRIMARY KEY, place int); CREATE VIEW public.state AS TABLE public.base", SWAPPED, r"public\.state is a view"),
+    "materialized view": Case(
+        "CREATE TABLE public.base (id int PRIMARY KEY, place int); CREATE MATERIALIZED VIEW public.state AS TABLE public.base", SWAPPED, r"public\.state is a view"
+    ),
+    "columns named like a row": Case(
+        "CREATE TABLE public.state (id int PRIMARY KEY, r int UNIQUE, s text); INSERT INTO public.state VALUES (1, 2, 'p'), (2, 1, 'q')",
+        "SELECT i AS id, i AS r, 'x' AS s FROM generate_series(1, 3) i",
+    ),
+    "key whose equality is coarse": Case(
+        "CREATE TABLE public.state (id interval PRIMARY KEY, place int); INSERT INTO public.state VALUES ('1 day', 1), ('48:00', 9)",
+        "SELECT id::interval, place FROM (VALUES ('24:00', 1), ('48:00', 2)) v (id, place)",
     ),
     "doubled": Case(
         "CREATE TABLE public.state (id int, place int); INSERT INTO public.state VALUES (1, 1), (1, 1), (2, 5), (2, 6), (9, 9), (9, 9)",

@@ -371,7 +371,7 @@ def _as_json(values: Mapping[str, tuple[str, SqlType]]) -> str:
         else f"{value} AS {quote(name)}"
         for name, (value, type_) in values.items()
     )
-    return f"(SELECT row_to_json(r)::text FROM (SELECT {', '.join(fields)}) r)"
+    return f"(SELECT row_to_json(r.*)::text FROM (SELECT {', '.join(fields)}) r)"
 
 
 def _text_array(values: Iterable[object]) -> str:

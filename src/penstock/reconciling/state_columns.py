@@ -130,11 +130,13 @@ def cast_values(
 
 
 def _cast_value(connection: Connection, value: str, own: SqlType, column: StateColumn) -> str:
-    if own.oid != column.type.oid:
+    if own.oid != column.oid:
         # A float through its text, which is the number that was meant.
         is_float = own.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
-        is_direct = not is_float and is_castable(connection, own, column.type)
-        value = f"CAST({value if is_direct else f'CAST({value} AS text)'} AS {column.type.name})"
+        is_direct = not is_float and is_castable(connection, own, SqlType(column.oid, column.unlimited))
+        value = f"CAST({value if is_direct else f'CAST({value} AS text)'} AS {column.unlimited})"
+    if column.oid != column.type.oid:
+        value = f"CAST({value} AS {column.type.name})"
     return f"CAST({value} AS {column.limited})" if column.is_rounded else value
 
 

@@ -91,7 +91,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 _DIFFERENCES = sql.SQL("(SELECT number, kind, coalesce(expected, key) AS row FROM pg_temp.penstock_differences)")
 _NOTE: LiteralString = (  # the current rows of each key, in a column of the differences
     "UPDATE pg_temp.penstock_differences d SET {column} = rows.found FROM ("
-    "SELECT r.{number} AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s)) -> 0 ELSE jsonb_agg(to_jsonb(s)) END AS found "
+    "SELECT r.{number} AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s.*)) -> 0 ELSE jsonb_agg(to_jsonb(s.*)) END AS found "
     "FROM {table} s JOIN {rows} r ON {same} GROUP BY r.{number}) rows WHERE rows.number = d.number"
 )
 
@@ -160,6 +160,12 @@ class _State:
         table = self.find_table()
         if table is None:
             raise Unknown(f"reconciliation {self.spec.name}: there is no table {self.spec.state}")
+        [(is_view,)] = self._connection.execute("SELECT relkind IN ('v', 'm') FROM pg_class WHERE oid = %s", (table,))
+        if is_view:
+            raise RepairRefused(
+                f"{self.spec.state} is a view, which is compared, and cannot be repaired. Nothing was changed. "
+                f"Let state of reconciliation {self.spec.name} be the table that the consumer writes"
+            )
         return StateTable(self._connection, self.spec, table, columns, number)
 
     def copy_rows(self, number: int, rows: CanonicalRows) -> int:

@@ -26,7 +26,7 @@ from penstock.reconciling.state_columns import CATALOG, NATIVE, StateColumn, rea
 
 _NUMBER, _KIND, _BLOCKED = map(sql.Identifier, ("penstock number", "penstock kind", "penstock blocked"))
 _NO_ACTION, _RESTRICT = "a", "r"
-_ACTIONS = {_NO_ACTION: "", _RESTRICT: " RESTRICT", "c": " CASCADE", "n": " SET NULL", "d": " SET DEFAULT"}
+_ACTIONS = {_NO_ACTION: " NO ACTION", _RESTRICT: " RESTRICT", "c": " CASCADE", "n": " SET NULL", "d": " SET DEFAULT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class StateTable:
                 for name in self._names
             ),
             # Rows of two tables have the same key; always, without a key.
-            "same": _all(sql.SQL("s.{0} = r.{0}").format(sql.Identifier(name)) for name in self.spec.key),
+            "same": _all(_same(self.columns[name]) for name in self.spec.key),
             "is_row": sql.SQL("s.ctid = d.place AND s.tableoid = d.part"),
             "differs": self._differs(self._compared),
             "columns": sql.SQL(", ").join(map(sql.Identifier, written)),
@@ -242,7 +242,7 @@ class StateTable:
                     self.execute(
                         "UPDATE {noted_rows} d SET blocked = {reason} FROM {table} s WHERE {is_row} AND d.blocked IS NULL AND {referred}",
                         noted_rows=noted_rows,
-                        reason=sql.Literal(reference.describe(f" ON DELETE{_ACTIONS[reference.on_delete]}".rstrip())),
+                        reason=sql.Literal(reference.describe(f" ON DELETE{_ACTIONS[reference.on_delete]}")),
                         referred=self._is_referred(reference, group, noted_rows),
                     ).rowcount
                 )
@@ -272,7 +272,7 @@ class StateTable:
 
         Rows that exchange the values of a unique index cannot be updated one after the other: they are deleted and inserted.
         """
-        self._block_updates()
+        self._block_updates(group)
         moving = {name for name in self._compared if self.columns[name].is_identity}
         while True:
             try:
@@ -322,7 +322,7 @@ class StateTable:
             name=sql.Identifier(f"penstock_moved_{self._number}"),
         )
         self.execute(
-            "INSERT INTO {moved} SELECT s.ctid, s.tableoid, r.{number}, NULL, s FROM {table} s JOIN {rows} r ON {same} "
+            "INSERT INTO {moved} SELECT s.ctid, s.tableoid, r.{number}, NULL, CAST(s.* AS {table}) FROM {table} s JOIN {rows} r ON {same} "
             "WHERE r.{kind} NOT IN ('surplus', 'doubled') AND r.{blocked} IS NULL AND ({moving}) FOR UPDATE OF s",
             moving=differs,
         )
@@ -351,28 +351,52 @@ class StateTable:
         names = {name for (name,) in self._connection.execute(CATALOG["unique_columns"], values)}
         return names if names and names <= set(self._compared) else set(self._compared)
 
-    def _block_updates(self) -> None:
-        """Marks rows of which a value would change that other rows refer to, and follow."""
+    def _block_updates(self, group: Sequence["StateTable"]) -> None:
+        """Marks rows of which a value would change that other rows refer to.
+
+        Without an action, another row may take it over, and the rows of the group may come to refer to another one.
+        """
         for reference in self.references:
             written = set(reference.referenced) & set(self._compared)
             generated = any(self.columns[name].is_generated for name in reference.referenced)
-            if reference.on_update in {_NO_ACTION, _RESTRICT} or not (written or generated):
+            is_late = reference.on_update == _NO_ACTION
+            if not (written or generated) or (is_late and any(reference.child in each.tree for each in group)):
                 continue
+            taken_over = self._is_taken_over(reference) if is_late else sql.SQL("false")
             self.execute(
                 "UPDATE {rows} r SET {blocked} = {reason} FROM {table} s WHERE {same} AND r.{kind} NOT IN ('surplus', 'doubled') "
-                "AND r.{blocked} IS NULL AND ({changes}) AND {referred}",
+                "AND r.{blocked} IS NULL AND ({changes}) AND {referred} AND NOT {taken_over}",
                 reason=sql.Literal(reference.describe(f" ON UPDATE{_ACTIONS[reference.on_update]}")),
                 changes=self._parts["differs"] if generated else self._differs(written),
                 referred=self._is_referred(reference, ()),
+                taken_over=taken_over,
             )
 
+    def _is_taken_over(self, reference: Reference) -> sql.Composable:
+        """The condition that another row comes to have the values of ``s`` that a foreign key refers to."""
+        if not set(reference.referenced) <= set(self._names):
+            return sql.SQL("false")
+        same = _all(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in reference.referenced)
+        return sql.SQL("EXISTS (SELECT FROM {} t WHERE t.{} <> 'surplus' AND t.{} IS NULL AND {})").format(
+            self._parts["rows"], _KIND, _BLOCKED, same
+        )
+
     def check(self) -> None:
-        """Checks that each row is in the state as it belongs there, once: a trigger or a rule may have intervened."""
+        """Checks that each row is in the state as it belongs there, once: a trigger or a rule may have intervened.
+
+        It may also have written other rows of the state: none but the rows that belong there are of this transaction.
+        """
         wrong = self.execute(
             "SELECT FROM {rows} r LEFT JOIN {table} s ON {same} WHERE r.{kind} <> 'surplus' AND r.{blocked} IS NULL "
             "AND (s.tableoid IS NULL OR ({differs})) "
             "AND NOT EXISTS (SELECT FROM {surplus} d WHERE d.number = r.{number}) LIMIT 1"
         ).fetchone()
+        if wrong is None and self._interceptors:
+            wrong = self.execute(
+                "SELECT FROM {table} s, pg_current_xact_id() x (id) WHERE CASE WHEN age(s.xmin) <= age(x.id::xid) "
+                "THEN pg_xact_status((x.id::text::numeric + age(x.id::xid) - age(s.xmin))::text::xid8) = 'in progress' END "
+                "AND NOT EXISTS (SELECT FROM {rows} r WHERE r.{kind} <> 'surplus' AND {same}) LIMIT 1"
+            ).fetchone()
         if wrong is not None:
             raise self._not_taken()
 
@@ -389,7 +413,7 @@ class StateTable:
         causes = [*self._interceptors, *(f"generated column {name}" for name in generated)]
         return RepairRefused(
             f"rows of {self.spec.state} do not become what is canonical: {', '.join(causes) or 'a column'} "
-            f"gives them other values. They are as they were. Let the canonical query of reconciliation {self.spec.name} "
+            f"gives them other values, or writes other rows. They are as they were. Let the canonical query of reconciliation {self.spec.name} "
             "return what the table holds, or leave the column out"
         )
 
@@ -408,7 +432,7 @@ class StateTable:
     def _describe_refusal(self, error: psycopg.Error) -> str:
         """Names the constraint and its table; texts of Postgres may hold values."""
         diag, more = error.diag, ""
-        table = ".".join(filter(None, (diag.schema_name, diag.table_name))) or self.spec.state
+        table = f"{diag.schema_name}.{diag.table_name}" if diag.table_name else self.spec.state
         if diag.constraint_name is not None:
             cause = f"constraint {diag.constraint_name} of {table}"
         elif diag.column_name is not None:
@@ -429,6 +453,14 @@ def _all(conditions: Iterable[sql.Composable]) -> sql.Composed:
 
 def _any(conditions: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL(" OR ").join([sql.SQL("false"), *conditions])
+
+
+def _same(column: StateColumn) -> sql.Composable:
+    """The equality of some types and collations is coarser than that of the comparison."""
+    text: LiteralString = "s.{0} = r.{0}"
+    if column.oid not in NATIVE:
+        text += ' AND CAST(s.{0} AS text) COLLATE "C" = CAST(r.{0} AS text)'
+    return sql.SQL(text).format(sql.Identifier(column.name))
 
 
 def _differ(column: StateColumn, tolerance: float | None) -> sql.Composable:
