@@ -456,6 +456,24 @@ def test_the_delete_of_a_key_that_another_row_has_taken_before_is_left_out(
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
+def test_a_key_that_a_new_row_takes_from_an_updated_one_is_that_of_the_new_row(
+    capture: Any, pipeline: Pipeline, rides: Log, sessions: Sessions, database_url: str, staged: StagedRecords
+) -> None:
+    """Guarantee 41: the unit of work updates before it inserts."""
+    pipeline.stages(Booth, to=rides, key="code", capture=capture)
+    if capture == "trigger":
+        install_triggers(database_url, pipeline)
+    with sessions.begin() as session:
+        session.add(Booth(region="north", number=1, code="a"))
+    with sessions.begin() as session:
+        session.get_one(Booth, ("north", 1)).code = "b"
+        session.add(Booth(region="north", number=2, code="a"))
+
+    last = {record.key: (record.action, record.data["number"]) for record in staged()}
+    assert last == {"a": ("insert", 2), "b": ("insert", 1)}
+
+
+@pytest.mark.parametrize("capture", ["orm", "trigger"])
 @pytest.mark.parametrize("key", ["region", "name", "code", ["region", "number"]])
 def test_a_copy_by_key_and_primary_key_has_no_row_of_a_former_primary_key(
     key: Any, capture: Any, pipeline: Pipeline, rides: Log, sessions: Sessions, database_url: str, staged: StagedRecords
@@ -502,7 +520,7 @@ def test_rows_of_an_outer_join_are_read_and_locked_where_they_can_be(
     assert [(r.action, r.data["city"]) for r in staged()[2:]] == [(action, cities), (action, cities)]
 
 
-@pytest.mark.parametrize(("cls", "capture"), [(Booth, "orm"), (Booth, "trigger"), (Seat, "trigger")])
+@pytest.mark.parametrize(("cls", "capture"), [(Booth, "trigger"), (Seat, "trigger")])
 def test_a_key_that_a_row_outside_the_rule_takes_is_deleted(
     cls: type[Any],
     capture: Any,

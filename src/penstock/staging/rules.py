@@ -106,7 +106,7 @@ class MappedRule:
         if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
             is_ick = isinstance(self.rule.channel, Ick)
             parts = [(change, old), (change, new)] if is_ick else self._replace(connection, state, old, new)
-        elif change == "delete" and old is not None and self.rule.on >= set(CHANGES):
+        elif change == "delete" and self.has_deferred_key and old is not None and self.rule.on >= set(CHANGES):
             parts = [] if self._is_taken(connection, state, old) else parts
         rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
         return [row for row in rows if row is not None]
@@ -124,9 +124,9 @@ class MappedRule:
         return [*replaced, ("insert" if "insert" in on else "update", new)]
 
     def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
-        """Returns whether another row has the key that a row had, and may have taken it before: if not, its record comes later."""
+        """Returns whether another row has the key that a row had; the unit of work updates before it inserts, unlike its events."""
         named = get_names(self.rule.key)
-        return self.has_deferred_key and has_row(connection, state.mapper, {name: old[name] for name in named})
+        return self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in named})
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
