@@ -198,6 +198,9 @@ def test_what_cannot_be_compared_is_named(run: Run, connection: Connection) -> N
         run("SELECT 1 AS id, 1 AS other")
     with pytest.raises(DeclarationError, match="two columns of the canonical rows are named 'v'"):
         run("SELECT 1 AS id, 1 AS v, 2 AS v")
+    for query in ("SELECT 1 AS id, 'a AS v", "SELECT 1 AS id, 1 AS v FROM", "SELECT * FROM public.state FOR UPDATE"):
+        with pytest.raises(DeclarationError, match="the canonical query must be one that reads"):
+            run(query)
     with pytest.raises(DeclarationError, match="must return a query"):
         run(7)
     with pytest.raises(InvalidSetting, match="without Spark a report is CSV"):

@@ -18,7 +18,7 @@ from psycopg import IsolationLevel, sql
 from psycopg.postgres import types
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.query_text import subquery
 from penstock.database.statements import quote, quote_literal
 from penstock.database.transactions import FIX_FORMATS, HANDLER_TIMEOUT_S
@@ -131,7 +131,13 @@ class InlineComparer:
             with postgres_errors("comparing in a snapshot", is_own=False), connection.transaction():
                 import_snapshot(connection, snapshot)
                 connection.execute(FIX_FORMATS)  # as in the transaction that repairs
-                yield connection
+                try:
+                    yield connection
+                except (psycopg.errors.SyntaxError, psycopg.errors.ReadOnlySqlTransaction) as error:
+                    # Else a query that writes looks like a standby, for which all reconciliations end.
+                    raise DeclarationError(
+                        f"reconcile: the canonical query must be one that reads: {first_line(error)}"
+                    ) from error
 
     def _read_differences(
         self, connection: Connection, spec: ReconciliationSpec, join: "_Join", *, is_repair: bool
