@@ -512,8 +512,8 @@ CREATE TABLE {schema}.schedules (
     every         text        NOT NULL,
     timezone      text        NOT NULL,
     digest        text        NOT NULL DEFAULT '',
-    next_at       timestamptz,
-    last_at       timestamptz,
+    next_at       timestamptz CHECK (next_at BETWEEN '1970-01-01' AND '9999-01-01'),  -- 'infinity' is no time of Python's
+    last_at       timestamptz CHECK (last_at BETWEEN '1970-01-01' AND '9999-01-01'),
     skipped_since timestamptz,
     skipped_until timestamptz
 )

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,9 +17,11 @@ from fixtures.command_line import CommandLine
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
+from penstock.operating.tracing.story import Diagnosis
 from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -179,17 +182,9 @@ def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
     thread = threading.Thread(target=worker.run, args=(stopped.is_set,), daemon=True)
     thread.start()
     try:
-        kind = "handler" if does == "sleeps" else "statement"
-        eventually(
-            lambda: [each for each in status(connection, redis_client, flow).sessions if each.kind == kind],
-            "it is busy",
-        )
-        cause = explain(connection, redis_client, RecordId(record))
-        advice = [
-            each
-            for each in diagnose(connection, redis_client, flow)
-            if name in each.message and "behind" in each.message
-        ]
+        # A worker's other connection may be seen amid a short statement as well: no session is too short here.
+        cause = eventually(partial(find_cause, connection, redis_client, record, says), "explain says that it is busy")
+        advice = eventually(partial(find_advice, connection, redis_client, flow, name, says), "doctor says it, too")
     finally:
         stopped.set()
         handlers.go.set()
@@ -197,7 +192,18 @@ def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
         thread.join(60)
         worker.close()
 
-    assert (cause.cause, says in cause.text) == ("busy", True)
-    assert any(says in each.message for each in advice)
+    assert cause.cause == "busy"
     assert not any("penstock consume" in each.fix or "penstock work" in each.fix for each in advice)
     assert "s3cret" not in f"{cause} {advice}"
+
+
+def find_cause(connection: Connection, client: redis.Redis, record: int, says: str) -> Diagnosis | None:
+    cause = explain(connection, client, RecordId(record))
+    return cause if says in cause.text else None
+
+
+def find_advice(
+    connection: Connection, client: redis.Redis, flow: Pipeline, name: str, says: str
+) -> list[CheckResult] | None:
+    advice = [each for each in diagnose(connection, client, flow) if name in each.message and "behind" in each.message]
+    return advice if any(says in each.message for each in advice) else None

@@ -7,6 +7,7 @@ from itertools import cycle, pairwise
 from typing import Any, Self
 from zoneinfo import ZoneInfo
 
+import psycopg
 import pytest
 import redis
 from sqlalchemy.orm import Session
@@ -467,3 +468,17 @@ def test_the_doctor_names_schedules_that_are_late_and_those_that_were_never_regi
         "sweep has been due for 60 min: no streamer runs that declares it as it is registered",
         "new is declared and was never registered",
     ]
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "10000-01-01"])
+@pytest.mark.parametrize("column", ["next_at", "last_at"])
+def test_a_time_that_no_streamer_can_read_is_refused_where_it_is_written(
+    connection: Connection, column: str, moment: str
+) -> None:
+    """As somebody might write it who wants to stop a schedule; one such row stopped the streamer."""
+    connection.execute(
+        "INSERT INTO penstock.schedules (name, channel, every, timezone, digest) VALUES ('s', 'q', '1h', 'UTC', '')"
+    )
+
+    with pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(f"UPDATE penstock.schedules SET {column} = %s", [moment])
