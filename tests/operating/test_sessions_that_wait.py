@@ -192,6 +192,7 @@ def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
         thread.join(60)
         worker.close()
 
+    assert cause is not None
     assert cause.cause == "busy"
     assert not any("penstock consume" in each.fix or "penstock work" in each.fix for each in advice)
     assert "s3cret" not in f"{cause} {advice}"
@@ -202,8 +203,6 @@ def find_cause(connection: Connection, client: redis.Redis, record: int, says: s
     return cause if says in cause.text else None
 
 
-def find_advice(
-    connection: Connection, client: redis.Redis, flow: Pipeline, name: str, says: str
-) -> list[CheckResult] | None:
+def find_advice(connection: Connection, client: redis.Redis, flow: Pipeline, name: str, says: str) -> list[CheckResult]:
     advice = [each for each in diagnose(connection, client, flow) if name in each.message and "behind" in each.message]
-    return advice if any(says in each.message for each in advice) else None
+    return advice if any(says in each.message for each in advice) else []
