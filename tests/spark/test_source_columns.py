@@ -134,6 +134,7 @@ TIMES: dict[str, tuple[datetime | None, bool]] = {
 """Times of payloads: what they are with a zone, and whether they are one without."""
 
 
+@pytest.mark.usefixtures("spark")  # which reads the text of a schema
 @pytest.mark.parametrize("path", ["at", "deep.at", "list"])
 @pytest.mark.parametrize("text", TIMES)
 def test_a_time_is_read_as_it_is_or_refused_by_the_name_of_its_field(text: str, path: str) -> None:
