@@ -222,7 +222,8 @@ def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
         case "dead-lettered" | "parked":
             return _describe_letter(reader)
         case "waiting" | "barrier":
-            return f"{name} waits: {reader.reason}", None
+            is_waiting = (reader.reason or "").startswith("waiting")
+            return f"{name} {'is' if is_waiting else 'waits:'} {reader.reason}", None
         case _:
             moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
             return (
