@@ -1,11 +1,18 @@
 -- :name sequencer_state
--- The last tick, and the transaction that has been open longest: its own records wait for it.
+-- The last tick, and the transaction that has been open longest: its own records wait for it.  And whether a consumer is at work,
+-- so that the sessions are to be read.
 SELECT t.tick, t.epoch,
        extract(epoch FROM clock_timestamp() - t.at)::float8 AS tick_s,
        pg_snapshot_xmax(t.snapshot)::text AS next,
        ARRAY(SELECT pg_snapshot_xip(t.snapshot)::text) AS in_progress,
        o.pid, o.application_name, o.state, o.age_s,
-       extract(epoch FROM clock_timestamp())::float8 AS now_s
+       extract(epoch FROM clock_timestamp())::float8 AS now_s,
+       EXISTS (
+           SELECT
+           FROM pg_stat_activity
+           WHERE datname = current_database() AND starts_with(application_name, 'penstock consumer ')
+             AND state IS DISTINCT FROM 'idle'
+       ) AS has_sessions
 FROM {schema}.ticks t
 LEFT JOIN LATERAL (
     SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s

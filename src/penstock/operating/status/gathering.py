@@ -179,7 +179,7 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             read_faults(connection, scope),
             read_pauses(connection, scope),
             tuple(RegisteredSchedule(*row) for row in connection.execute(sql["schedules"], binary=True)),
-            read_sessions(connection, scope),
+            read_sessions(connection, scope) if sequencer["has_sessions"] else (),
         )
 
 
