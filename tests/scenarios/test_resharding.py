@@ -163,7 +163,7 @@ def test_what_a_new_shard_waits_for_is_shown(
     [by_json] = [each for each in json.loads(shown.stdout)["consumers"] if each["consumer"] == "one"]
     assert [each["waiting"] for each in by_json["shards"]] == [None] * 4 + [reason] * 6
     assert (why.cause, first.cause) == ("waiting", "halted")
-    assert f"one waits: {reason}" in why.text
+    assert f"one is {reason}" in why.text
     assert status(changed, redis_client, flow).waiting == ()
 
 
