@@ -99,7 +99,7 @@ class Recorded:
         if mutant.block is not None:
             tests = self.blocks.get(mutant.block) or self._find_fragment_tests(mutant)
         else:
-            lines = self.data.contexts_by_lineno(str(ROOT / mutant.path))
+            lines = self.data.contexts_by_lineno(mutant.path)
             tests = [test for test in lines.get(mutant.line, ()) if test]
             if not tests:  # executed when it is imported, or a line of a larger statement
                 tests = [test for line in lines.values() for test in line if test]
@@ -255,9 +255,10 @@ def with_children(group: int) -> None:
         return
 
 
-def record() -> int:
-    """Runs the suite once, to learn which tests execute what."""
-    shutil.rmtree(PLACE, ignore_errors=True)
+def record(tests: Sequence[str]) -> int:
+    """Runs the suite once, to learn which tests execute what; or some tests that have changed since."""
+    if not tests:
+        shutil.rmtree(PLACE, ignore_errors=True)
     environment = {**os.environ, "PENSTOCK_MUTANTS": str(PLACE), "PYTHONPATH": str(ROOT / "tests")}
     command = [
         sys.executable,
@@ -270,6 +271,7 @@ def record() -> int:
         "mutants.recorder",
         "-m",
         "not spark and not chaos and not storm",
+        *tests,
     ]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
@@ -303,11 +305,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--only", default="", help="every mutant of the files whose path has this")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--record", action="store_true", help="learn anew which tests execute what")
+    parser.add_argument(
+        "--record", nargs="*", metavar="TESTS", help="learn which tests execute what: all, or those that are new"
+    )
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
-    if options.record:
-        return record()
+    if options.record is not None:
+        return record(options.record)
     mutants = find_mutants(options.only)
     chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
     print(f"{len(chosen)} of {len(mutants)} mutants, seed {options.seed}", flush=True)

@@ -18,7 +18,7 @@ from penstock.channels import scripts
 from penstock.database import statements as loader
 
 PLACE = Path(os.environ.get("PENSTOCK_MUTANTS", ".mutants"))
-NAME = os.environ.get("PYTEST_XDIST_WORKER", "main")
+NAME = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}"
 
 _test = ""
 _blocks: dict[str, set[str]] = defaultdict(set)
@@ -26,6 +26,7 @@ _durations: dict[str, float] = defaultdict(float)
 _coverage = coverage.Coverage(
     data_file=str(PLACE / f"coverage.{NAME}"), source=["src/penstock"], config_file=False, messages=False
 )
+_coverage.set_option("run:relative_files", True)  # so that another checkout can read it
 
 
 class _Statements(dict[str, bytes]):
