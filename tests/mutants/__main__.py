@@ -186,7 +186,7 @@ class MutantRunner:
             copy = Path(self._directory.name) / str(number)
             copy.mkdir()
             for name in ("src", "lua", "migrations", "tests", "docs", "examples", "benchmarks", "deploy"):
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(ROOT / name, copy / name)  # with what is compiled, for nobody writes there
             for file in (*ROOT.glob("*.*"), ROOT / "Makefile", ROOT / "Dockerfile"):
                 if file.is_file():
                     shutil.copy(file, copy)
@@ -304,6 +304,7 @@ def main() -> int:
     parser.add_argument("--seed", default=datetime.now(UTC).date().isoformat())
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--only", default="", help="every mutant of the files whose path has this")
+    parser.add_argument("--area", action="append", choices=[*AREAS], help="only of these rows of the report")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--record", nargs="*", metavar="TESTS", help="learn which tests execute what: all, or those that are new"
@@ -312,7 +313,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.record is not None:
         return record(options.record)
-    mutants = find_mutants(options.only)
+    mutants = [mutant for mutant in find_mutants(options.only) if area(mutant) in (options.area or AREAS)]
     chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
     print(f"{len(chosen)} of {len(mutants)} mutants, seed {options.seed}", flush=True)
     if options.list:

@@ -90,7 +90,7 @@ def _replace(name: str, occurrence: int, text: str) -> str | None:
 
 
 def _lines_without_effect(tree: ast.Module) -> set[int]:
-    """Lines of signatures, types, log calls, and of constants: their values are chosen, not right."""
+    """Lines of signatures, types, endless loops, log calls, and of constants: their values are chosen, not right."""
     lines: set[int] = set()
 
     def skip(first: int, last: int | None) -> None:
@@ -100,6 +100,10 @@ def _lines_without_effect(tree: ast.Module) -> set[int]:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 skip(node.lineno, max(node.lineno, node.body[0].lineno - 1))
+            case ast.ClassDef(decorator_list=[first, *_]):  # frozen=True, slots=True
+                skip(first.lineno, node.lineno)
+            case ast.While(test=ast.Constant()):  # would only time out
+                skip(node.lineno, node.lineno)
             case ast.AnnAssign(value=None):
                 skip(node.lineno, node.end_lineno)
             case ast.Expr(value=ast.Call(func=function)) if _is_log(function):
