@@ -1,6 +1,7 @@
 """Every guarantee that the page numbers has a test that names it, and no test names one that the page lacks."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,17 @@ def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
         "without a test": set(),
         "not on the page": set(),
     }
+
+
+def test_every_guarantee_has_a_mistake_that_breaks_it() -> None:
+    promised = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
+    mistakes = tomllib.loads((ROOT / "tests" / "mutants" / "guarantees.toml").read_text())["defect"]
+
+    assert {mistake["guarantee"] for mistake in mistakes} == promised
+    for mistake in mistakes:
+        path, _, test = mistake["test"].partition("::")
+        assert (ROOT / mistake["path"]).read_text().count(mistake["before"]) == 1, mistake
+        assert f"def {test}(" in (ROOT / path).read_text(), mistake
 
 
 def test_the_tests_that_a_page_names_are_there() -> None:

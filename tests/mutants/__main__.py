@@ -4,25 +4,29 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from coverage import CoverageData
 
 from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
+from mutants.nursery import prepare, run_pytest
 from mutants.queries import lua_mutants, mutants_of_strings, sql_mutants
 
 PLACE = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
+GUARANTEES = Path(__file__).parent / "guarantees.toml"
+REPORT = Path(__file__).parent / "report.md"
 TIMEOUT_S = 60
 BUDGET_S = 40.0
 """Seconds of tests of a mutant, as they took when they were recorded."""
@@ -151,6 +155,21 @@ def find_mutants(only: str) -> list[Mutant]:
     return found
 
 
+def find_breaches() -> list[Mutant]:
+    """For each guarantee of the page the mistake that breaks it."""
+    found = []
+    for defect in tomllib.loads(GUARANTEES.read_text())["defect"]:
+        path, before = defect["path"], defect["before"]
+        line = (ROOT / path).read_text().partition(before)[0].count("\n") + 1
+        name = f"guarantee {defect['guarantee']}"
+        found.append(Mutant(path, line, name, partial(_replaced, before, defect["after"]), test=defect["test"]))
+    return found
+
+
+def _replaced(before: str, after: str, text: str) -> str:
+    return text.replace(before, after)
+
+
 def area(mutant: Mutant) -> str:
     """The row of the report to which a mutant belongs; a statement's is that of its folder."""
     path = mutant.path.removeprefix("src/penstock/")
@@ -179,7 +198,7 @@ def choose(mutants: list[Mutant], count: int, seed: str) -> Iterator[Mutant]:
 class MutantRunner:
     """Copies of the checkout, one a process, which take one mutant at a time."""
 
-    def __init__(self, recorded: Recorded, jobs: int) -> None:
+    def __init__(self, recorded: Recorded | None, jobs: int) -> None:
         self._recorded, self._copies = recorded, SimpleQueue[Path]()
         self._directory = tempfile.TemporaryDirectory(prefix="penstock-mutants-")
         for number in range(jobs):
@@ -194,7 +213,7 @@ class MutantRunner:
             self._copies.put(copy)
 
     def __call__(self, mutant: Mutant) -> Outcome:
-        tests = self._recorded.find_tests(mutant)
+        tests = [mutant.test] if mutant.test else self._recorded.find_tests(mutant) if self._recorded else []
         if not tests:
             return Outcome(mutant, "not executed")
         copy = self._copies.get()
@@ -217,42 +236,15 @@ class MutantRunner:
 
     @staticmethod
     def _run(copy: Path, tests: Sequence[str]) -> str:
-        environment = {**os.environ, "PYTHONPATH": f"{copy / 'src'}:{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "no:randomly",
-            "-p",
-            "no:cacheprovider",
-            "--timeout",
-            str(TIMEOUT_S),
-            "-m",
-            "not storm",
-        ]
-        started = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *tests],
-            cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        try:
-            output, _ = started.communicate(timeout=TIMEOUT_S + BUDGET_S)
-        except subprocess.TimeoutExpired:
+        options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:faker", "-m", "not storm"]
+        arguments = [*options, "--timeout", str(TIMEOUT_S), *tests]
+        output = copy.with_suffix(".log")
+        status = run_pytest(copy, arguments, output, TIMEOUT_S + BUDGET_S)
+        if status is None:
             return "timed out"
-        finally:
-            with_children(started.pid)
-        if started.returncode == 0:
+        if status == 0:
             return "survived"
-        if started.returncode in (4, 5):
-            return f"error: {output[-300:]}"
-        return "caught"
-
-
-def with_children(group: int) -> None:
-    """Ends what a run has left behind."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        return f"error: {output.read_text()[-300:]}" if status in (4, 5) else "caught"
 
 
 def record(tests: Sequence[str]) -> int:
@@ -309,18 +301,25 @@ def main() -> int:
     parser.add_argument(
         "--record", nargs="*", metavar="TESTS", help="learn which tests execute what: all, or those that are new"
     )
+    parser.add_argument(
+        "--guarantees", action="store_true", help="a mistake for each guarantee, which its test must catch"
+    )
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
     if options.record is not None:
         return record(options.record)
-    mutants = [mutant for mutant in find_mutants(options.only) if area(mutant) in (options.area or AREAS)]
-    chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
+    if options.guarantees:
+        mutants = chosen = find_breaches()
+    else:
+        mutants = [mutant for mutant in find_mutants(options.only) if area(mutant) in (options.area or AREAS)]
+        chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
     print(f"{len(chosen)} of {len(mutants)} mutants, seed {options.seed}", flush=True)
     if options.list:
         for mutant in chosen:
             print(mutant.key)
         return 0
-    runner = MutantRunner(Recorded.read(), options.jobs)
+    prepare()
+    runner = MutantRunner(None if options.guarantees else Recorded.read(), options.jobs)
     outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for outcome in pool.map(runner, chosen):
@@ -334,7 +333,15 @@ def main() -> int:
         if EQUIVALENT.exists()
         else set()
     )
-    print("\n".join(["", *report(outcomes, equivalent)]))
+    lines = [*report(outcomes, equivalent)]
+    print("\n".join(["", *lines]))
+    if not (options.only or options.area or options.guarantees):
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        title = f"# The last sample: {options.count} of {len(mutants):,} mutants, seed {options.seed}"
+        at = f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}; `make mutants` writes this page."
+        REPORT.write_text("\n".join([title, "", at, "", *lines, ""]))
     return 0
 
 

@@ -42,6 +42,7 @@ class Mutant:
     operator: str
     make: Callable[[str], str | None]
     block: str | None = None  # the statement or script in which it is, where coverage sees no lines
+    test: str | None = None  # the test that must catch it, instead of those that execute it
 
     @property
     def key(self) -> str:
