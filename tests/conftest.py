@@ -5,12 +5,13 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # How long an example takes, or is thought of, is up to the machine.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
+settings.register_profile("first failure", settings.get_profile("any machine"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("any machine")
 
 pytest_plugins = [

@@ -337,29 +337,6 @@ def test_large_payloads_end_a_batch_early(streamer: Streamer, connection: Connec
     assert sum(count for _, count in found) == 60
 
 
-@pytest.mark.parametrize("ids", [[1, 2, 5], [5, 1, 2], [2, 1, 5]], ids=["in order", "late", "one late"])
-def test_records_are_read_in_the_order_of_the_journal_with_all_that_differs(
-    connection: Connection, things: Log, ids: list[int]
-) -> None:
-    """Guarantee 2: one that is committed late is not put before those that were sequenced."""
-    for id_ in ids:
-        connection.execute(
-            "INSERT INTO penstock.staged_records (id, channel, shard, key, action, object, data, headers) "
-            "OVERRIDING SYSTEM VALUE VALUES (%s, 'things', 0, 'k', %s, 'o', '1', %s)",
-            (id_, "update" if id_ == 2 else "insert", '{"a": 1}' if id_ == 5 else None),
-        )
-        tick(connection, DEFAULT_SCOPE)
-    shard = things.shard_names[0]
-    reading = unpublished(connection, DEFAULT_SCOPE, {shard: Offset(3)}, {}, epoch=Epoch(1), until=math.inf)
-    with closing(reading) as batches:
-        [batch] = batches
-
-    columns = batch.columns
-    assert (columns.ids, columns.objects) == (ids, ["o"] * 3)
-    assert columns.actions == ["update" if id_ == 2 else "insert" for id_ in ids]
-    assert columns.headers_json == ['{"a": 1}' if id_ == 5 else "" for id_ in ids]
-
-
 @pytest.mark.parametrize(("seconds", "tails"), [(0, {50}), (60, {51})])
 def test_every_shard_is_published_in_a_round_however_short_it_is(
     connection: Connection,

@@ -43,7 +43,7 @@ else
   in_slices(ARGV, marks, function(...) return redis.call("ZADD", dirty, "LT", "CH", ...) end)
   redis.call("XADD", position, "MAXLEN", "1", string.format("%.0f-0", last), "id", id, "key", key,
     "action", "dirty", "object", "member", "data", "null", "headers", "", "ts", at, "marked", "1")
-  added = last - math.max(first, marked_up_to + 1) + 1
+  added = last - first + 1
   redis.call("HINCRBY", progress, "records", added)
   redis.call("HINCRBY", progress, "dirtied", redis.call("ZCARD", dirty) - before)
 end

@@ -7,7 +7,7 @@ import redis
 
 from fixtures.proxy import Harm, Proxy, behind
 from penstock.clients import Busy, Committed, DirtyList, Released, Reservation, Reservations, Superseded, repair
-from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
+from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, ServerUnavailable
 
 KEY = "ride-index"
@@ -33,60 +33,11 @@ def held_by_server(client: redis.Redis) -> dict[bytes, float]:
     return dict(found)
 
 
-def test_a_reservation_holds_the_lowest_and_an_exchange_takes_the_next(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({f"m{i}": i for i in range(7)})
-
-    first = reserved(consumer.reserve())
-    second = reserved(consumer.exchange(first))
-    third = reserved(consumer.exchange(second))
-    last = reserved(consumer.exchange(third))
-
-    assert [r.members for r in (first, second, third, last)] == [
-        [b"m0", b"m1", b"m2"],
-        [b"m3", b"m4", b"m5"],
-        [b"m6"],
-        [],
-    ]
-    assert [r.committed for r in (first, second, third, last)] == [0, 3, 3, 1]
-    assert [r.number for r in (first, second, third, last)] == [1, 2, 3, 4]
-
-
 def test_scores_and_members_come_back_unchanged(ick: DirtyList, consumer: Reservations) -> None:
     marks = ((b"\xff\x00", -1e-300), (b"", 1573000000.1234567))
     ick.add(marks)
 
     assert reserved(consumer.reserve()).marks == marks
-
-
-def test_members_that_are_not_done_stay_held_and_count_towards_the_size(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({f"m{i}": i for i in range(9)})
-    first = reserved(consumer.reserve())
-
-    second = reserved(consumer.exchange(first, ["m1", "nobody"]))
-    assert second.members == [b"m0", b"m2", b"m3"]
-    assert second.committed == 1
-    third = reserved(consumer.exchange(second, []))
-    assert third.members == second.members
-    assert isinstance(consumer.commit(second, ["m0"]), Superseded)
-
-
-def test_a_commit_keeps_the_rest_of_the_reservation(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({"a": 1, "b": 2, "c": 3})
-    mine = reserved(consumer.reserve())
-
-    assert consumer.commit(mine, ["b"]) == Committed(1)
-    assert reserved(consumer.read(mine)).members == [b"a", b"c"]
-    assert reserved(consumer.exchange(mine, ALL_MEMBERS)).committed == 2
-
-
-def test_a_commit_removes_only_held_members(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({"a": 1, "b": 2, "c": 3, "d": 4})
-    mine = reserved(consumer.reserve())
-
-    assert consumer.commit(mine, ["d", "nobody"]) == Committed(0)
-    stats = ick.stats()
-    assert stats is not None
-    assert stats.total.size == 4
 
 
 @pytest.mark.parametrize("has_version", [True, False])
@@ -104,16 +55,6 @@ def test_release_makes_the_rest_dirty_with_their_old_scores(
 
     assert consumer.release(mine, ["a"]) == Released(1, 2)
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
-
-
-def test_a_repeated_release_finds_no_current_reservation(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({"a": 1})
-    mine = reserved(consumer.reserve())
-
-    assert consumer.release(mine, ALL_MEMBERS) == Released(1, 0)
-    again = consumer.release(mine, ALL_MEMBERS)
-    assert isinstance(again, Superseded)
-    assert (again.number, again.request) == (mine.number, "")
 
 
 def test_a_smaller_size_returns_the_surplus_members(
@@ -147,14 +88,6 @@ def test_a_consumer_that_waits_writes_nothing(
     assert redis_client.info("persistence")["rdb_changes_since_last_save"] == changes
 
     ick.add({"a": 1})
-    assert reserved(consumer.exchange(mine)).members == [b"a"]
-
-
-def test_a_consumer_that_waits_adopts_what_a_plain_reserve_has_taken(ick: DirtyList, consumer: Reservations) -> None:
-    mine = reserved(consumer.reserve())
-    ick.add({"a": 1})
-    ick.reserve(1)
-
     assert reserved(consumer.exchange(mine)).members == [b"a"]
 
 
@@ -228,28 +161,6 @@ def test_a_takeover_gets_all_members_and_only_from_the_reservation_that_was_seen
     assert isinstance(third.reserve(in_place_of=seen), Busy)
 
 
-def test_takeover_merges_what_was_held_with_what_is_dirty(
-    ick: DirtyList, consumer: Reservations, rival: Reservations
-) -> None:
-    ick.add({"a": 1})
-    mine = reserved(consumer.reserve())
-    ick.add({"a": 5})
-
-    assert reserved(rival.reserve(in_place_of=mine)).marks == ((b"a", 1.0),)
-    stats = ick.stats()
-    assert stats is not None
-    assert stats.total.size == 1
-
-
-def test_numbers_continue_above_the_one_the_destination_has_seen(ick: DirtyList, consumer: Reservations) -> None:
-    """Redis may have been emptied or restored; the destination still has the number."""
-    first = reserved(consumer.reserve(above=41))
-    assert first.number == 42
-    ick.add({"a": 1})
-    assert reserved(consumer.exchange(first, above=10)).number == 43
-    assert reserved(consumer.reserve(above=99)).number == 100
-
-
 def test_a_reused_number_does_not_revive_a_zombie(ick: DirtyList, consumer: Reservations, rival: Reservations) -> None:
     """After a failover to a lagging replica, or after a deletion, numbers start lower."""
     ick.add({"a": 1})
@@ -287,31 +198,6 @@ def test_a_holder_is_stale_when_it_has_sent_no_heartbeat_for_long_enough(
     assert not is_stale()
     now = 20.0
     assert is_stale()
-
-
-def test_stats_name_the_holder_and_count_what_is_held(ick: DirtyList, consumer: Reservations) -> None:
-    ick.add({f"m{i}": i + 0.5 for i in range(5)})
-    mine = reserved(consumer.reserve())
-    stats = ick.stats()
-    consumer.release(mine)
-    after = ick.stats()
-
-    assert stats is not None
-    assert after is not None
-    assert (stats.held.size, stats.held.lowest, stats.held.highest) == (3, 0.5, 2.5)
-    assert (stats.total.size, stats.number) == (5, 1)
-    assert stats.holder.startswith("ours-")
-    assert (after.held.size, after.dirty.size, after.number, after.holder) == (0, 5, 1, "")
-
-
-def test_deleting_an_ick_deletes_its_held_members(
-    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
-) -> None:
-    ick.add({"a": 1})
-    consumer.reserve()
-
-    ick.delete()
-    assert redis_client.dbsize() == 0
 
 
 @pytest.mark.parametrize("count", [3_499, 3_501, 12_000])
