@@ -1,0 +1,434 @@
+"""Each time of a queue ends in its own millisecond: not one before, and not one later.  The queue's clock is the test's."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fixtures.clients import RedisClient
+from fixtures.queues import Probe
+from penstock.channels.queue.inspection import check_queues, oldest_messages
+from penstock.channels.queue.shard import Company
+from penstock.channels.queue.stats import sum_stats
+from penstock.declaring.unique import KeyLimits, Unique
+from penstock.records import Shard, ShardName
+
+FAR_S = 1e6
+"""The lead of the queue's clock over the server's, in seconds: it then does not go on by itself."""
+
+Ending = tuple[int, Callable[[], bool]]
+"""Milliseconds from now, and whether it is over by then."""
+
+
+@pytest.fixture
+def probe(redis_client: RedisClient) -> Probe:
+    probe = Probe(redis_client, is_frozen=True)
+    probe.write("nobody", "x")
+    probe.done(probe.take())
+    probe.pass_time(FAR_S)
+    return probe
+
+
+def later(probe: Probe, seconds: float) -> datetime:
+    return datetime.fromtimestamp(probe.now_ms() / 1000 + seconds, UTC)
+
+
+def settle_one(probe: Probe, outcome: str, **fields: Any) -> None:
+    [given] = probe.take()
+    assert probe.settle(given, outcome, **fields)
+
+
+def is_dead_after_a_sweep(probe: Probe, id_: str) -> bool:
+    probe.sweep()
+    return probe.state(id_) == "dead"
+
+
+def lease(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    probe.take(lease_s=2.5)
+    return 2_500, lambda: bool(probe.take())
+
+
+def extended_lease(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    [given] = probe.take(lease_s=1)
+    probe.pass_time(0.4)
+    assert probe.extend(given, 3.25)
+    return 3_250, lambda: bool(probe.take())
+
+
+def lease_that_redis_has_lost(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    probe.take(lease_s=1000)
+    probe.client.delete(probe.key("leases"))
+    probe.sweep()
+    return 30_000, lambda: bool(probe.take())
+
+
+def delay(probe: Probe) -> Ending:
+    probe.write("t", "x", delay_s=1.5)
+    return 1_500, lambda: bool(probe.take())
+
+
+def moment_when_due(probe: Probe) -> Ending:
+    probe.write("t", "x", due=later(probe, 1.25))
+    return 1_250, lambda: bool(probe.take())
+
+
+def deadline(probe: Probe) -> Ending:
+    probe.write("t", "x", deadline=later(probe, 0.75))
+    return 750, lambda: not probe.take() and probe.stats()["dead"] == 1
+
+
+def deadline_of_a_retry(probe: Probe) -> Ending:
+    probe.write("t", "x", deadline=later(probe, 60))
+    settle_one(probe, "retry", delay_s=1.75)
+    probe.pass_time(1.75)
+    return 58_250, lambda: not probe.take() and probe.stats()["dead"] == 1
+
+
+def deadline_in_a_sweep(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", deadline=later(probe, 0.75))
+    return 750, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_before_it_is_due(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", delay_s=10, deadline=later(probe, 0.75))
+    return 750, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_before_the_next_attempt(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", deadline=later(probe, 5))
+    settle_one(probe, "retry", delay_s=10)
+    return 5_000, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_of_one_given_back(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", deadline=later(probe, 5))
+    settle_one(probe, "release")
+    return 5_000, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_of_one_whose_lease_ends(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", deadline=later(probe, 5))
+    probe.take(lease_s=2)
+    probe.pass_time(2)
+    probe.limit("t", is_paused=True)
+    probe.take()
+    return 3_000, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_of_one_brought_back(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", deadline=later(probe, 5))
+    settle_one(probe, "dead")
+    probe.pass_time(1)
+    probe.run(probe.shard.redrive([written.id]))
+    return 4_000, lambda: is_dead_after_a_sweep(probe, written.id)
+
+
+def deadline_in_a_rebuilt_queue(probe: Probe) -> Ending:
+    ids = [probe.write("t", "x", deadline=later(probe, 5), delay_s=delay_s)[0].id for delay_s in (0, 60)]
+    probe.client.delete(probe.key("deadlines"))
+    probe.sweep()
+    return 5_000, lambda: [is_dead_after_a_sweep(probe, id_) for id_ in ids] == [True, True]
+
+
+def pause_before_the_next_attempt(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    settle_one(probe, "retry", delay_s=1.75)
+    return 1_750, lambda: bool(probe.take())
+
+
+def snooze(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    settle_one(probe, "snooze", delay_s=2.25)
+    return 2_250, lambda: bool(probe.take())
+
+
+def unique_window(probe: Probe) -> Ending:
+    name = Unique("u", window=2.5)
+    probe.write("t", "x", unique=name)
+    return 2_500, lambda: probe.write("t", "y", unique=name)[0].is_new
+
+
+def unique_window_of_one_that_is_done(probe: Probe) -> Ending:
+    name = Unique("u", window=120)
+    probe.write("t", "x", unique=name)
+    probe.done(probe.take())
+    probe.pass_time(70)
+    probe.write("t", "other")
+    probe.done(probe.take())
+    return 50_000, lambda: probe.write("t", "y", unique=name)[0].is_new
+
+
+def window_that_a_name_of_another_kind_follows(probe: Probe) -> Ending:
+    probe.write("t", "x", unique=Unique("u", window=1))
+    probe.done(probe.take())
+    probe.pass_time(1)
+    probe.write("t", "y", unique="u", delay_s=9)
+    return 9_000, lambda: probe.done(probe.take()) == [True] and probe.write("t", "z", unique="u")[0].is_new
+
+
+def memory_of_what_is_done(probe: Probe) -> Ending:
+    """So long, a message that is written again after a lost reply is known."""
+    probe.write("t", "x", id="i")
+    probe.done(probe.take())
+
+    def is_forgotten() -> bool:
+        probe.write("t", "other")
+        probe.done(probe.take())
+        return probe.write("t", "x", id="i")[0].is_new
+
+    return 60_000, is_forgotten
+
+
+def memory_of_a_request(probe: Probe) -> Ending:
+    probe.write("t", "x")
+    probe.take(lease_s=3 * 3600, request="w/1")
+
+    def is_forgotten() -> bool:
+        probe.sweep()
+        return not probe.take(request="w/1")
+
+    return 3_600_001, is_forgotten
+
+
+def pause_between_sweeps(probe: Probe) -> Ending:
+    probe.run(probe.shard.sweep(1.5))
+    [written] = probe.write("t", "x", deadline=later(probe, 0.1))
+
+    def has_swept() -> bool:
+        probe.run(probe.shard.sweep(1.5))
+        return probe.state(written.id) == "dead"
+
+    return 1_500, has_swept
+
+
+def rate(probe: Probe) -> Ending:
+    probe.limit("t", rate=4)
+    probe.write("t", "x", "y")
+    assert len(probe.take(5)) == 1
+    return 250, lambda: bool(probe.take())
+
+
+def rate_of_a_key(probe: Probe) -> Ending:
+    probe.limit_keys(k=KeyLimits(rate=4))
+    probe.write("t", "x", "y", key="k")
+    assert len(probe.take(5)) == 1
+    return 250, lambda: bool(probe.take())
+
+
+def burst(probe: Probe) -> Ending:
+    probe.limit("t", rate=4, burst=3)
+    probe.write("t", *"wxyz")
+    assert len(probe.take(5)) == 3
+    return 250, lambda: bool(probe.take())
+
+
+def burst_of_a_key(probe: Probe) -> Ending:
+    probe.limit_keys(k=KeyLimits(rate=4, burst=3))
+    probe.write("t", *"wxyz", key="k")
+    assert len(probe.take(5)) == 3
+    return 250, lambda: bool(probe.take())
+
+
+def rate_of_one_that_has_gone(probe: Probe) -> Ending:
+    """Its account is kept that long, though nothing of it is left."""
+    probe.limit("t", rate=0.01)
+    probe.write("t", "x")
+    probe.done(probe.take())
+    for tenant in ("u", "v"):  # which move the virtual time on
+        probe.write(tenant, "other")
+        probe.done(probe.take(), seconds=50.0)
+    probe.write("t", "y")
+    return 100_000, lambda: any(each.tenant == "t" for each in probe.take(5))
+
+
+def place_of_a_key_that_a_paused_tenant_keeps(probe: Probe) -> Ending:
+    probe.limit_keys(k=KeyLimits(in_flight=1))
+    probe.write("paused", "x", key="k")
+    probe.write("u", "y", key="k")
+    probe.limit("paused", is_paused=True)
+    assert probe.take(5) == []
+    return 10_000, lambda: bool(probe.take(5))
+
+
+def worker_that_is_to_become_idle(probe: Probe) -> Ending:
+    """Another takes its place if it has not asked since."""
+    probe.write("t", "a", "b")
+    probe.take(2, "dead", lease_s=1, company=Company(0, may_get_others=False))
+    probe.pass_time(1)
+    probe.write("t", *"1234")
+    one, two = Company(1, may_get_others=False), Company(1, may_get_others=False)
+    assert len(probe.take(1, "one", company=one)) == 1
+    assert probe.take(1, "one", company=one) == []
+    assert len(probe.take(1, "two", company=two)) == 1
+    return 5_000, lambda: probe.take(1, "two", company=two) == []
+
+
+def dwell(probe: Probe) -> Ending:
+    """It is counted in the window of five minutes and in the next."""
+    probe.pass_time(300 - probe.now_ms() % 300_000 / 1000)
+    probe.write("t", "x")
+    probe.take(lease_s=9999)
+
+    def is_forgotten() -> bool:
+        seen = [any(name.startswith("quiet") for name in probe.stats())]
+        probe.sweep()
+        return not any([*seen, probe.client.hlen(probe.key("dwell"))])
+
+    return 600_000, is_forgotten
+
+
+ENDINGS = [
+    *(lease, extended_lease, lease_that_redis_has_lost, delay, moment_when_due, snooze, pause_before_the_next_attempt),
+    *(deadline, deadline_of_a_retry, deadline_in_a_sweep, deadline_before_it_is_due, deadline_before_the_next_attempt),
+    *(deadline_of_one_given_back, deadline_of_one_whose_lease_ends, deadline_of_one_brought_back),
+    *(deadline_in_a_rebuilt_queue, unique_window, unique_window_of_one_that_is_done),
+    *(window_that_a_name_of_another_kind_follows, memory_of_what_is_done, memory_of_a_request, pause_between_sweeps),
+    *(rate, rate_of_a_key, burst, burst_of_a_key, rate_of_one_that_has_gone, dwell),
+    *(place_of_a_key_that_a_paused_tenant_keeps, worker_that_is_to_become_idle),
+]
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+@pytest.mark.parametrize("beyond_ms", [-1, 0])
+def test_a_time_is_over_in_its_own_millisecond(beyond_ms: int, ending: Callable[[Probe], Ending], probe: Probe) -> None:
+    after_ms, is_over = ending(probe)
+    probe.pass_time((after_ms + beyond_ms) / 1000)
+
+    assert is_over() == (beyond_ms == 0)
+    assert probe.is_whole()
+
+
+@pytest.mark.parametrize(("late_ms", "count"), [(0, 1), (249, 1), (250, 2), (251, 2), (1000, 2), (1001, 1)])
+@pytest.mark.parametrize("of_key", [False, True])
+def test_what_goes_late_makes_up_for_a_quarter_of_a_second_and_for_nothing_after_a_pause(
+    of_key: bool,  # noqa: FBT001
+    late_ms: int,
+    count: int,
+    probe: Probe,
+) -> None:
+    if of_key:
+        probe.limit_keys(k=KeyLimits(rate=4))
+    else:
+        probe.limit("t", rate=4)
+    probe.write("t", *"wxyz", key="k")
+    probe.take()
+    probe.pass_time((250 + late_ms) / 1000)
+
+    assert sum(len(probe.take(5)) for _ in range(3)) == count
+
+
+@pytest.mark.parametrize(("deaths", "pause_s"), [(2, 1), (3, 2), (4, 4), (9, 128), (10, 256), (11, 300), (40, 300)])
+def test_a_message_that_kills_its_workers_pauses_for_half_of_its_pause_at_least(
+    deaths: int, pause_s: int, probe: Probe
+) -> None:
+    """It was suspected after the first death; the pause is doubled by each death of its own, to five minutes at most."""
+    probe.write("t", "killer")
+    for _ in range(deaths):
+        while not probe.take(lease_s=1, company=Company(0, may_get_others=True)):
+            probe.pass_time(150)
+        probe.pass_time(1)
+    assert probe.take(company=Company(0, may_get_others=True)) == []
+
+    assert pause_s * 500 <= probe.stats()["next_due"] <= pause_s * 1000
+
+
+def test_times_are_reported_in_the_unit_that_their_name_says(probe: Probe) -> None:
+    """Each of them is another one, and none of them a round number."""
+    began, queue = probe.now_ms(), probe.queue()
+    ids = [probe.write(name, "x")[0].id for name in ("waits", "leased", "limited")]
+    probe.limit("waits", is_paused=True)
+    probe.limit("limited", rate=0.125)
+    probe.pass_time(1.234)
+    leased, _ = probe.take(2, lease_s=7.5)
+    probe.write("limited", "next")
+    delayed = probe.write("t", "late", delay_s=5.25, deadline=later(probe, 9.5))[0].id
+    probe.pass_time(0.5)
+    limited = probe.write("limited", "last")[0].id
+    facts = {id_: probe.explain(id_).facts for id_ in (*ids, delayed, limited)}
+    stats = sum_stats([probe.stats()])
+
+    assert facts[ids[0]]["age"] == "1.734"
+    assert facts[leased.id]["lease"] == "7"
+    assert facts[delayed]["due"] == "4.75"
+    assert facts[limited]["blocked_for"] == "7.5"
+    assert stats.oldest_s == 1.734
+    assert (stats.quiet.count, stats.quiet.median_s, stats.quiet.p99_s) == (2, 2.048, 2.048)
+    assert probe.stats()["next_due"] == 4750
+    assert probe.round(request="w/9").due_s == 4.75
+    assert leased.message.since_ms == began
+    probe.pass_time(4.75)
+    [again] = probe.take()
+    assert (again.message.since_ms, again.message.deadline_ms) == (began + 1234 + 5250, began + 1234 + 9500)
+    probe.settle(again, "dead")
+    [dead] = queue.dead_letters()
+    assert dead.died_ms == probe.now_ms() == began + 1234 + 5250
+    [oldest] = oldest_messages(probe.client, "penstock", [ShardName("jobs", Shard(0))], 1)
+    assert oldest.since.timestamp() * 1000 == began
+
+
+def test_a_check_says_by_how_many_seconds_the_clock_of_a_queue_is_ahead(probe: Probe) -> None:
+    shard = ShardName("jobs", Shard(0))
+    found = check_queues(probe.client, "penstock", [shard])[shard]
+
+    assert found.server_s is not None
+    assert found.ahead_s == pytest.approx(probe.now_ms() / 1000 - found.server_s)
+
+
+HOUR_S = 3600.0
+
+
+def test_a_clock_that_was_ahead_for_an_hour_and_is_corrected_holds_up_nothing_for_that_hour(
+    redis_client: RedisClient,
+) -> None:
+    """What was timed by it moves back with it: leases, names, pauses and limits; what somebody wants at a time stays there."""
+    probe, name = Probe(redis_client), Unique("u", window=20)
+    probe.write("t", "retried", "leased")
+    probe.pass_time(HOUR_S)  # as when the server's clock is set forward
+    probe.limit("rated", rate=0.05)
+    probe.limit_keys(slow=KeyLimits(rate=0.05))
+    probe.write("named", "named", unique=name)
+    probe.write("rated", "done", "of its tenant")
+    probe.write("t", "done", "of its key", key="slow")
+    probe.write("t", "due", due=later(probe, 20))
+    held = probe.take(100, lease_s=20)
+    [retried] = [each for each in held if each.message.payload == b"retried"]
+    probe.settle(retried, "retry", delay_s=20)
+    assert probe.done([each for each in held if each.message.payload == b"done"]) == [True, True]
+    probe.correct(HOUR_S)
+    for go_on in (probe.take, probe.sweep, probe.take):
+        assert not go_on()
+    probe.pass_time(25)
+
+    assert sorted(payloads(probe)) == ["leased", "named", "of its key", "of its tenant", "retried"]
+    assert probe.write("named", "again", unique=name)[0].is_new
+    assert probe.stats()["delayed"] == 1
+    probe.pass_time(HOUR_S)
+    assert "due" in payloads(probe)
+
+
+def payloads(probe: Probe) -> list[str]:
+    return [each.message.payload.decode() for each in probe.take(100)]
+
+
+@pytest.mark.parametrize(("ahead_s", "is_set_back"), [(30.0, False), (120.0, True)])
+def test_a_clock_that_is_a_little_ahead_goes_on_at_half_speed_and_is_not_set_back(
+    ahead_s: float,
+    is_set_back: bool,  # noqa: FBT001
+    redis_client: RedisClient,
+) -> None:
+    probe = Probe(redis_client)
+    probe.write("t", "x")
+    before = probe.now_ms()
+    probe.set_back(ahead_s)
+    probe.take()
+    first = probe.now_ms()
+
+    assert (first < before + ahead_s * 1000) == is_set_back
+    if not is_set_back:  # the server goes on by ten seconds, and the queue by five
+        probe.client.hincrbyfloat(probe.key("meta"), "server", -10_000)
+        probe.take()
+        assert probe.now_ms() - first >= 5_000
