@@ -29,6 +29,11 @@ elseif follows == 0 and not replaces and current.request ~= "" and current.holde
   return describe("busy")
 end
 
+-- A missing Ick stays missing while there is nothing to give back: otherwise nobody would see that its members are lost.
+if not format and redis.call("EXISTS", held) == 1 then
+  redis.call("SET", version, FORMAT)
+end
+
 local committed = 0
 if follows == 0 then
   move_lowest(held, dirty, redis.call("ZCARD", held))
@@ -42,9 +47,6 @@ if follows == 1 and committed == 0 and sources == 0 and redis.call("EXISTS", hel
   return answer(0)
 end
 begin_writing()
-if not format then
-  redis.call("SET", version, FORMAT)
-end
 
 -- The size has shrunk: the newest members go back, so that the held set is what the reply lists.
 local left = redis.call("ZCARD", held)

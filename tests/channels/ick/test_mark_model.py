@@ -93,7 +93,8 @@ class Marking(RuleBasedStateMachine):
         first = max(self.forgotten + 1, self.held.marked + 2 - back)
         if first > self.staged:
             return
-        last, begins = min(self.staged, first + count - 1), begins and first == self.forgotten + 1
+        last = min(self.staged, first + count - 1)
+        begins = begins and (first == self.forgotten + 1 or self.held.marked >= first)
         before, held = self.scores(KEYS.ick.dirty), self.held
         reply = self.send(self.make(first, last, epoch, begins=begins))
         if epoch < held.epoch:
@@ -189,30 +190,46 @@ class Marking(RuleBasedStateMachine):
             self.client.restore(key, 0, value)
         self.plain = {}  # a plain commit would forget what was marked since; the fenced consumer need not know
 
-    @rule(way=st.sampled_from(["no version", "no members", "an entry", "another entry"]))
-    def damage(self, way: str) -> None:
+    @rule(
+        way=st.sampled_from(["no version", "nothing", "an entry", "another entry", "another type"]), polls=st.booleans()
+    )
+    def damage(self, way: str, *, polls: bool) -> None:
+        """The position is not believed, also if a consumer looks for members before a publisher looks for the position."""
         held = self.held
         if way == "no version":
             self.client.delete(KEYS.ick.version)
             if self.client.exists(KEYS.ick.dirty, KEYS.ick.reserved):
-                batch = self.make(1, 1, 3, begins=False)
-                before = self.dump()
-                reply = self.send(batch)
-                assert isinstance(reply, Unusable)
-                assert isinstance(reply.error, DamagedIck)
-                assert self.dump() == before
+                self.check_refused()
                 [_] = repair(self.client, KEYS.name)
                 return
-        elif way == "no members":
-            self.client.delete(KEYS.ick.version, *SETS)
-            self.plain = {}
+        elif way == "nothing":
+            self.dirty_list.delete()
+            self.plain, self.reservation = {}, None
+        elif way == "another type":
+            self.client.delete(KEYS.log.stream)
+            self.client.set(KEYS.log.stream, "somebody's")
+            self.check_refused()
+            self.client.delete(KEYS.log.stream)
         elif held.marked and way == "an entry":
             self.client.xadd(KEYS.log.stream, {"id": "1"}, f"{held.marked + 1}-0")
         elif held.marked:
             fields: Any = {"id": "1", "key": "k", "action": "a", "object": "o", "data": "1", "headers": "", "ts": "5"}
             self.client.delete(KEYS.log.stream)
             self.client.xadd(KEYS.log.stream, fields, f"{held.marked}-0")
+        if polls and way == "nothing":
+            self.consume_fenced(done=True)
         held.marked = 0
+        self.progress(forgets=False)
+
+    def check_refused(self) -> None:
+        """Whatever is marked or asked for, nothing is written."""
+        before = self.dump()
+        reply = self.send(self.make(1, 1, 3, begins=False))
+        assert isinstance(reply, Unusable)
+        assert isinstance(reply.error, DamagedIck)
+        with pytest.raises(DamagedIck):
+            update_progress(self.client, "penstock", [SHARD])
+        assert self.dump() == before
 
     # --- what must hold ---
 

@@ -143,6 +143,7 @@ class Model(RuleBasedStateMachine):
             assert answer == Busy(*self._fields())
             return
         assert isinstance(answer, Reservation)
+        self.exists |= bool(self.held)
         for member, score in self.held.items():
             lower(self.dirty, member, score)
         self.held = {}
@@ -158,6 +159,7 @@ class Model(RuleBasedStateMachine):
             assert answer == Superseded(*self._fields())
             return
         assert isinstance(answer, Reservation)
+        self.exists |= bool(self.held)
         committed = self._commit_held(done)
         if committed or self.held or self.dirty or (consumer.adopts and self.reserved):
             self._hold(consumer, answer, above, committed)
@@ -218,7 +220,7 @@ class Model(RuleBasedStateMachine):
             scores = sorted(members.values())
             assert span.size == len(scores)
             assert [span.lowest, span.highest] == ([scores[0], scores[-1]] if scores else [None] * 2)
-        if stats is not None:
+        if stats is not None:  # what is held alone is none
             assert (stats.number, stats.holder) == (self.current.number, self.current.holder)
             every = [score for _, members in spans for score in members.values()]
             assert stats.total.size == len(every)
@@ -247,7 +249,6 @@ class Model(RuleBasedStateMachine):
 
     def _hold(self, consumer: Consumer, answer: Reservation, above: int, committed: int) -> None:
         """A reservation begins: it gives back what is too much, and takes the lowest of what there is."""
-        self.exists = True
         for member, score in ordered(self.held)[consumer.size :]:
             lower(self.dirty, member, score)
             del self.held[member]
