@@ -1,7 +1,12 @@
 """The jobs of a queue are listed and shown by what they wait for, wherever they are."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby, product
+from typing import Any
 
 import pytest
 
@@ -12,8 +17,8 @@ from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.declaring.unique import KeyLimits, TenantLimits
-from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.changes import Cancellation, cancel_jobs, jobs_command, move_due
+from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs
+from penstock.operating.jobs.changes import Cancellation, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
 from penstock.records import DEFAULT_SCOPE
@@ -68,17 +73,130 @@ def test_jobs_are_listed_wherever_they_are(
             ("k", "n", True),
             ("k", "", True),
         ]
-
-        def ids(of: JobFilter, after: int = 0, limit: int = 50) -> list[int]:
-            return [job.id for job in list_jobs(connection, redis_client, "jobs", of, after=after, limit=limit)]
-
-        assert ids(JobFilter(tenant="full")) == [3]
-        assert ids(JobFilter(key="k")) == [4, 5]
-        assert ids(JobFilter(unique="n")) == [4]
-        assert ids(JobFilter(ids=(2, 6, 99))) == [2, 6]
-        assert ids(JobFilter(state="waiting"), after=2, limit=1) == [3]
-        assert ids(JobFilter(state="leased")) == [1]
         lease.done()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A job that is staged, and what is to be listed of it."""
+
+    tenant: str
+    key: str
+    unique: str
+    state: str
+
+    @property
+    def is_movable(self) -> bool:
+        return self.state in {"waiting", "delayed"} and not self.unique
+
+    def stage(self, connection: Connection) -> None:
+        own: dict[str, Any] = {"key": self.key} if self.key else {}
+        own |= {"unique": {"name": self.unique}} if self.unique else {}
+        own |= {"delayed": {"delay_ms": 60_000}, "dead": {"deadline": 1000}}.get(self.state, {})
+        stage(connection, self.tenant, own=json.dumps(own))
+
+
+KINDS = (("a", "k", False), ("a", "", True), ("b", "k", True), ("b", "", False))
+EXPECTED = {
+    id_: Expected(tenant, key, f"{tenant}-{state}" if is_unique else "", state)
+    for id_, (state, (tenant, key, is_unique)) in enumerate(product(("leased", "waiting", "delayed", "dead"), KINDS), 1)
+}
+
+FILTERS = [
+    JobFilter(*values)
+    for values in product(
+        (None, (2, 3, 7, 12, 99)), (None, "a"), (None, "k"), (None, "b-delayed"), (None, "leased", "delayed", "dead")
+    )
+]
+
+
+def takes(of: JobFilter, id_: int, job: Expected) -> bool:
+    return (of.ids is None or id_ in of.ids) and all(
+        wanted in {None, found}
+        for wanted, found in (
+            (of.tenant, job.tenant),
+            (of.key, job.key),
+            (of.unique, job.unique),
+            (of.state, job.state),
+        )
+    )
+
+
+@pytest.fixture
+def some_of_each(
+    connection: Connection, redis_client: RedisClient, streamer: Streamer
+) -> Iterator[dict[int, Expected]]:
+    """Jobs in each state, and those of another queue that are like them in all but their state."""
+    with FairQueue(redis_client, "jobs").reader() as reader:
+        for state, jobs in groupby(EXPECTED.values(), lambda job: job.state):
+            for job in jobs:
+                job.stage(connection)
+            streamer.drain()
+            if state == "leased":
+                assert len(reader.read(100)) == 4
+        queue = FairQueue(redis_client, "jobs")
+        eventually(lambda: streamer.drain() >= 0 and queue.stats().dead == 4, "deadlines have passed")
+        connection.execute(STAGE.replace("'jobs'", "'others'"), ("a", '{"penstock": {"key": "k"}}', 1))
+        yield EXPECTED
+
+
+def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
+    some_of_each: dict[int, Expected], connection: Connection, redis_client: RedisClient
+) -> None:
+    for of in FILTERS:
+        expected = [id_ for id_, job in some_of_each.items() if takes(of, id_, job)]
+        listed = list_jobs(connection, redis_client, "jobs", of)
+        assert [job.id for job in listed] == expected, of
+        assert [(job.tenant, job.key, job.unique, job.state) for job in listed] == [
+            (job.tenant, job.key, job.unique, job.state) for job in (some_of_each[id_] for id_ in expected)
+        ]
+        for movable in (False, True):
+            counted = count_jobs(connection, redis_client, "jobs", of, movable=movable)
+            chosen = [job for job in (some_of_each[id_] for id_ in expected) if job.is_movable or not movable]
+            assert {(each.tenant, each.state): each.jobs for each in counted} == Counter(
+                (job.tenant, job.state) for job in chosen
+            ), (of, movable)
+            assert [each.jobs for each in counted] == sorted((each.jobs for each in counted), reverse=True)
+    every = [*some_of_each]
+    for newer, size in enumerate((1, 15, 18, 19), start=18):
+        pages = find_jobs(connection, redis_client, "jobs", JobFilter(), size=size)
+        read = [next(pages)]
+        stage(connection)  # comes too late
+        read += pages
+        assert [job.id for page in read for job in page] == every
+        assert all(len(page) <= size for page in read)
+        every.append(newer)
+    for after, most in ((0, 1), (1, 2), (15, 3), (16, 0)):
+        listed = list_jobs(connection, redis_client, "jobs", JobFilter(), after=after, limit=most)
+        assert [job.id for job in listed] == every[after : after + most]
+
+
+def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_else(
+    some_of_each: dict[int, Expected], connection: Connection, redis_client: RedisClient
+) -> None:
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+
+    def dues() -> dict[int, datetime | None]:
+        return {job.id: job.due for job in list_jobs(connection, redis_client, "jobs")}
+
+    of, before = JobFilter(tenant="a", key="k"), dues()
+    moved = {id_ for id_, job in some_of_each.items() if takes(of, id_, job) and job.is_movable}
+    assert move_due(connection, redis_client, "jobs", of, later) == len(moved) == 2
+    assert dues() == {id_: later if id_ in moved else due for id_, due in before.items()}
+
+    planned = retry_jobs(connection, redis_client, "jobs", JobFilter(tenant="a"), apply=True)
+    assert {(each.state, each.outcome): each.jobs for each in planned} == {
+        ("leased", "nothing: a worker has it"): 2,
+        ("waiting", "nothing: it is due already"): 1,
+        ("delayed", "it is due now"): 2,
+        ("delayed", "nothing: another job could take its unique name meanwhile"): 1,
+        ("dead", "nothing: it becomes a dead letter within seconds"): 2,
+    }
+    assert all(due is not None and due < later for id_, due in dues().items() if id_ in moved)
+
+    of = JobFilter(tenant="b", state="delayed")
+    assert cancel_jobs(connection, redis_client, "jobs", of) == Cancellation(cancelled=2, running=0)
+    assert [*dues()] == [id_ for id_, job in some_of_each.items() if not takes(of, id_, job)]
 
 
 def test_the_commands_list_and_show_jobs(connection: Connection, streamer: Streamer, penstock: CommandLine) -> None:

@@ -1,0 +1,161 @@
+"""Guarantee 47: a schedule under a clock of Postgres' that jumps, looked after by two streamers, beside a walk through the calendar."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar
+
+import psycopg
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from penstock import Pipeline, Queue
+from penstock.streaming.scheduler import Scheduler
+
+JOBS = Queue("jobs")
+BEGINNING = datetime(2026, 3, 1, 0, 0, 7, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+OWN_CLOCK = """
+CREATE SCHEMA clock;
+CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT current_setting('clock.now')::timestamptz $$;
+SET search_path TO clock, pg_catalog
+"""
+"""Postgres' own is found after it."""
+
+IS_SLOT: dict[str, Callable[[datetime], bool]] = {
+    "1h": lambda at: at.minute == at.second == 0,
+    "90s": lambda at: at.timestamp() % 90 == 0,
+    "*/20 * * * *": lambda at: at.minute % 20 == at.second == 0,
+    "15 3 * * *": lambda at: (at.hour, at.minute, at.second) == (3, 15, 0),
+}
+
+
+def walk(every: str, after: datetime) -> Iterator[datetime]:
+    """The times of a schedule after a moment."""
+    at = after.replace(second=after.second // 30 * 30, microsecond=0)
+    while True:
+        if at > after and IS_SLOT[every](at):
+            yield at
+        at += timedelta(seconds=30)
+
+
+@dataclass
+class Calendar:
+    """What a schedule has staged, and what is next: what is there in its row, too."""
+
+    every: str
+    catch_up: str
+    next: datetime
+    last: datetime | None = None
+    skipped: tuple[datetime | None, datetime | None] = (None, None)
+    staged: Counter[datetime] = field(default_factory=Counter)
+
+    def look(self, now: datetime) -> int:
+        if self.next > now:
+            self._move_back(now)
+            return 0
+        passed = [self.next]
+        for slot in walk(self.every, self.next):
+            if slot > now:
+                break
+            passed.append(slot)
+        chosen = passed[-1000:][:100] if self.catch_up == "all" else passed[-1:]
+        if self.catch_up == "skip" and now - chosen[0] > MINUTE:
+            chosen = []
+        if not chosen or chosen[0] != self.next:
+            self.skipped = self.next, chosen[0] if chosen else now
+        self.staged.update(chosen)
+        self.last = chosen[-1] if chosen else self.last
+        self.next = next(walk(self.every, chosen[-1] if self.catch_up == "all" else now))
+        return len(chosen)
+
+    def _move_back(self, now: datetime) -> None:
+        due = next(slot for slot in walk(self.every, now) if slot != self.last)
+        if self.next - due > MINUTE:
+            self.next = due
+
+
+class ScheduleModel(RuleBasedStateMachine):
+    """One schedule, and the calendar."""
+
+    connection: ClassVar[psycopg.Connection]
+
+    @initialize(every=st.sampled_from([*IS_SLOT]), catch_up=st.sampled_from(["skip", "one", "all"]))
+    def begin(self, every: str, catch_up: str) -> None:
+        self.connection.execute("TRUNCATE penstock.schedules, penstock.staged_records")
+        self.now = BEGINNING
+        self.catch_up = catch_up
+        self._deploy(every)
+
+    def _deploy(self, every: str) -> None:
+        pipeline = Pipeline([JOBS])
+        pipeline.every(every, to=JOBS, name="s", catch_up=self.catch_up)  # type: ignore[arg-type]
+        self.streamers = [Scheduler(pipeline) for _ in range(2)]
+        self._tell_time()
+        for streamer in self.streamers:
+            streamer.declare(self.connection)
+        self.calendar = Calendar(every, self.catch_up, next(walk(every, self.now)))
+
+    def _tell_time(self) -> None:
+        self.connection.execute("SELECT set_config('clock.now', %s, false)", [self.now.isoformat()])
+
+    @rule(seconds=st.sampled_from([1, 29, 59, 61, 89, 600, 3593, 3600, 7200, 86_400]))
+    def pass_time(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule(seconds=st.sampled_from([-1, -60, -61, -1200, -3600, -90_000, 3600, 7261, 200_000]))
+    def set_the_clock(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule(slots=st.integers(0, 3), seconds=st.sampled_from([-1, 0, 1, 60, 61]))
+    def wait_for_a_slot(self, slots: int, seconds: int) -> None:
+        """One before it, at it, and one after it; and until it is late."""
+        at = self.calendar.next
+        for _ in range(slots):
+            at = next(walk(self.calendar.every, at))
+        self.now = at + timedelta(seconds=seconds)
+
+    @rule(number=st.integers(0, 1))
+    def look(self, number: int) -> None:
+        self._tell_time()
+        assert self.streamers[number].stage_due(self.connection) == self.calendar.look(self.now)
+
+    @rule(number=st.integers(0, 1))
+    def restart(self, number: int) -> None:
+        """As it was declared, it goes on."""
+        self._tell_time()
+        pipeline = Pipeline([JOBS])
+        pipeline.every(self.calendar.every, to=JOBS, name="s", catch_up=self.catch_up)  # type: ignore[arg-type]
+        self.streamers[number] = Scheduler(pipeline)
+        self.streamers[number].declare(self.connection)
+
+    @rule(every=st.sampled_from([*IS_SLOT]))
+    def change(self, every: str) -> None:
+        """With other times, it begins anew; what it has staged and skipped stays."""
+        before = self.calendar
+        self._deploy(every)
+        self.calendar.last, self.calendar.skipped, self.calendar.staged = before.last, before.skipped, before.staged
+        if every == before.every:
+            self.calendar.next = before.next
+
+    @invariant()
+    def row_and_jobs_are_those_of_the_calendar(self) -> None:
+        jobs = self.connection.execute("SELECT headers ->> 'slot' FROM penstock.staged_records").fetchall()
+        rows = self.connection.execute(
+            "SELECT next_at, last_at, skipped_since, skipped_until FROM penstock.schedules"
+        ).fetchall()
+
+        assert Counter(datetime.fromisoformat(slot) for (slot,) in jobs) == self.calendar.staged
+        assert rows == [(self.calendar.next, self.calendar.last, *self.calendar.skipped)]
+
+
+def test_a_schedule_matches_the_calendar_whatever_the_clock_does(connection: psycopg.Connection) -> None:
+    connection.execute(OWN_CLOCK.encode())
+    ScheduleModel.connection = connection
+    run_state_machine_as_test(
+        ScheduleModel,
+        settings=settings(max_examples=15, stateful_step_count=25, suppress_health_check=list(HealthCheck)),
+    )
