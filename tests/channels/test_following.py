@@ -46,29 +46,6 @@ def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
     return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
 
 
-def test_prefetched_records_are_returned_next(follower: Follower, shard: ShardName) -> None:
-    follower.request_ahead({shard: Offset(0)})
-    first = follower.wait({shard: Offset(0)}, None)[shard]
-    follower.request_ahead({shard: first[-1].offset})
-
-    assert [record.offset for record in first] == list(range(1, 11))
-    assert offsets(follower, shard, 10) == list(range(11, 21))
-
-
-def test_records_prefetched_for_another_position_are_dropped(follower: Follower, shard: ShardName) -> None:
-    follower.request_ahead({shard: Offset(10)})
-
-    assert offsets(follower, shard, 3) == list(range(4, 14))
-    assert offsets(follower, shard, 10) == list(range(11, 21))
-
-
-def test_the_last_of_two_prefetches_counts(follower: Follower, shard: ShardName) -> None:
-    follower.request_ahead({shard: Offset(0)})
-    follower.request_ahead({shard: Offset(10)})
-
-    assert offsets(follower, shard, 10) == list(range(11, 21))
-
-
 def test_a_prefetch_that_is_replaced_keeps_no_connection(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:

@@ -1,6 +1,6 @@
 """Ends of the journal and of the log of each shard, as a publisher last heard; the shards that it publishes or skips."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
@@ -36,8 +36,8 @@ LOG_EVERY_S = 60.0
 class UnusableShards:
     """Unusable shards, the reason for each, and when to check and to log them again."""
 
-    def __init__(self, observers: Observers) -> None:
-        self._observers = observers
+    def __init__(self, observers: Observers, clock: Callable[[], float] = monotonic) -> None:
+        self._observers, self._clock = observers, clock
         self._errors: dict[ShardName, ShardError] = {}
         self._retry_at: dict[ShardName, float] = {}
         self._retry_s: dict[ShardName, float] = {}
@@ -61,7 +61,7 @@ class UnusableShards:
 
     def add(self, shard: ShardName, error: ShardError) -> None:
         """Leaves a shard out until its next check."""
-        now = monotonic()
+        now = self._clock()
         retry_s = RETRY_EVERY_S
         if shard in self._errors and isinstance(error, (DamagedJournal, UnpublishableRecord)):
             retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard])
@@ -80,7 +80,7 @@ class UnusableShards:
 
     def due(self) -> list[ShardName]:
         """The shards to check now."""
-        now = monotonic()
+        now = self._clock()
         return [shard for shard in self._errors if now >= self._retry_at[shard]]
 
     def check_now(self) -> None:

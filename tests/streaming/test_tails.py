@@ -1,0 +1,174 @@
+"""When an unusable shard is checked and named again; and a log that has what the journal is about to give out."""
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from penstock import Log
+from penstock.channels.isolation import ShardError
+from penstock.database.connections import Connection
+from penstock.database.registry import register_channel
+from penstock.errors import AppendRefused, CodecMissing, DamagedIck, DamagedJournal, ForeignLog, UnpublishableRecord
+from penstock.observer import Observers, ShardStopped
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.streaming.publisher import Publisher, SlicePublisher, nearest
+from penstock.streaming.sequencer import tick
+from penstock.streaming.tails import UnusableShards
+from penstock.streaming.unpublished import count_missing
+
+SHARD, OTHER = (ShardName("things", Shard(number)) for number in (0, 1))
+STAGE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
+SELECT 'things', 0, 'k', 'insert', 'thing', '1' FROM generate_series(1, %s)
+"""
+
+
+class Clock:
+    """A clock that stands until it is moved, at any time of a process."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("error", "pauses"),
+    [
+        (ForeignLog("x"), [5, 5, 5, 5, 5, 5]),
+        (DamagedIck("x"), [5, 5, 5, 5, 5, 5]),
+        (CodecMissing("x"), [5, 5, 5, 5, 5, 5]),
+        (DamagedJournal("x"), [5, 10, 20, 40, 60, 60]),
+        (UnpublishableRecord("x"), [5, 10, 20, 40, 60, 60]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_shard_is_checked_again_every_few_seconds_and_less_often_if_that_takes_much(
+    error: ShardError, pauses: list[int]
+) -> None:
+    """Whatever the other shard does; once it was usable, all begins anew."""
+    clock = Clock()
+    unusable = UnusableShards(Observers(), clock)
+    for _ in range(2):
+        assert (SHARD in unusable, unusable.due(), unusable.first_error) == (False, [], None)
+        for pause in pauses:
+            unusable.add(SHARD, error)
+            clock.now += 1
+            unusable.add(OTHER, error)
+            clock.now += pause - 1.001
+            assert SHARD not in unusable.due()
+            clock.now += 0.001
+            assert SHARD in unusable.due()
+            assert (unusable[SHARD], unusable.errors[SHARD], unusable.first_error) == (error, error, error)
+        unusable.remove(SHARD)
+        assert unusable.first_error is unusable[OTHER]
+        unusable.remove(OTHER)
+
+
+def test_a_shard_that_is_to_be_checked_now_is_due_at_once() -> None:
+    clock = Clock()
+    clock.now = 0.0
+    unusable = UnusableShards(Observers(), clock)
+    unusable.add(SHARD, ForeignLog("x"))
+    assert unusable.due() == []
+
+    unusable.check_now()
+    assert unusable.due() == [SHARD]
+
+
+def test_a_shard_is_named_once_a_minute_and_observed_once_until_it_is_usable() -> None:
+    clock = Clock()
+    stopped: list[object] = []
+    clock.now = 0.0
+    observers = Observers()
+    observers.add(stopped.append)
+    unusable = UnusableShards(observers, clock)
+    with capture_logs() as logs:
+        for clock.now, shard in [
+            (0.0, SHARD),
+            (1.0, OTHER),
+            (59.9, SHARD),
+            (60.0, SHARD),
+            (60.5, OTHER),
+            (119.9, SHARD),
+        ]:
+            unusable.add(shard, ForeignLog(f"at {clock.now}"))
+        unusable.remove(SHARD)
+        unusable.add(SHARD, DamagedIck("x"))
+
+    lines = [(each["shard"], each["reason"]) for each in logs if each["event"] == "shard unusable"]
+    assert [line[0] for line in lines] == ["things/0", "things/1", "things/0"]
+    assert "at 60.0" in lines[2][1]
+    assert [each["event"] for each in logs].count("shard usable again") == 1
+    assert stopped == [
+        ShardStopped("things", 0, "ForeignLog"),
+        ShardStopped("things", 1, "ForeignLog"),
+        ShardStopped("things", 0, "DamagedIck"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("deleted", "hears_tick", "is_damaged"),
+    [(0, True, False), (1, True, True), (2, True, True), (0, False, False), (2, False, True)],
+)
+def test_an_offset_that_the_log_has_is_not_given_out_again(
+    connection: Connection, redis_client: redis.Redis, deleted: int, *, hears_tick: bool, is_damaged: bool
+) -> None:
+    """Guarantee 3: the newest rows of the journal were deleted; the next record is given the offset of another one."""
+    register_channel(connection, DEFAULT_SCOPE, Log("things", shards=2))
+    publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
+    publisher.refresh()
+    for _ in range(3):
+        connection.execute(STAGE, [1])
+        publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+    assert publisher.publish().added == 3
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset > 3 - %s", [deleted])
+    connection.execute(STAGE, [1])
+    ticked = tick(connection, DEFAULT_SCOPE)
+    if hears_tick:
+        publisher.ends.advance_target(ticked.tails, ticked.firsts)
+        assert (SHARD in publisher.unusable) == is_damaged, "before anything is sent"
+    else:
+        publisher.refresh()
+
+    assert publisher.publish(ticked.inline_records).added == (0 if is_damaged else 1)
+    assert [*map(type, publisher.unusable.errors.values())] == [DamagedJournal] * is_damaged
+    if is_damaged:
+        assert publisher.ends.backlog == 0
+        assert (publisher.ends.lacking, publisher.ends.targets("log")) == ([], {})
+
+
+def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, redis_client: redis.Redis) -> None:
+    """The next one goes on, and takes the other shards first or last: none waits for ever."""
+    register_channel(connection, DEFAULT_SCOPE, Log("things", shards=2))
+    connection.execute(STAGE, [5])
+    connection.execute(STAGE.replace("'things', 0", "'things', 1"), [5])
+    tick(connection, DEFAULT_SCOPE)
+    publisher = SlicePublisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1), most=4)
+    publisher.refresh()
+    redis_client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(AppendRefused):
+            publisher.publish()
+    finally:
+        redis_client.config_set("maxmemory", "0")
+
+    assert publisher.ends.journal == {SHARD: 5, OTHER: 5}
+    assert [publisher.publish().added for _ in range(4)] == [4, 4, 2, 0]
+
+
+@given(
+    target=st.dictionaries(st.sampled_from([ShardName("a", Shard(n)) for n in range(4)]), st.integers(1, 9)),
+    tails=st.dictionaries(st.sampled_from([ShardName("a", Shard(n)) for n in range(4)]), st.integers(0, 9)),
+    most=st.integers(1, 12),
+)
+def test_a_slice_takes_so_many_records_beyond_the_logs_ends(
+    target: dict[ShardName, Offset], tails: dict[ShardName, Offset], most: int
+) -> None:
+    chosen = nearest(target, tails, most)
+
+    assert chosen.keys() == target.keys()
+    assert all(min(tails.get(s, 0), target[s]) <= chosen[s] <= target[s] for s in target)
+    assert count_missing(chosen, tails) == min(most, count_missing(target, tails))
