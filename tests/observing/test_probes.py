@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -22,7 +24,7 @@ from fixtures.reader import Reader
 from penstock import Pipeline
 from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
-from penstock.observer import HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway
+from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway, Staged
 from penstock.observing import listener as listener_module
 from penstock.observing import probes as module
 from penstock.observing.listener import MAX_CONNECTIONS, Answer, Listener
@@ -49,15 +51,69 @@ def test_a_process_is_ready_once_each_loop_has_reached_both_servers_and_while_it
     assert probes.unready() == []
 
 
-def test_a_silent_loop_is_dead_unless_it_is_in_a_handler(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_S", -1.0)
-    assert probes.dead() == []
-    probes(RoundEnded("reader", 0.1))
-    assert probes.livez() == Answer(503, "reader: no round for 0 s\n")
-    probes(HandlerBegan("reader", "things", 1))
-    assert probes.dead() == []
-    probes(HandlerEnded("reader", "things", 1, 0.1, None))
-    assert len(probes.dead()) == 1
+class Clock:
+    """The clock of a test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+DRIVERS = ("psycopg.waiting", "redis", "py4j.clientserver")
+
+
+@pytest.mark.parametrize("where", ["application", "psycopg_pool", *DRIVERS])
+def test_what_a_silent_loop_does_decides_whether_it_is_alive_and_ready(where: str) -> None:
+    """Every combination of what it has said last, of where it is, and of how long it has said nothing."""
+    run = "def run(say, done, over):\n    say()\n    done.set()\n    over.wait()"
+    loop: dict[str, Any] = {"__name__": where}
+    exec(run, loop)  # a function of that module
+    events: dict[str, list[Event]] = {
+        "round": [RoundEnded("reader", 0.1)],
+        "waits": [RoundEnded("reader", 0.1), ServerAway("reader", "redis", 0.1)],
+        "handles": [RoundEnded("reader", 0.1), HandlerBegan("reader", "things", 1)],
+        "has handled": [HandlerBegan("reader", "things", 1), RoundEnded("reader", 0.1), HandlerEnded("reader", "things", 1, 0.1, None)],
+    }  # fmt: skip
+    for name, said in events.items():
+        clock, done, over = Clock(), threading.Event(), threading.Event()
+        probes = Probes(clock)
+
+        def say(said: Sequence[Event] = said, probes: Probes = probes) -> None:
+            for event in said:
+                probes(event)
+
+        thread = threading.Thread(target=loop["run"], args=(say, done, over))
+        thread.start()
+        done.wait()
+        for silent_s in (0, 10, 10.5, 60, 60.5):
+            clock.now = 1000.0 + silent_s
+            is_dead = silent_s > 60 and name != "handles" and where not in DRIVERS
+            is_late = silent_s > 10 and name != "handles" and where in DRIVERS
+            assert probes.dead() == ([f"reader: no round for {silent_s:.0f} s"] if is_dead else []), (name, silent_s)
+            if name == "waits":
+                assert probes.unready() == ["reader: waits for redis"]
+            else:
+                late = f"reader: has waited for a server's reply for {silent_s:.0f} s"
+                assert probes.unready() == ([late] if is_late else []), (name, silent_s)
+        over.set()
+        thread.join()
+        assert probes.dead() == ["reader: its thread has ended"]
+
+
+def test_each_event_of_a_loop_is_heard_and_those_of_other_threads_are_not() -> None:
+    clock = Clock()
+    probes = Probes(clock)
+    probes(LoopBegan("reader"))
+    clock.now += 61
+    for event in (Staged("things", 1), HandlerBegan("reader", "things", 1)):
+        thread = threading.Thread(target=probes, args=(event,))
+        thread.start()
+        thread.join()
+    assert probes.dead() == ["reader: no round for 61 s"]
+    probes(Staged("things", 1))
+    assert (probes.dead(), probes.unready()) == ([], ["reader: has not begun"])
 
 
 def test_a_loop_that_waits_for_a_reply_is_alive_however_long_that_takes(
@@ -85,13 +141,6 @@ def test_a_loop_that_waits_for_a_reply_is_alive_however_long_that_takes(
         assert probes.dead() == ["streamer: no round for 0 s"]
         over.set()
         thread.join()
-
-
-def test_a_loop_whose_thread_has_ended_is_dead(probes: Probes) -> None:
-    thread = threading.Thread(target=probes, args=(RoundEnded("reader", 0.1),))
-    thread.start()
-    thread.join()
-    assert probes.livez() == Answer(503, "reader: its thread has ended\n")
 
 
 @pytest.mark.usefixtures("twenty_records")
@@ -125,14 +174,28 @@ def test_clients_that_send_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPat
 
 def test_only_the_paths_are_answered_and_only_when_read() -> None:
     with Listener("0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", listener.port), timeout=60)
         assert ask(listener.port, path="/livez?verbose=1")[0] == 200
         assert ask(listener.port, "HEAD") == (200, "")
         assert ask(listener.port, path="/../livez") == (404, "/livez\n")
         assert ask(listener.port, "POST")[0] == 501
         with pytest.raises(InvalidSetting, match="Address already in use"):
             Listener(f"127.0.0.1:{listener.port}", {})
-    with pytest.raises(InvalidSetting, match="give a port"):
-        Listener("127.0.0.1", {})
+    for address in ("127.0.0.1", "65536", "127.0.0.1:-1", "127.0.0.1:\u0661", ""):
+        with pytest.raises(InvalidSetting, match="give a port"):
+            Listener(address, {})
+    if has_ipv6():
+        with Listener("[::1]:0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+            socket.create_connection(("::1", listener.port), timeout=60).close()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops(
@@ -152,6 +215,39 @@ def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops
 
     with notified_systemd(probes, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
         pass
+
+
+def list_notifiers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "penstock-systemd"]
+
+
+@pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000"}], ids=["unwatched", "watched"])
+def test_systemd_hears_no_life_of_a_process_without_any(probes: Probes, watchdog: dict[str, str]) -> None:
+    """At an abstract address; a process that is not watched says nothing between the two."""
+    name, asked = f"penstock-{uuid4()}", list[int]()
+
+    class Dead(Probes):
+        def dead(self) -> list[str]:
+            asked.append(1)
+            return ["reader: its thread has ended"]
+
+    eventually(lambda: not list_notifiers(), "those of other tests have ended")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}")
+        systemd.settimeout(30)
+        probes = Dead()
+        with notified_systemd(probes, {"NOTIFY_SOCKET": f"@{name}", **watchdog}):
+            assert len(list_notifiers()) == 1
+            probes(RoundEnded("reader", 0.1))
+            if watchdog:
+                eventually(lambda: len(asked) > 5, "it is asked again and again")
+            else:
+                eventually(lambda: not list_notifiers(), "it has said that it is ready")
+        eventually(lambda: not list_notifiers(), "nothing more is said")
+        systemd.setblocking(False)
+        assert [systemd.recv(100) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
 
 
 def test_a_probe_needs_no_library_but_that_of_the_command_line() -> None:

@@ -77,6 +77,16 @@ def test_a_histogram_has_each_value_in_its_bucket(batches: list[list[int]]) -> N
             assert count == sum(value <= float(bound) for value in values)
 
 
+def test_the_age_of_a_round_is_that_of_each_workers_last_one(pipeline: Pipeline) -> None:
+    times = iter([100.0, 103.0, 104.0, 110.0])
+    metrics = ProcessMetrics(pipeline, clock=lambda: next(times))
+    for worker in ("first", "second", "first"):
+        pipeline.observers(RoundEnded(worker, 0.1))
+
+    ages = {k[-1]: v for k, v in samples(metrics).items() if k[0] == "penstock_last_round_age_seconds"}
+    assert ages == {"first": 6, "second": 7}
+
+
 def test_classes_of_errors_are_bounded(pipeline: Pipeline) -> None:
     metrics = ProcessMetrics(pipeline)
     for number in range(3 * MAX_ERRORS):

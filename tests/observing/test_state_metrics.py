@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,18 +14,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.command_line import CommandLine
+from fixtures.proxy import Proxy, behind
 from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.transactions import Timeouts
 from penstock.observing import state_metrics
 from penstock.observing.state_metrics import MAX_SHARDS, METRICS, Series, StateCollector, measure
 from penstock.operating.pausing import pause
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
 from penstock.streaming import Streamer
-from penstock.testing import eventually
 
 HOSTILE = 'x"}\n\\ 1'
 THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1), redis_memory="64MB"), Ick("index"), Queue("jobs")
@@ -115,6 +116,7 @@ def test_what_has_happened_is_in_the_metrics(
         key("up", server="postgres"): 1,
         key("up", server="redis"): 1,
         key("epoch"): 1,
+        key("oldest_transaction_age_seconds"): 0,
         key("staged_records", channel="things"): 1,
         key("sequenced_records_total", channel="things"): 3,
         key("published_records_total", channel="things"): 3,
@@ -162,28 +164,62 @@ def test_a_server_that_is_away_is_a_zero(database_url: str, redis_url: str) -> N
     assert key("epoch") not in without_postgres
 
 
-def test_a_scrape_does_not_wait_for_a_server_that_says_nothing(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_metrics, "ANSWER_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and never answers
-        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none"
-        collector = StateCollector(None, url, redis_url)
-        found = [sample for family in collector.collect() for sample in family.samples]
-
-        assert collector.readings == 0  # it is still being waited for
-        assert {each.value for each in found if each.name == "penstock_up"} == {0.0}
-    eventually(lambda: collector.readings == 1, "the reading has failed")
-    collector.close()
+def read_up(collector: StateCollector) -> tuple[float, float, bool]:
+    """Whether Postgres and Redis are up, and whether the status is shown."""
+    found = {(each.name, each.labels.get("server")): each.value for f in collector.collect() for each in f.samples}
+    return (
+        found["penstock_up", "postgres"],
+        found["penstock_up", "redis"],
+        ("penstock_epoch", None) in found and ("penstock_sample_duration_seconds", None) in found,
+    )
 
 
-def test_many_scrapes_are_one_reading(flow: Pipeline, database_url: str, redis_url: str, streamer: Streamer) -> None:
+def test_one_reading_serves_all_scrapes_of_two_seconds_and_a_slow_one_those_of_a_minute(
+    database_url: str, redis_url: str, streamer: Streamer, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape does not wait for a server that says nothing."""
+    now = [1000.0]
     streamer.drain()
-    collector = StateCollector(flow, database_url, redis_url)
+    monkeypatch.setattr(state_metrics, "TIMEOUTS", Timeouts(connect_s=600, reply_s=600, statement_s=600, lock_s=600))
+    monkeypatch.setattr(state_metrics, "ANSWER_S", 600.0)
+    collector = StateCollector(None, behind(postgres_proxy, database_url), redis_url, clock=lambda: now[0])
+    shown: dict[float, tuple[int, tuple[float, float, bool]]] = {}
+    for now[0] in (1000, 1000, 1001.9, 1002, 1003.9):
+        shown[now[0]] = (collector.readings, read_up(collector))
+    postgres_proxy.hold_back()
+    monkeypatch.setattr(state_metrics, "ANSWER_S", 0.05)
+    for now[0] in (1004, 1061.9, 1062):
+        shown[now[0]] = (collector.readings, read_up(collector))
+    postgres_proxy.heal()
+    monkeypatch.setattr(state_metrics, "ANSWER_S", 600.0)
+    shown[0] = (0, read_up(collector))
 
-    for _ in range(20):
-        assert [*collector.collect()]
+    up, down = (1, 1, True), (0, 0, False)
+    assert shown == {
+        1000: (1, up), 1001.9: (1, up), 1002: (1, up), 1003.9: (2, up), 1004: (2, up), 1061.9: (2, up), 1062: (2, down), 0: (0, up)
+    }  # fmt: skip
+    assert collector.readings == 3, "the one that was waited for"
     collector.close()
 
-    assert collector.readings == 1
+
+@pytest.mark.usefixtures("streamer")
+def test_an_exporter_opens_its_connections_again_after_an_error(
+    database_url: str, redis_url: str, streamer: Streamer, postgres_proxy: Proxy, redis_proxy: Proxy
+) -> None:
+    streamer.drain()
+    times = count(0, 10)
+    collector = StateCollector(
+        None, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), clock=lambda: float(next(times))
+    )
+    found = [read_up(collector)]
+    for proxy in (postgres_proxy, redis_proxy):
+        proxy.refuse()
+        found.append(read_up(collector))
+        proxy.heal()
+        found.append(read_up(collector))
+    collector.close()
+
+    assert found == [(1, 1, True), (0, 1, False), (1, 1, True), (1, 0, True), (1, 1, True)]
 
 
 def test_every_metric_of_the_table_can_be_exported_and_has_a_proper_name() -> None:
@@ -203,13 +239,13 @@ def test_the_number_of_series_does_not_grow_with_shards_or_without_bound_with_na
     wide = with_consumers(found, [ConsumerStatus("one", "things", None, shards)])
     many = with_consumers(found, [ConsumerStatus(f"c{i}", "things", None, shards[:2]) for i in range(3000)])
 
-    def count(of: Status) -> int:
+    def count_series(of: Status) -> int:
         measure(of, series := Series(of.schema, by_shard=False))
         return sum(len(family.samples) for family in series.families() if "consumer" in family.name)
 
     one = with_consumers(found, [ConsumerStatus("one", "things", None, shards[:1])])
-    assert count(wide) == count(one) + MAX_SHARDS - 1
-    assert count(many) < 1002 * count(one) + 2000
+    assert count_series(wide) == count_series(one) + MAX_SHARDS - 1
+    assert count_series(many) < 1002 * count_series(one) + 2000
 
 
 def with_consumers(found: Status, consumers: list[ConsumerStatus]) -> Status:

@@ -6,9 +6,11 @@ A condition that is dropped in a query, or a case that is forgotten in a sum, ch
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 
 import pytest
+import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
@@ -17,33 +19,43 @@ from fixtures.command_line import CommandLine
 from fixtures.crowd import UNIT_S, pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
+from penstock.console.pages import find_troubles
+from penstock.database.connections import Connection
 from penstock.observing.state_metrics import StateCollector
+from penstock.operating.status.gathering import status
+from penstock.streaming.faults import Faults, IsolatedRecords
 
 pytestmark = pytest.mark.usefixtures("crowd")
 
 STATUS = """
 channel kind shards keep staged sequenced published in the log memory
-grown log 3 1000 d 0 7 7 7 -
+calm ick 1 1000 d 0 0 0 - -
+grown log 4 1000 d 0 7 7 7 -
+idle queue 1 1000 d 0 0 0 - -
 index ick 2 1000 d 0 5 5 - -
 jobs queue 1 1000 d 0 15 14 - -
 lost unknown 1 - 0 6 - - -
+never log 1 - 0 0 0 0 -
 old log 1 1000 d 0 2 - - -
 orders log 3 1000 d 5 22 20 16 … kB of 6 MB
 ick dirty held reserved oldest coalesced held by
-index 5 0 0 7 d 1.0 : 1 -
+calm 0 0 0 - - -
+index 2 2 1 7 d 1.0 : 1 ann-…
 queue waiting leased delayed in postgres dead oldest dwell p99 done reclaimed
+idle 0 0 0 0 0 - … s 0 0
 jobs 5 2 0 5 1 … s … s 3 0
 consumer reads halted passed lag behind evicted applied skipped dead letters
 abroad orders 0 13 9 10 d 3 0 0 0
 done orders 0 22 0 … s 0 21 0 1
 grower grown 0 2 5 28 h 0 2 0 0
-halted orders 1 17 5 9 d 0 17 0 5
+halfway* grown 0 1 6 28 h 0 0 0 0
+halted orders 2 17 5 9 d 0 17 0 5
 late orders 0 10 12 10 d 2 8 8 3
 partly orders 0 17 5 8 d 0 17 0 0
-paused orders 0 18 4 10 d 0 18 0 0
-reader* rides@eu 0 3 6 … s 0 3 0 0
+paused orders 1 18 4 10 d 0 18 0 0
+reader* rides@eu 0 3 6 … s 0 3 0 1
 replay-7 orders 0 20 2 8 d 0 20 0 0
-search index 0 2 3 7 d 0 2 0 0
+search index 0 2 3 7 d 0 2 0 1
 stranger* old 0 1 1 25 h 0 1 0 0
 waits orders 0 21 1 9 d 0 21 0 0
 work jobs 0 0 11 … s 0 0 0 0
@@ -56,13 +68,16 @@ ended jobs 0 3 1 * * UTC … -
 monthly jobs 0 3 1 * * UTC … …
 nightly jobs 0 3 * * * UTC - …
 halted: halted orders/1: ValueError: a bad one
+halted: halted orders/2: LookupError: another
+halted: paused orders/0: ValueError: before the pause
 paused: channel index is paused since … UTC by bob: a rebuild; go on: penstock channels resume index
 paused: consumer abroad is paused since … UTC by bob: nobody; go on: penstock consumers resume abroad
 paused: consumer orders is paused since … UTC by bob: a name of a channel; go on: penstock consumers resume orders
 paused: consumer paused is paused since … UTC by ann: a deploy; go on: penstock consumers resume paused
-waiting: grower grown/2: waiting for grown/1, of an earlier generation, of which not all is applied yet
+waiting: grower grown/3: waiting for grown/1, of an earlier generation, of which not all is applied yet
 waiting: waits orders/2: waiting after Snooze: the service is away
 damaged: old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
+unread: grown/3: 4 records; consumer halfway has no checkpoint in it
 unread: orders/2: 5 records; consumer partly has no checkpoint in it
 isolated: record 61 of orders/0: no time
 unknown: lost/0: 6 records from record 45 on, of no registered channel
@@ -73,14 +88,15 @@ CONSUMERS = """
 consumer reads shards passed lag dead letters moved at
 abroad orders 3 13 9 0 …
 done orders 3 22 0 1 …
-grower grown 3 2 5 0 …
+grower grown 4 2 5 0 …
+halfway grown 2 1 2 0 …
 halted orders 3 17 5 5 …
 late orders 3 10 12 3 …
 partly orders 2 17 0 0 …
 paused orders 3 18 4 0 …
-reader rides@eu 1 3 - 0 …
+reader rides@eu 1 3 - 1 …
 replay-7 orders 3 20 2 0 …
-search index 2 2 3 0 …
+search index 2 2 3 1 …
 stranger old 1 1 1 0 …
 waits orders 3 21 1 0 …
 work jobs 1 0 15 0 …
@@ -90,14 +106,15 @@ METRICS_OF_CONSUMERS = """
                   applied skipped checkpoint lag seconds evicted letters paused halted waiting
 abroad   orders         0       0         13   9      89       3       0      0   none    none
 done     orders        21       0         22   0       0       0       1      0   none    none
-grower   grown          2       0          2   5      10       0       0      0   none       2
-halted   orders        17       0         17   5      77       0       5      0      1    none
+grower   grown          2       0          2   5      10       0       0      0   none       3
+halfway  grown          0       0          1   6      10       0       0      0   none    none
+halted   orders        17       0         17   5      77       0       5      0    1,2    none
 late     orders         8       8         10  12      88       2       3      0   none    none
 partly   orders        17       0         17   5      70       0       0      0   none    none
-paused   orders        18       0         18   4      84       0       0      1   none    none
-reader   rides@eu       3       0          3   6       0       0       0      0   none    none
+paused   orders        18       0         18   4      84       0       0      1      0    none
+reader   rides@eu       3       0          3   6       0       0       1      0   none    none
 replay-7 orders        20       0         20   2      67       0       0      0   none    none
-search   index          2       0          2   3      60       0       0      1   none    none
+search   index          2       0          2   3      60       0       1      1   none    none
 stranger old            1       0          1   1       9       0       0      0   none    none
 waits    orders        21       0         21   1      81       0       0      0   none       2
 work     jobs           0       0          0  11       0       0       0      0   none    none
@@ -105,10 +122,13 @@ work     jobs           0       0          0  11       0       0       0      0 
 
 METRICS_OF_CHANNELS = """
        staged staged_s sequenced published unpublished unread records entries     limit stopped damaged
-grown       0        0         7         7           0      -       7       7         -    none    none
+calm        0        0         0         0           0      -       -       -         -    none    none
+grown       0        0         7         7           0      4       7       7         -    none    none
+idle        0        0         0         0           0      -       -       -         -    none    none
 index       0        0         5         5           0      -       -       -         -    none    none
 jobs        0        0        15        14           1      -       -       -         -    none    none
 lost        0        0         6         -           -      6       -       -         -    none    none
+never       0        0         0         0           0      -       0       0         -    none    none
 old         0        0         2         -           -      -       -       -         -    none       0
 orders      5        8        22        20           2      5      16      16   6291456       2    none
 """
@@ -156,9 +176,9 @@ queue_done_messages_total jobs 3
 queue_dead_lettered_messages_total jobs 1
 queue_reclaimed_messages_total jobs 0
 queue_lost_messages_total jobs 0
-ick_members index dirty 5
-ick_members index reserved 0
-ick_members index held 0
+ick_members index dirty 2
+ick_members index reserved 1
+ick_members index held 2
 ick_oldest_age_seconds index 60
 ick_records_total index 5
 ick_dirtied_total index 5
@@ -170,29 +190,53 @@ reconciliation_repaired_rows done totals 0
 schedule_late_seconds ended 0
 schedule_late_seconds monthly 0
 schedule_late_seconds nightly 5
+queue_messages idle waiting 0
+queue_messages idle leased 0
+queue_messages idle delayed 0
+queue_messages idle dead 0
+queue_messages idle in_postgres 0
+queue_oldest_age_seconds idle 0
+queue_tenants idle ready 0
+queue_tenants idle over 0
+queue_tenants idle blocked 0
+queue_written_messages_total idle 0
+queue_done_messages_total idle 0
+queue_dead_lettered_messages_total idle 0
+queue_reclaimed_messages_total idle 0
+queue_lost_messages_total idle 0
+ick_members calm dirty 0
+ick_members calm reserved 0
+ick_members calm held 0
+ick_oldest_age_seconds calm 0
+ick_records_total calm 0
+ick_dirtied_total calm 0
 """
 
 LANES = """
 abroad reported orders behind 9 10 d - 0
 done orders up to date 0 - - 1
 grower grown waiting 5 28 h - 0
+halfway grown behind 6 28 h - 0
 halted orders halted 5 9 d - 5
 late orders behind 12 10 d - 3
 partly orders behind 5 8 d - 0
 paused orders paused 4 10 d - 0
-reader rides@eu behind 6 … s - 0
+reader rides@eu behind 6 … s - 1
 replay-7 replay orders behind 2 8 d - 0
-search index paused 3 7 d - 0
+search index paused 3 7 d - 1
 stranger old behind 1 25 h - 0
 waits orders waiting 1 9 d - 0
 work jobs behind 11 … s - 0
 """
 
 CHANNELS = """
-grown log 3 0 7 7 7 records -
+calm ick 1 0 0 0 0 members -
+grown log 4 0 7 7 7 records -
+idle queue 1 0 0 0 0 waiting -
 index ick 2 0 5 5 5 members -
 jobs queue 1 0 15 14 5 waiting -
 lost not declared unknown 1 0 6 - - -
+never log 1 0 0 0 0 records -
 old not declared log 1 0 2 - - -
 orders log 3 5 22 20 16 records … kB of 6 MB
 """
@@ -201,7 +245,7 @@ STEPS = (
     "Staged 5 wait for an offset, the oldest for 22 h",
     "Sequenced - 57 in all, 3 not published",
     "Published - 46 in Redis\u2019 logs, Icks and queues",
-    "Applied - 146 passed by 13 consumers, 64 to go",
+    "Applied - 147 passed by 14 consumers, 70 to go",
 )
 
 VARYING = {
@@ -223,7 +267,10 @@ error record 61 of 'orders/0' gets no offset: no time; 1 in all
 error orders/2 is not published: it holds a foreign entry
 error orders: 5 committed records wait for the sequencer, the oldest for … min: no streamer and no recruit has ticked since they were committed; the last tick with records was … s ago
 error halted is halted in orders/1: ValueError: a bad one
+error halted is halted in orders/2: LookupError: another
+error paused is halted in orders/0: ValueError: before the pause
 error lost/0: 6 records; no channel is registered or declared with this shard, so no consumer reads them
+error grown/3: 4 records; consumer halfway has no checkpoint in it
 error orders/2: 5 records; consumer partly has no checkpoint in it
 error old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
 warning channel index is paused since … UTC by bob: a rebuild
@@ -234,6 +281,8 @@ warning abroad is 9 records and … min behind
 warning abroad is 3 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
 warning done has 1 dead letter
 warning grower is 5 records and … min behind
+warning halfway is registered, but the pipeline does not declare it: everything after its checkpoints is kept
+warning halfway is 6 records and … min behind
 warning halted has 5 dead letters
 warning halted is 5 records and … min behind
 warning late has 3 dead letters
@@ -241,7 +290,9 @@ warning late is 12 records and … min behind
 warning late is 2 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
 warning partly is 5 records and … min behind
 warning reader is registered, but the pipeline does not declare it: everything after its checkpoints is kept
+warning reader has 1 dead letter
 warning replay-7 is 2 records and … min behind
+warning search has 1 dead letter
 warning stranger is registered, but the pipeline does not declare it: everything after its checkpoints is kept
 warning stranger is 1 record and … min behind
 warning waits is 1 record and … min behind
@@ -265,6 +316,7 @@ Samples = dict[tuple[str, ...], float]
 def normal(text: str) -> list[str]:
     """Lines without what differs from run to run: times of day, seconds, and how wide a column is."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "…", text)
+    text = re.sub(r"(?<=ann-)\w{16}", "…", text)
     text = re.sub(r"\d[\d.]* (kB|min|s)\b", r"… \1", text)
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
@@ -291,8 +343,9 @@ def expected_metrics() -> Iterator[tuple[tuple[str, ...], float]]:
             names = row.split()[:labels][::-1]
             for column, value in zip(head.split(), row.split()[labels:], strict=True):
                 if column in {"halted", "waiting", "stopped", "damaged"} and value != "-":
-                    # 0 without a shard, or 1 for one.
-                    yield (COLUMNS[column], *names, *([] if value == "none" else [value])), float(value != "none")
+                    # 1 for each shard, or 0 without one.
+                    for shard in ([] if value == "none" else [each] for each in value.split(",")):
+                        yield (COLUMNS[column], *names, *shard), float(value != "none")
                 elif value != "-":
                     yield (COLUMNS[column], *names), float(value)
     for line in OTHER_METRICS.strip().splitlines():
@@ -300,7 +353,7 @@ def expected_metrics() -> Iterator[tuple[tuple[str, ...], float]]:
         yield tuple(key), float(value)
 
 
-def test_the_metrics_count_everybody_once(database_url: str, redis_url: str) -> None:
+def test_the_metrics_count_everybody_once(database_url: str, redis_url: str, connection: Connection) -> None:
     summed, split = (scrape(database_url, redis_url, by_shard=by_shard) for by_shard in (False, True))
 
     shown = {key: value // UNIT_S if key[0].endswith("_seconds") else value for key, value in summed.items()}
@@ -311,6 +364,8 @@ def test_the_metrics_count_everybody_once(database_url: str, redis_url: str) -> 
         if key[0] == "reconciliation_last_run_timestamp_seconds"
     }
     assert days == {"copies": 30, "totals": 20}
+    [(now_s,)] = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+    assert abs(now_s - summed["sample_timestamp_seconds",]) < UNIT_S
     assert summed["oldest_transaction_age_seconds",] > 0
     for name in BY_SHARD:
         combine = max if name.endswith("_seconds") else sum
@@ -332,13 +387,39 @@ def rows(page: str, beginning: str) -> list[str]:
     return normal("\n".join(map(strip_tags, re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL))))
 
 
+def test_what_is_wrong_makes_the_status_unsound_each_by_itself(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    found = status(connection, redis_client, pipeline)
+    none = Faults(IsolatedRecords(), (), ())
+    sound = replace(found, faults=none, channels=(), consumers=())
+    parts = {
+        "isolated": replace(sound, faults=replace(none, isolated=found.faults.isolated)),
+        "unknown": replace(sound, faults=replace(none, unknown=found.faults.unknown)),
+        "stopped": replace(sound, faults=replace(none, stopped=found.faults.stopped)),
+        "damaged": replace(sound, channels=tuple(each for each in found.channels if each.channel == "old")),
+        "unread": replace(sound, channels=tuple(each for each in found.channels if each.channel == "lost")),
+        "redis": replace(sound, redis="it does not answer"),
+        **{
+            name: replace(sound, consumers=tuple(each for each in found.consumers if each.consumer == name))
+            for name in ("done", "late", "halted", "waits", "partly", "grower")
+        },
+    }
+
+    assert sound.sound
+    assert {name for name, part in parts.items() if part.sound} == {"done", "late", "waits", "grower"}
+    troubles = "\n".join(f"{each.grade} {each.message}" for each in find_troubles(found))
+    assert normal(troubles) == normal(TROUBLES)
+    letters = {each.consumer for each in found.consumers if found.has_letters(each.consumer)}
+    assert letters == {"done", "late", "halted", "reader"}, "not those of an Ick"
+
+
 def test_the_console_counts_everybody_once(database_url: str, redis_url: str) -> None:
     console = make_console(pipeline, database_url, redis_url, access=lambda _: Visitor("ann", RIGHTS))
     client = TestClient(console, base_url="http://console")
     try:
-        overview, consumers, channels, orders, late = (
-            client.get(path).text for path in ("/", "/consumers", "/channels", "/channels/orders", "/consumers/late")
-        )
+        paths = ("/", "/consumers", "/channels", "/channels/orders", "/channels/index", "/consumers/late")
+        overview, consumers, channels, orders, index, late = (client.get(path).text for path in paths)
     finally:
         console.close()
 
@@ -347,7 +428,8 @@ def test_the_console_counts_everybody_once(database_url: str, redis_url: str) ->
     steps = re.findall(r'<div class="step">(.*?)</div>', overview)
     assert tuple(map(strip_tags, steps)) == STEPS
     troubles = re.findall(r'<li class="\w+">(.*?)</p>', overview, re.DOTALL)
-    assert normal("\n".join(map(strip_tags, troubles))) == normal(TROUBLES)
+    assert normal("\n".join(map(strip_tags, troubles))) == normal(TROUBLES)[:30]
+    assert ("is paused since" in index, "is paused since" in orders) == (True, False)
     assert rows(orders, "<h2>Shards</h2>") == normal(SHARDS_OF_ORDERS)
     assert rows(late, "<h2>Checkpoints</h2>") == normal(CHECKPOINTS_OF_LATE)
     assert rows(orders, "<h2>Readers</h2>") == [each for each in normal(LANES) if " orders " in each]

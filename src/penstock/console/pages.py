@@ -166,7 +166,7 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     values = {
         "found": found,
         "steps": {
-            "staged": (waits, max((shard.staged_s for shard in shards if shard.staged), default=0.0)),
+            "staged": (waits, max((shard.staged_s for shard in shards), default=0.0)),
             "sequenced": (sum(shard.sequenced for shard in shards), sample.rate("sequenced", *names)),
             "unpublished": unpublished,
             "published": (sum(shard.published or 0 for shard in shards), sample.rate("published", *names)),
@@ -200,7 +200,7 @@ def make_lane(sample: Sample, found: Status, consumer: ConsumerStatus) -> Lane:
         consumer,
         find_state(found, consumer, lag),
         lag,
-        max((shard.lag_s for shard in consumer.shards if shard.lag), default=0.0),
+        max((shard.lag_s for shard in consumer.shards), default=0.0),
         sample.rate("passed", (consumer.consumer, consumer.channel)),
         sum(shard.dead_letters for shard in consumer.shards),
         sample.lags(consumer),

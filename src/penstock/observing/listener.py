@@ -75,7 +75,6 @@ class _Server(TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections[request] = None
         for oldest in list(self._connections)[:-MAX_CONNECTIONS]:
-            self._connections.pop(oldest, None)
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()

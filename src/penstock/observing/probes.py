@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -41,12 +41,13 @@ class _Loop:
 class Probes:
     """An observer that answers probes."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._loops: dict[threading.Thread, _Loop] = {}
 
     def __call__(self, event: Event) -> None:
         """Notes an event of the thread that calls; those of threads without a loop, such as slots, are ignored."""
-        thread, now = threading.current_thread(), monotonic()
+        thread, now = threading.current_thread(), self._clock()
         if isinstance(event, LoopBegan | RoundEnded | ServerAway) and thread not in self._loops:
             self._loops[thread] = _Loop(event.worker, now)
         if (loop := self._loops.get(thread)) is None:
@@ -72,7 +73,7 @@ class Probes:
 
     def dead(self) -> list[str]:
         """A line for each loop that has ended or hangs."""
-        now, found = monotonic(), []
+        now, found = self._clock(), []
         for thread, loop in list(self._loops.items()):
             if not thread.is_alive():
                 found.append(f"{loop.worker}: its thread has ended")
@@ -84,7 +85,7 @@ class Probes:
         """A line for each loop that waits."""
         if not self._loops:
             return ["starting"]
-        now, lines = monotonic(), []
+        now, lines = self._clock(), []
         for thread, loop in list(self._loops.items()):
             silent_s = now - loop.heard_at
             if loop.waits_for:

@@ -6,7 +6,7 @@ They count what this process has done since it began; how far the pipeline is, i
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Lock
@@ -103,9 +103,11 @@ Labels = tuple[str, ...]
 class ProcessMetrics(Collector):
     """An observer that adds up, and a collector of Prometheus."""
 
-    def __init__(self, pipeline: Pipeline, recruiter: Recruiter | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, recruiter: Recruiter | None = None, *, clock: Callable[[], float] = monotonic
+    ) -> None:
         """Observes a pipeline, and the jobs of a recruiter."""
-        self._schema, self._recruiter = pipeline.scope.schema, recruiter
+        self._schema, self._recruiter, self._clock = pipeline.scope.schema, recruiter, clock
         self._lock = Lock()
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in METRICS}
         self._histograms: dict[str, dict[Labels, _Histogram]] = {name: {} for name in METRICS}
@@ -121,7 +123,7 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics that have values."""
         with self._lock:
-            now = monotonic()
+            now = self._clock()
             self._values["penstock_last_round_age_seconds"] = {(w,): now - at for w, at in self._rounds.items()}
             if self._recruiter is not None:
                 self._values["penstock_recruit_jobs_total"] = {
@@ -156,7 +158,7 @@ class ProcessMetrics(Collector):
                 self._histogram("penstock_handler_batch_records", (consumer, channel)).add(records)
             case RoundEnded(worker, seconds):
                 self._histogram("penstock_round_duration_seconds", (worker,)).add(seconds)
-                self._rounds[worker] = monotonic()
+                self._rounds[worker] = self._clock()
             case ServerAway(worker, server, seconds):
                 self._count("penstock_server_wait_seconds_total", (worker, server), seconds)
             case Streamed():

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from time import monotonic
 from typing import Any, Literal
 
@@ -143,7 +144,7 @@ class Series:
         """As prometheus_client wants them; of a metric without values nothing."""
         for name, values in self.values.items():
             metric = METRICS[name]
-            has_shard = self.by_shard and any(len(key) > len(metric.labels) for key in values)
+            has_shard = any(len(key) > len(metric.labels) for key in values)
             labels = ["schema", *metric.labels, *(["shard"] if has_shard else [])]
             made = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
                 name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, labels=labels
@@ -190,7 +191,7 @@ def _add_channel(series: Series, name: str, channel: ChannelStatus) -> None:
     for shard in channel.shards:
         labels = (name, str(shard.shard)) if is_split else (name,)
         series.add("staged_records", shard.staged, *labels)
-        series.add("staged_oldest_age_seconds", shard.staged_s if shard.staged else 0.0, *labels)
+        series.add("staged_oldest_age_seconds", shard.staged_s, *labels)
         series.add("sequenced_records_total", shard.sequenced, *labels)
         series.add("published_records_total", shard.published, *labels)
         if shard.published is not None:
@@ -246,7 +247,7 @@ def _add_consumer(series: Series, found: Status, consumer: ConsumerStatus, label
         series.add("consumer_skipped_records_total", shard.skipped, *each)
         series.add("consumer_checkpoint_offset", shard.checkpoint, *each)
         series.add("consumer_lag_records", shard.lag, *each)
-        series.add("consumer_lag_seconds", shard.lag_s if shard.lag else 0.0, *each)
+        series.add("consumer_lag_seconds", shard.lag_s, *each)
         series.add("consumer_evicted_records", shard.evicted, *each)
         series.add("consumer_dead_letters", shard.dead_letters, *each)
     pause = found.find_pause(consumer)
@@ -277,14 +278,22 @@ class _Sampled:
 class StateCollector(Collector):
     """Collects the metrics of a pipeline, for a registry of prometheus_client; threads may share it."""
 
-    def __init__(self, pipeline: Pipeline | None, database_url: str, redis_url: str, *, by_shard: bool = False) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline | None,
+        database_url: str,
+        redis_url: str,
+        *,
+        by_shard: bool = False,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """Sets up; the first scrape connects."""
         self._reader = StatusReader(pipeline, database_url, redis_url, application="metrics", timeouts=TIMEOUTS)
         self._schema = get_scope(pipeline).schema
-        self._by_shard = by_shard
+        self._by_shard, self._clock = by_shard, clock
         self._changed = threading.Condition()
         self._sampled: _Sampled | None = None
-        self._sampled_at = -CACHED_S
+        self._sampled_at = -inf
         self._is_reading = self._has_warned = False
         self.readings = 0
 
@@ -309,13 +318,13 @@ class StateCollector(Collector):
     def _sample(self) -> _Sampled | None:
         """The last reading, or a new one; None if it takes too long."""
         with self._changed:
-            if monotonic() - self._sampled_at < CACHED_S:
+            if self._clock() - self._sampled_at < CACHED_S:
                 return self._sampled
             if not self._is_reading:
                 self._is_reading = True
                 threading.Thread(target=self._read, name="penstock metrics", daemon=True).start()
             is_done = self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S)
-            is_recent = monotonic() - self._sampled_at < STALE_S
+            is_recent = self._clock() - self._sampled_at < STALE_S
             return self._sampled if is_done or is_recent else None
 
     def _read(self) -> None:
@@ -331,7 +340,7 @@ class StateCollector(Collector):
                 self.readings += 1
                 is_redis_up = is_redis_up and (found is None or found.redis is None)
                 self._sampled = _Sampled(found, is_redis_up, monotonic() - began, datetime.now(UTC))
-                self._sampled_at, self._is_reading = monotonic(), False
+                self._sampled_at, self._is_reading = self._clock(), False
                 self._changed.notify_all()
 
     def _warn_of_others(self, found: Status) -> None:

@@ -161,7 +161,7 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:
     for channel in current.channels:
-        oldest = max((shard.staged_s for shard in channel.shards if shard.staged), default=0.0)
+        oldest = max((shard.staged_s for shard in channel.shards), default=0.0)
         if oldest > STALLED_S:
             staged = sum(shard.staged for shard in channel.shards)
             yield error(
@@ -194,7 +194,7 @@ def _check_lag(
     for reason in sorted(waits):
         yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
     lag = sum(shard.lag for shard in each.shards)
-    oldest = max((shard.lag_s for shard in each.shards if shard.lag), default=0.0)
+    oldest = max((shard.lag_s for shard in each.shards), default=0.0)
     is_slow, behind = lag and oldest > SLOW_S, f"is {format_count(lag, 'record')} and {format_age(oldest)} behind"
     for session in sessions if lag else ():
         if is_slow or session.blockers:
