@@ -46,6 +46,17 @@ def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
     return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
 
 
+def test_what_was_requested_ahead_is_not_asked_for_again(
+    follower: Follower, shard: ShardName, redis_client: redis.Redis
+) -> None:
+    redis_client.config_resetstat()
+    follower.request_ahead({shard: Offset(10)})
+
+    assert offsets(follower, shard, 10) == list(range(11, 21))
+    calls: Any = redis_client.info("commandstats")
+    assert calls["cmdstat_xread"]["calls"] == 1
+
+
 def test_a_prefetch_that_is_replaced_keeps_no_connection(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:

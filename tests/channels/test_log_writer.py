@@ -99,6 +99,25 @@ def test_at_least_so_many_are_kept(make_writer: MakeWriter, make_reader: MakeRea
     assert left == min(20, most)
 
 
+def test_an_append_that_the_server_refuses_in_the_middle_has_not_happened(
+    make_writer: MakeWriter, make_reader: MakeReader, redis_client: redis.Redis, redis_url: str
+) -> None:
+    """And its offsets are given to the next one: what the writer has sent is no longer known by its token."""
+    make_writer().append([1, 2])
+    redis_client.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-xadd"])
+    joint = "&" if "?" in redis_url else "?"
+    limited = make_writer(f"{redis_url}{joint}username=limited&password=any")
+    try:
+        with pytest.raises(AppendRefused, match="xadd"):
+            limited.append([3], keep_at_least=0)
+        assert data(make_reader().read()) == [1, 2]
+        assert redis_client.zcard("penstock:{rides/0}:writes") == 1
+        redis_client.acl_setuser("limited", enabled=True, categories=["+@all"])
+        assert limited.append([3]).first == 3
+    finally:
+        redis_client.acl_deluser("limited")
+
+
 @pytest.mark.parametrize(("upto", "packed", "plain"), [(0, 1, 1), (3, 1, 4), (5, 6, 6), (99, 11, 11)])
 def test_records_up_to_an_offset_are_evicted(
     make_writer: MakeWriter, make_reader: MakeReader, upto: int, packed: int, plain: int

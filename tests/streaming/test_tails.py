@@ -111,7 +111,7 @@ def test_a_shard_is_named_once_a_minute_and_observed_once_until_it_is_usable() -
 
 @pytest.mark.parametrize(
     ("deleted", "hears_tick", "is_damaged"),
-    [(0, True, False), (1, True, True), (2, True, True), (0, False, False), (2, False, True)],
+    [(0, True, False), (1, True, True), (2, True, True), (0, False, False), (2, False, True), (3, False, True)],
 )
 def test_an_offset_that_the_log_has_is_not_given_out_again(
     connection: Connection, redis_client: redis.Redis, deleted: int, *, hears_tick: bool, is_damaged: bool
@@ -131,6 +131,8 @@ def test_an_offset_that_the_log_has_is_not_given_out_again(
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
         assert (SHARD in publisher.unusable) == is_damaged, "before anything is sent"
     else:
+        if deleted == 3:  # one that has heard nothing yet
+            publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
         publisher.refresh()
 
     assert publisher.publish(ticked.inline_records).added == (0 if is_damaged else 1)

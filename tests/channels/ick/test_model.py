@@ -7,7 +7,7 @@ import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fixtures.redis_ick import RedisIck
 from penstock.clients import Busy, Committed, DirtyList, Released, Reservation, Reservations, Superseded
@@ -128,6 +128,13 @@ class Model(RuleBasedStateMachine):
 
         assert self.ours.delete(unlink=unlink) == keys
         assert self.client.dbsize() == 0
+
+    @precondition(lambda self: not self.dirty and not self.reserved)
+    @rule()
+    def lose_version(self) -> None:
+        """What is held alone needs none; an Ick that gets members back has one again."""
+        self.client.delete(self.ours.keys.version)
+        self.exists = False
 
     # --- fenced operations ---
 
