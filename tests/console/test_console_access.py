@@ -5,14 +5,25 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from fixtures.documents import ROOT, run_page
 from penstock import Pipeline
-from penstock.console import Visitor, make_console
-from penstock.console.access import RIGHTS, Entrance, hash_password, read_users
+from penstock.console import Visitor, access, make_console
+from penstock.console.access import (
+    COOKIE,
+    MAX_FAILURES,
+    RIGHTS,
+    SESSION_S,
+    Entrance,
+    Sessions,
+    User,
+    hash_password,
+    read_users,
+)
 from penstock.console.web_application import Console
 from penstock.errors import InvalidSetting
 
@@ -110,6 +121,111 @@ def test_a_file_of_users_that_is_not_whole_is_refused_without_its_secrets(tmp_pa
         read_users(write_users(path, 0o644))
     with pytest.raises(InvalidSetting, match="cannot be read"):
         read_users(tmp_path / "missing.toml")
+
+
+class Clock:
+    """The clock of a test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def known(clock: Clock) -> Entrance:
+    """An entrance for ann, and for bob who has no password."""
+    users = {"ann": User(Visitor("ann"), hash_password(PASSWORD)), "bob": User(Visitor("bob"), None)}
+    return Entrance(users, sessions=Sessions(clock))
+
+
+def find_visitor(entrance: Entrance, cookie: str | None) -> Visitor | None:
+    return entrance(Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())]}))
+
+
+def test_a_session_lasts_twelve_hours_and_ends_alone(known: Entrance, clock: Clock) -> None:
+    first, second = (known.log_in("ann", PASSWORD, "here") for _ in range(2))
+    clock.now += SESSION_S - 1
+    assert [find_visitor(known, each) for each in (first, second, "", None, "other")] == [Visitor("ann")] * 2 + [
+        None
+    ] * 3
+    known.sessions.end(Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={first}".encode())]}))
+    assert [find_visitor(known, each) for each in (first, second)] == [None, Visitor("ann")]
+    third = known.log_in("ann", PASSWORD, "here")
+    clock.now += 1
+    known.log_in("ann", PASSWORD, "here")
+    assert [find_visitor(known, each) for each in (second, third)] == [None, Visitor("ann")]
+
+
+def test_failures_of_a_name_from_an_address_are_counted_for_a_minute(known: Entrance, clock: Clock) -> None:
+    """Another name, and the same one from elsewhere, are not shut out with it; a success forgets what was before."""
+
+    def can_enter(name: str = "ann", host: str = "here") -> bool:
+        return known.log_in(name, PASSWORD, host) is not None
+
+    def fail(count: int) -> None:
+        for _ in range(count):
+            assert known.log_in("ann", "wrong", "here") is None
+
+    fail(MAX_FAILURES - 1)
+    assert can_enter()
+    fail(MAX_FAILURES)
+    assert (can_enter(), can_enter(host="there"), can_enter("bob")) == (False, True, False)
+    clock.now += 59
+    assert not can_enter()
+    clock.now += 1
+    assert can_enter()
+
+
+def test_of_many_names_that_failed_the_oldest_is_forgotten(known: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_TRIED", 1)
+    for host in ("a", "b"):
+        for _ in range(MAX_FAILURES):
+            known.log_in("ann", "wrong", host)
+    assert known.log_in("ann", PASSWORD, "b") is None, "kept"
+    known.log_in("ann", "wrong", "c")
+    assert known.log_in("ann", PASSWORD, "a") is not None, "forgotten"
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "name"),
+    [
+        ("10.0.0.1", ["ann"], "ann"),
+        ("10.0.0.2", ["ann"], None),
+        (None, ["ann"], None),
+        ("10.0.0.1", [], None),
+        ("10.0.0.1", ["ann", "ann"], None),
+        ("10.0.0.1", ["eve"], None),
+        ("10.0.0.1", [""], None),
+    ],
+)
+def test_a_proxy_is_believed_from_its_address_and_names_one_user(
+    known: Entrance, client: str | None, headers: list[str], name: str | None
+) -> None:
+    """A cookie is of no use then."""
+    cookie = known.log_in("ann", PASSWORD, "here")
+    behind = Entrance(known.users, proxy_header="X-User", proxy="10.0.0.1", sessions=known.sessions)
+    given = [(b"x-user", each.encode()) for each in headers]
+    request = Request(
+        {
+            "type": "http",
+            "client": None if client is None else (client, 1),
+            "headers": [*given, (b"cookie", f"{COOKIE}={cookie}".encode())],
+        }
+    )
+
+    found = behind(request)
+
+    assert (None if found is None else found.name) == name
 
 
 def test_rights_are_known_ones() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 from typing import Any
@@ -14,15 +13,12 @@ from console.conftest import As, Visitors
 from console.test_console_matrix import LETTER, PATHS
 from fixtures.roles import UrlFor
 from penstock import Pipeline
-from penstock.console import make_console, pages, status_sampler
+from penstock.console import make_console, pages
 from penstock.console.access import RIGHTS, Visitor
 from penstock.console.pages import LETTERS, PAGES, is_about
-from penstock.console.status_sampler import StatusSampler
 from penstock.database.connections import Connection
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
-from penstock.operating.status.gathering import status
-from penstock.testing import eventually
 
 
 @pytest.mark.usefixtures("scene")
@@ -133,54 +129,6 @@ def test_a_consumers_page_gives_the_advice_of_the_overview(see_as: As, connectio
     assert advice in client.get("/consumers/halts").text
     assert is_about("a", "consumer a is paused")
     assert not is_about("a", "consumer b-a, a_b and aa are paused")
-
-
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples follow each other without a pause."""
-    monkeypatch.setattr(status_sampler, "WATCHED_S", 0.0)
-    monkeypatch.setattr(status_sampler, "BUSY_SHARE", 0)
-
-
-@pytest.mark.usefixtures("hurried")
-def test_the_reader_survives_any_error(
-    flow: Pipeline, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures = iter([RuntimeError("once")])
-
-    def fail_once(*arguments: Any) -> Any:
-        for error in failures:
-            raise error
-        return status(*arguments)
-
-    monkeypatch.setattr("penstock.operating.status.gathering.status", fail_once)
-    sampler = StatusSampler(flow, database_url, redis_url)
-
-    assert sampler.look().status is None
-    eventually(lambda: sampler.look().status is not None, "the next sample")
-    sampler.close()
-
-
-def test_viewers_share_one_reader(flow: Pipeline, database_url: str, redis_url: str) -> None:
-    sampler = StatusSampler(flow, database_url, redis_url)
-
-    found = [sampler.look() for _ in range(50)]
-    sampler.close()
-
-    assert found[0].status is not None
-    assert sampler.samples <= 2
-    assert len({id(each) for each in found}) <= 2
-
-
-@pytest.mark.usefixtures("streamer")
-def test_a_rate_needs_two_samples(flow: Pipeline, database_url: str, redis_url: str, hurried: None) -> None:
-    sampler = StatusSampler(flow, database_url, redis_url)
-    eventually(lambda: len(sampler.look().recent) >= 2, "the second sample")
-    found = sampler.look()
-    sampler.close()
-
-    assert replace(found, recent=found.recent[:1]).rate("sequenced", "things") is None
-    assert found.rate("sequenced", "things") == 0.0
 
 
 def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:

@@ -118,12 +118,13 @@ def _parse_user(path: Path, name: str, entry: Any) -> User:
 class Sessions:
     """Visitors who have come in, by the cookie that they were given.  They end with the process."""
 
+    clock: Callable[[], float] = monotonic
     _known: dict[str, tuple[Visitor, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, visitor: Visitor) -> str:
         """A new session; returns its cookie's value."""
-        value, now = secrets.token_urlsafe(32), monotonic()
+        value, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
             self._known = {key: each for key, each in self._known.items() if each[1] > now}
             self._known[_digest(value)] = visitor, now + SESSION_S
@@ -132,7 +133,7 @@ class Sessions:
     def find(self, request: Request) -> Visitor | None:
         """The visitor of a request's cookie."""
         visitor, until = self._known.get(_digest(request.cookies.get(COOKIE, "")), (None, 0.0))
-        return visitor if until > monotonic() else None
+        return visitor if until > self.clock() else None
 
     def end(self, request: Request) -> None:
         """Ends the session of a request."""
@@ -176,7 +177,7 @@ class Entrance:
 
     def log_in(self, name: str, password: str, host: str) -> str | None:
         """The cookie for a name and a password; None if they do not fit, or after too many from there that did not."""
-        now, tried = monotonic(), f"{host} {name}"
+        now, tried = self.sessions.clock(), f"{host} {name}"
         with self._lock:
             recent = [at for at in self._failures.get(tried, ()) if at > now - 60]
             if len(recent) >= MAX_FAILURES:
@@ -186,7 +187,7 @@ class Entrance:
             self._failures[tried] = [*recent, now]
         user = self.users.get(name)
         hashed = (user.password if user else None) or _NOBODY
-        if not _fits(password, hashed) or user is None or user.password is None:
+        if not _fits(password, hashed) or user is None:  # that of nobody fits none
             return None
         with self._lock:
             self._failures.pop(tried, None)

@@ -39,11 +39,11 @@ def _templates() -> Environment:
         finalize=_finalize,
     )
     made.filters.update(
-        number=_number,
-        rate=_rate,
+        number=format_number,
+        rate=format_rate,
         duration=lambda value: NOTHING if value is None else format_seconds(value),
         memory=lambda value: NOTHING if value is None else format_memory(value),
-        time=_time,
+        time=format_time,
         spark=draw_line,
         path=lambda text: quote(str(text), safe=""),
     )
@@ -57,18 +57,19 @@ def _finalize(value: object) -> object:
     return value if isinstance(value, Markup) else escape(str(value))
 
 
-def _number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
+    """A number with its thousands."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def _rate(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     """Records a second."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"  # noqa: PLR2004  two digits
 
 
-def _time(value: datetime | None) -> Markup | str:
+def format_time(value: datetime | None) -> Markup | str:
     """A time, which the script shows as an age."""
     if value is None:
         return NOTHING

@@ -89,30 +89,34 @@ class StatusSampler:
     pipeline: Pipeline | None
     database_url: str
     redis_url: str
+    clock: Callable[[], float] = monotonic
     _looked_at: float = -FORGOTTEN_S
-    _sample: Sample | None = None
+    sample: Sample | None = None
     _recent: deque[Point] = field(default_factory=lambda: deque(maxlen=30))
     _hour: deque[Point] = field(default_factory=lambda: deque(maxlen=HOUR_POINTS))
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
-    _stopping: bool = False
+    is_closing: bool = False
+    _begun: int = 0  # samples that were begun
+    is_wanted: bool = False  # a viewer waits for one that is begun from now on
     samples: int = 0
 
     def look(self) -> Sample:
         """The last sample; waits a while for one if it is old, or the first."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
-                self._stopping = False
+                self.is_closing = False
                 self._thread = threading.Thread(target=self._run, name="penstock console", daemon=True)
                 self._thread.start()
             is_old = monotonic() - self._looked_at > FORGOTTEN_S
-            self._looked_at, before = monotonic(), self.samples
-            if is_old:
+            self._looked_at, following = monotonic(), self._begun + 1
+            if is_old:  # one that is being read may have begun before what was changed
+                self.is_wanted = True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self.samples > before, timeout=WAIT_S)
-            elif self._sample is None:
-                self._changed.wait_for(lambda: self._sample is not None, timeout=WAIT_S)
-            return self._sample or Sample(None, "no sample yet: a server does not answer")
+                self._changed.wait_for(lambda: self.samples >= following, timeout=WAIT_S)
+            elif self.sample is None:
+                self._changed.wait_for(lambda: self.sample is not None, timeout=WAIT_S)
+            return self.sample or Sample(None, "no sample yet: a server does not answer")
 
     def forget(self) -> None:
         """Takes the last sample as old: something was changed."""
@@ -121,7 +125,7 @@ class StatusSampler:
     def close(self) -> None:
         """Ends the thread."""
         with self._changed:
-            self._stopping, thread, self._thread = True, self._thread, None
+            self.is_closing, thread, self._thread = True, self._thread, None
             self._changed.notify_all()
         if thread is not None:
             thread.join()
@@ -130,40 +134,49 @@ class StatusSampler:
         reader = StatusReader(
             self.pipeline, self.database_url, self.redis_url, application="console", timeouts=TIMEOUTS
         )
-        while not self._stopping:
+        while not self.is_closing:
+            with self._changed:
+                self._begun, self.is_wanted = self._begun + 1, False
             began, error, found = monotonic(), None, None
             try:
                 found = reader.read()
             except Exception as failed:  # noqa: BLE001  a reader that ends would leave all pages as they are
                 error = str(failed) if isinstance(failed, PenstockError) else describe(failed)
                 log.debug("no sample", reason=error)
-            self._publish(found, error, monotonic() - began)
+            self.store(found, error)
+            self._wait(monotonic() - began)
         reader.close()
 
-    def _publish(self, found: Status | None, error: str | None, took_s: float) -> None:
-        """Stores a sample, and waits until the next one is due."""
+    def store(self, found: Status | None, error: str | None) -> None:
+        """Stores a sample."""
         with self._changed:
             if found is not None:
-                self._recent.append(_make_point(found))
+                self._recent.append(make_point(found, self.clock()))
                 if not self._hour or self._recent[-1].at - self._hour[-1].at >= 3600 / HOUR_POINTS:
                     self._hour.append(self._recent[-1])
             recent, hour = tuple(self._recent), tuple(self._hour)
-            self._sample = Sample(found, error, recent, hour)
+            self.sample = Sample(found, error, recent, hour)
             self.samples += 1
             self._changed.notify_all()
+
+    def _wait(self, took_s: float) -> None:
+        """Waits until the next sample is due, after one that took so long."""
+        with self._changed:
             begun = monotonic()
-            self._changed.wait(max(WATCHED_S, BUSY_SHARE * took_s))
-            while not self._stopping and monotonic() - self._looked_at > FORGOTTEN_S:
+            self._changed.wait_for(lambda: self.is_closing or self.is_wanted, max(WATCHED_S, BUSY_SHARE * took_s))
+            while not (self.is_closing or self.is_wanted) and monotonic() - self._looked_at > FORGOTTEN_S:
                 left = begun + max(UNWATCHED_S, BUSY_SHARE * took_s) - monotonic()
                 if left <= 0:
                     return
                 self._changed.wait(left)
 
 
-def _make_point(found: Status) -> Point:
+def make_point(found: Status, at: float) -> Point:
+    """The counts of a status."""
+
     def count(owners: Sequence[Any], named: Callable[[Any], Any], attribute: str) -> dict[Any, int]:
         return {named(each): sum(getattr(s, attribute) or 0 for s in each.shards) for each in owners[:MAX_NAMES]}
 
     channels = partial(count, found.channels, attrgetter("channel"))
     consumers = partial(count, found.consumers, attrgetter("consumer", "channel"))
-    return Point(monotonic(), channels("sequenced"), channels("published"), consumers("checkpoint"), consumers("lag"))
+    return Point(at, channels("sequenced"), channels("published"), consumers("checkpoint"), consumers("lag"))

@@ -1,0 +1,189 @@
+"""One reader for all viewers: what it keeps, what it tells, and when it reads."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from fixtures.proxy import Proxy, behind
+from penstock import Pipeline
+from penstock.console import status_sampler
+from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sample, StatusSampler, make_point
+from penstock.database.connections import Connection
+from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import ConsumerStatus
+from penstock.testing import eventually
+
+
+def make_sample(*points: tuple[float, int, int], hour: Sequence[Point] = ()) -> Sample:
+    """A sample whose points have a time, and the sequenced records of two channels."""
+    return Sample(
+        None, None, [Point(at, {"a": a, "b": b}, {"a": 0}, {}, {("reads", "a"): a}) for at, a, b in points], hour
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "names", "rate"),
+    [
+        ([(0, 5, 7)], "a", None),
+        ([(0, 5, 7), (10, 25, 8)], "a", 2.0),
+        ([(0, 5, 7), (10, 25, 8)], "ab", 2.1),
+        ([(0, 5, 7), (1, 9, 9), (10, 25, 8)], "b", 0.1),
+        ([(0, 5, 7), (10, 25, 8)], "c", 0.0),
+        ([(0, 5, 7), (10, 5, 8)], "a", 0.0),
+        ([(0, 25, 7), (10, 5, 8)], "a", 0.0),
+        ([(0, 5, 7), (0, 6, 8)], "a", 1000.0),
+        ([(100, 5, 7), (104, 6, 8)], "a", 0.25),
+    ],
+)
+def test_a_rate_is_what_was_added_between_the_first_point_and_the_last_a_second(
+    points: list[tuple[float, int, int]], names: str, rate: float | None
+) -> None:
+    assert make_sample(*points).rate("sequenced", *names) == rate
+
+
+def test_lags_are_those_of_the_hour_and_the_last() -> None:
+    reads = ConsumerStatus("reads", "a", None, ())
+    hour = make_sample((0, 3, 0), (15, 4, 0)).recent
+    before = [Point(0, {}, {}, {}, {}), *hour]
+
+    assert make_sample((30, 5, 0), (31, 6, 0), hour=before).lags(reads) == [3, 4, 6]
+    assert Sample(None, None).lags(reads) == []
+    assert make_sample((30, 5, 0)).lags(replace(reads, channel="b")) == []
+
+
+@pytest.mark.usefixtures("streamer")
+def test_points_of_a_minute_are_kept_and_each_quarter_of_a_minute_one_for_an_hour(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    found, now = status(connection, redis_client, flow), [0.0]
+    sampler = StatusSampler(flow, "", "", clock=lambda: now[0])
+    for now[0] in range(0, 2 * 3600 + 2, 2):
+        sampler.store(found, None)
+    sampler.store(None, "it is away")
+
+    sample = sampler.sample
+
+    assert sample is not None
+    assert (sample.status, sample.error) == (None, "it is away")
+    assert [point.at for point in sample.recent] == list(range(7142, 7202, 2))
+    assert len(sample.hour) == HOUR_POINTS
+    assert {later.at - before.at for before, later in zip(sample.hour, sample.hour[1:], strict=False)} == {16}
+    assert sample.hour[-1].at == 7200
+
+
+@pytest.mark.usefixtures("crowd")
+def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    found = status(connection, redis_client)
+    [late] = [each for each in found.consumers if each.consumer == "late"]
+    many = tuple(replace(late, consumer=f"c{number}") for number in range(MAX_NAMES + 5))
+
+    point = make_point(found, 7.0)
+
+    assert (point.at, point.sequenced["orders"], point.published["orders"]) == (7.0, 22, 20)
+    assert (point.published["lost"], point.passed["late", "orders"], point.lag["late", "orders"]) == (0, 10, 12)
+    assert len(make_point(replace(found, consumers=many), 7.0).lag) == MAX_NAMES
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples follow each other without a pause."""
+    monkeypatch.setattr(status_sampler, "WATCHED_S", 0.0)
+    monkeypatch.setattr(status_sampler, "BUSY_SHARE", 0)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_reader_survives_any_error(
+    flow: Pipeline, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([RuntimeError("once")])
+
+    def fail_once(*arguments: Any) -> Any:
+        for error in failures:
+            raise error
+        return status(*arguments)
+
+    monkeypatch.setattr("penstock.operating.status.gathering.status", fail_once)
+    sampler = StatusSampler(flow, database_url, redis_url)
+
+    assert sampler.look().status is None
+    eventually(lambda: sampler.look().status is not None, "the next sample")
+    sampler.close()
+
+
+def test_viewers_share_one_reader(flow: Pipeline, database_url: str, redis_url: str) -> None:
+    sampler = StatusSampler(flow, database_url, redis_url)
+
+    found = [sampler.look() for _ in range(50)]
+    sampler.close()
+
+    assert found[0].status is not None
+    assert sampler.samples <= 2
+    assert len({id(each) for each in found}) <= 2
+
+
+@contextmanager
+def closing(sampler: StatusSampler) -> Iterator[StatusSampler]:
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read but when it is wanted, and a viewer waits for it."""
+    monkeypatch.setattr(status_sampler, "WATCHED_S", 3600.0)
+    monkeypatch.setattr(status_sampler, "WAIT_S", 3600.0)
+    monkeypatch.setattr(
+        status_sampler, "TIMEOUTS", replace(status_sampler.TIMEOUTS, reply_s=3600.0, statement_s=3600.0)
+    )
+
+
+@pytest.mark.usefixtures("patient", "streamer")
+def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
+    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy, connection: Connection
+) -> None:
+    """The first sample has read Postgres, and waits for Redis."""
+    with (
+        closing(StatusSampler(flow, database_url, behind(redis_proxy, redis_url))) as sampler,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        redis_proxy.hold_back()
+        first = pool.submit(sampler.look)
+        eventually(lambda: redis_proxy.accepted, "it waits for Redis")
+        connection.execute(
+            "INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('channel', 'things', 'a deploy', 'ann')"
+        )
+        sampler.forget()
+        second = pool.submit(sampler.look)
+        eventually(lambda: not second.running() or sampler.is_wanted, "the second viewer waits")
+        redis_proxy.heal()
+        before, after = first.result(), second.result()
+
+    assert before.status is not None
+    assert after.status is not None
+    assert [each.name for each in after.status.pauses] == ["things"]
+
+
+@pytest.mark.usefixtures("patient", "streamer")
+def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(
+    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
+) -> None:
+    sampler = StatusSampler(flow, database_url, behind(redis_proxy, redis_url))
+    with ThreadPoolExecutor(2) as pool:
+        redis_proxy.hold_back()
+        looked = pool.submit(sampler.look)
+        eventually(lambda: redis_proxy.accepted, "it reads")
+        closed = pool.submit(sampler.close)
+        eventually(lambda: sampler.is_closing, "it is to end")
+        redis_proxy.heal()
+        assert looked.result().status is not None
+        closed.result()
+    assert sampler.samples == 1
