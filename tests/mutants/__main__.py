@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -127,7 +127,9 @@ class Recorded:
         near = {test: sum(word in test for word in words) for test in tests}
         budget = BUDGET_S
         chosen: list[str] = []
-        for test in sorted(tests, key=lambda test: (-near[test], self.durations.get(test, 1.0), test)):
+        for test in sorted(
+            filter(_is_there, tests), key=lambda test: (-near[test], self.durations.get(test, 1.0), test)
+        ):
             budget -= self.durations.get(test, 1.0)
             if budget < 0 and chosen:
                 break
@@ -193,6 +195,14 @@ def choose(mutants: list[Mutant], count: int, seed: str) -> Iterator[Mutant]:
                 left -= 1
                 yield mutant
                 break
+
+
+@cache
+def _is_there(test: str) -> bool:
+    """True if a test that was recorded has not been deleted since."""
+    path, _, name = test.partition("::")
+    file = ROOT / path
+    return file.exists() and f"def {name.rpartition('::')[2].partition('[')[0]}(" in file.read_text()
 
 
 class MutantRunner:
