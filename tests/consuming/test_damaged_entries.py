@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
 from fixtures.flow import entry_of_a_record, running, stage_rows
 from fixtures.libraries import Zstandard
+from fixtures.proxy import Proxy, behind
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read, read_newest
@@ -162,13 +163,29 @@ def test_a_checkpoint_inside_of_it_goes_on_from_there(
     assert seen == [*range(1, ENTRIES * EACH + 1)]
 
 
+@pytest.mark.parametrize("notices", ["at once", "late"])
 def test_a_shard_stops_where_the_journal_no_longer_has_them(
-    published: Log, worker: LogWorker, seen: list[int], connection: Connection, redis_client: redis.Redis
+    published: Log,
+    flow: Pipeline,
+    seen: list[int],
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    redis_client: redis.Redis,
+    postgres_proxy: Proxy,
+    notices: str,
 ) -> None:
+    """And says so, whenever Postgres notices that the worker has closed the connection on which it locked the shard."""
+    if notices == "late":
+        postgres_proxy.linger()
     damage(redis_client, "none", "an empty column")
     connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
 
-    with pytest.raises(DamagedEntry, match=r"\(offsets 21-40\).* the journal has no record after"):
+    url = behind(postgres_proxy, database_url)
+    with (
+        LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), url, redis_url)) as worker,
+        pytest.raises(DamagedEntry, match=r"\(offsets 21-40\).* the journal has no record after"),
+    ):
         worker.drain()
 
     assert seen == [*range(1, 21)]

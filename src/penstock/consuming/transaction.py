@@ -314,6 +314,8 @@ class HandlerTransaction:
                 self._connection.info.pop(AFTER_COMMIT, None)
                 self._connection.rollback()
                 return
+            with suppress(Exception):
+                self._connection.rollback()  # the locks of a connection that is only closed last until Postgres notices
             self._connection.invalidate()
         except Exception:  # noqa: BLE001  the connection is gone, and so is what was done on it
             log.debug("connection gone", consumer=self._consumer.name)
