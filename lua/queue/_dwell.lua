@@ -4,10 +4,10 @@
 local held_by_all
 local dwells = {}
 
--- How long the message has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
+-- How long the message, which has left its line, has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
 local function count_dwell(account, record)
   if account.is_noisy == nil then
-    local held = account.in_flight + account.waits
+    local held = account.in_flight + account.waits + 1
     if held >= 30 and not held_by_all then
       held_by_all = redis.call("ZCARD", waiting) + redis.call("ZCARD", leases)
     end

@@ -43,7 +43,7 @@ local function hand_over(account, id, record)
     gating.begin(gate, record.at)
   end
   record.state, record.attempts, record.token, record.taken, record.at = "l", record.attempts + 1, request, now, now
-  note_company(record, #ids == 0)
+  note_company(record)
   save_record(id, record)
   expiries[#expiries + 1], expiries[#expiries + 2] = now + lease, id
   if record.deadline > 0 then
@@ -63,7 +63,7 @@ local function repeated()
   end
   for i = 4, #values do
     local id, record = values[i], read_record(values[i])
-    if record and record.state == "l" and record.token == request then
+    if record and record.token == request then
       local payload, headers = read_entry(record)
       add_to_reply(id, record, payload, headers)
     end

@@ -3,7 +3,8 @@
 --
 -- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
 -- The body of one that waits or is leased is an entry of a stream; that of one that is delayed or dead is parked in a hash, since
--- an old entry would keep the memory of its neighbours.  `order` is the number with which a message was added; `held` is the
+-- an old entry would keep the memory of its neighbours.  `token` is that of its lease; of one
+-- that has ended, it is none, or has the outcome.  `order` is the number with which a message was added; `held` is the
 -- gate in the line of which it waits, or false: see queue/_gates.  `suspect` and `company`: see queue/_suspects.
 
 -- A record is packed as an array.  Written out, since loops over the names take several times as long.

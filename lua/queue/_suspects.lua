@@ -30,9 +30,9 @@ local function suspect_lost(record)
   return company == ALONE
 end
 
--- Notes how a message is handed over, as the first of this call or not.
-local function note_company(record, is_first)
-  is_alone = beside == 0 and is_first and record.suspect > 0
+-- Notes how a message that may go is handed over.
+local function note_company(record)
+  is_alone = beside == 0 and record.suspect > 0
   record.company = beside < 0 and 0 or is_alone and ALONE or IN_COMPANY
   record.suspect = math.min(record.suspect, 1)
 end

@@ -9,6 +9,6 @@
 local reply = {}
 for from = items, #ARGV, 2 do
   local record = read_record(ARGV[from])
-  reply[#reply + 1] = record and record.state == "l" and record.token == ARGV[from + 1] and "ok" or "stale"
+  reply[#reply + 1] = record and record.token == ARGV[from + 1] and "ok" or "stale"
 end
 return reply

@@ -12,7 +12,7 @@ local reply = {"extended"}
 for from = items, #ARGV, 2 do
   local id, token = ARGV[from], ARGV[from + 1]
   local record = read_record(id)
-  local is_held = record and record.state == "l" and record.token == token
+  local is_held = record and record.token == token
   if is_held then
     redis.call("ZADD", leases, now + lease, id)
   end

@@ -42,7 +42,7 @@ local function settle(id, token, outcome, delay, seconds, reason)
   local settled = token .. " " .. outcome
   if record and record.token == settled then
     return "ok"
-  elseif not record or record.state ~= "l" or record.token ~= token then
+  elseif not record or record.token ~= token then
     return "stale"
   end
   local account = tenant_account(record.tenant)

@@ -11,19 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from fixtures.clocks import stop_clock, tell_time
 from penstock import Pipeline, Queue
 from penstock.streaming.scheduler import Scheduler
 
 JOBS = Queue("jobs")
 BEGINNING = datetime(2026, 3, 1, 0, 0, 7, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-
-OWN_CLOCK = """
-CREATE SCHEMA clock;
-CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT current_setting('clock.now')::timestamptz $$;
-SET search_path TO clock, pg_catalog
-"""
-"""Postgres' own is found after it."""
 
 IS_SLOT: dict[str, Callable[[datetime], bool]] = {
     "1h": lambda at: at.minute == at.second == 0,
@@ -100,7 +94,7 @@ class ScheduleModel(RuleBasedStateMachine):
         self.calendar = Calendar(every, self.catch_up, next(walk(every, self.now)))
 
     def _tell_time(self) -> None:
-        self.connection.execute("SELECT set_config('clock.now', %s, false)", [self.now.isoformat()])
+        tell_time(self.connection, self.now)
 
     @rule(seconds=st.sampled_from([1, 29, 59, 61, 89, 600, 3593, 3600, 7200, 86_400]))
     def pass_time(self, seconds: int) -> None:
@@ -153,7 +147,7 @@ class ScheduleModel(RuleBasedStateMachine):
 
 
 def test_a_schedule_matches_the_calendar_whatever_the_clock_does(connection: psycopg.Connection) -> None:
-    connection.execute(OWN_CLOCK.encode())
+    stop_clock(connection, BEGINNING)
     ScheduleModel.connection = connection
     run_state_machine_as_test(
         ScheduleModel,

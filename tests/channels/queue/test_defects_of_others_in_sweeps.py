@@ -50,6 +50,31 @@ def test_13_a_unique_name_is_held_as_long_as_it_says(probe: Probe) -> None:
     assert probe.write("t", "two", unique=window)[0].is_new
 
 
+def test_13_the_next_one_has_a_name_though_the_time_of_the_last_one_is_not_swept(probe: Probe) -> None:
+    probe.write("t", "first", unique=Unique("n", window=5.0))
+    probe.pass_time(6)
+    [second] = probe.write("t", "second", unique="n")
+
+    assert probe.write("t", "third", unique="n")[0].duplicate_of == second.id
+    probe.sweep()
+    assert probe.write("t", "fourth", unique="n")[0].duplicate_of == second.id
+
+
+@pytest.mark.parametrize(("end", "is_free"), [("done", True), ("dead", True), ("retry", False), (None, False)])
+def test_13_a_name_whose_time_was_lost_is_held_until_its_message_has_ended(
+    end: str | None,
+    is_free: bool,  # noqa: FBT001
+    probe: Probe,
+) -> None:
+    probe.write("t", "first", unique=Unique("n", window=5.0))
+    [given] = probe.take()
+    probe.client.delete(probe.key("windows"))
+    if end is not None:
+        probe.settle(given, end)
+
+    assert probe.write("t", "second", unique="n")[0].is_new == is_free
+
+
 def test_13_a_name_that_was_free_while_its_message_was_worked_on_stays_the_next_ones(probe: Probe) -> None:
     queued = Unique("q", until="queued")
     probe.write("t", "one", unique=queued)

@@ -3,6 +3,7 @@
 The model knows what each message is, and nothing of how the queue finds it.  It follows the queue's own clock.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -22,6 +23,7 @@ from fixtures.queue_world import Known, World
 from fixtures.queues import INDEXES, Given, Probe
 from penstock.channels.queue import NewMessage
 from penstock.declaring.unique import KeyLimits, Priority, TenantLimits, Unique
+from penstock.errors import TenantFull
 
 TENANTS = st.sampled_from(["elephant", "mouse", "mouse2", "ä"])
 KEYS = st.sampled_from(["", "", "k", "k2"])
@@ -46,7 +48,7 @@ OUTCOMES = st.tuples(
     st.sampled_from(["done", "done", "retry", "snooze", "release", "dead"]), st.sampled_from([0.0, 5.5])
 )
 LIMITS = st.sampled_from(
-    [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}]
+    [None, {"is_paused": True}, {"in_flight": 1}, {"elastic": 1}, {"weight": 3.0}, {"in_flight": 3}, {"bytes": 3}]
 )
 KEY_LIMITS = st.dictionaries(
     st.sampled_from(["k", "k2"]),
@@ -76,6 +78,7 @@ class Model(RuleBasedStateMachine):
         self.taken_at: dict[str, float] = {}
         self.held: list[Given] = []
         self.ended: list[str] = []
+        self.totals = Counter({"written": 1, "done": 1})
 
     def _now(self) -> float:
         return self.probe.now_ms()
@@ -110,10 +113,13 @@ class Model(RuleBasedStateMachine):
         now = self._now()
 
         holder = self.world.holder(unique.name, now) if unique else None
+        is_full = holder is None and not self.world.has_room(new)
         assert written.duplicate_of == holder
-        assert written.is_new == (holder is None)
-        if holder is None:
+        assert isinstance(written.refused, TenantFull) == is_full
+        assert written.is_new == (holder is None and not is_full)
+        if written.is_new:
             self._add(new, now)
+            self.totals["written"] += 1
 
     def _add(self, new: NewMessage, now: float) -> None:
         world = self.world
@@ -166,7 +172,7 @@ class Model(RuleBasedStateMachine):
 
     def _check_taken(self, taken: list[Given], count: int) -> None:
         now, world = self._now(), self.world
-        world.move_due(now)
+        self.totals["reclaimed"] += world.move_due(now)
         buried = [each for each in world.of("waiting") if each.deadline <= now]
         for each in buried:
             if self.probe.state(each.new.id) == "dead":
@@ -238,6 +244,7 @@ class Model(RuleBasedStateMachine):
 
     def _end(self, known: Known, state: str) -> None:
         known.state, known.has_name, known.token = state, False, ""
+        self.totals["done" if state == "finished" else "died"] += 1
         known.done_at = self._now()
 
     @precondition(lambda self: self.held)
@@ -263,6 +270,8 @@ class Model(RuleBasedStateMachine):
         if was != "unknown":
             # It can be written again now, which is another story.
             del self.world.messages[id_]
+            if was != "dead":
+                self.world.windows = {name: of for name, of in self.world.windows.items() if of[0] != id_}
             self.held = [each for each in self.held if each.id != id_]
             for worker, (request, taken) in self.requests.items():
                 self.requests[worker] = (request, [each for each in taken if each.id != id_])
@@ -335,8 +344,10 @@ class Model(RuleBasedStateMachine):
         before = self._now()
         is_gone = self.client.delete(self.probe.key(name)) == 1
         assert self.probe.sweep() == 0
-        if name == "meta":  # its clock begins anew
+        if name == "meta":  # its clock begins anew, and so do its counters
             self.client.hset(self.probe.key("meta"), "clock", before)
+            self.totals.clear()
+            self.probe.limit_keys(within="tenant", **self.world.key_limits)  # as the streamer does
         assert self.probe.is_whole()
         self._bury_late()
         if not is_gone:
@@ -399,6 +410,21 @@ class Model(RuleBasedStateMachine):
             assert stats[name] == len(self.world.of(name)), name
         assert stats["lost"] == 0
         assert stats["damaged"] == 0
+        for name in ("written", "done", "died", "reclaimed"):
+            assert stats[name] == self.totals[name], name
+
+    @precondition(lambda self: self.world.messages)
+    @rule(data=st.data())
+    def explain(self, data: st.DataObject) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.world.messages)))
+        known, facts, now = self.world.messages[id_], self.probe.explain(id_).facts, self._now()
+
+        assert (facts["state"], facts["tenant"], facts["key"]) == (known.state, known.new.tenant, known.new.key)
+        assert facts["attempts"] == str(known.attempts) or known.has_lost_record
+        assert (facts.get("holder", "") == known.token) or known.state != "leased"
+        for state, name, moment in (("leased", "lease", known.until), ("delayed", "due", known.due)):
+            if known.state == state:
+                assert float(facts[name]) == pytest.approx((moment - now) / 1000, abs=0.002, rel=1e-5)
 
     def teardown(self) -> None:
         """Nothing is lost: whatever is not finished comes out, once."""

@@ -162,12 +162,11 @@ def unique_window_of_one_that_is_done(probe: Probe) -> Ending:
     return 50_000, lambda: probe.write("t", "y", unique=name)[0].is_new
 
 
-def window_that_a_name_of_another_kind_follows(probe: Probe) -> Ending:
-    probe.write("t", "x", unique=Unique("u", window=1))
-    probe.done(probe.take())
-    probe.pass_time(1)
-    probe.write("t", "y", unique="u", delay_s=9)
-    return 9_000, lambda: probe.done(probe.take()) == [True] and probe.write("t", "z", unique="u")[0].is_new
+def window_within_that_of_one_that_was_deleted(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", unique=Unique("u", window=120))
+    probe.run(probe.shard.delete([written.id]))
+    probe.write("t", "y", unique=Unique("u", window=2.5))
+    return 2_500, lambda: probe.write("t", "z", unique="u")[0].is_new
 
 
 def memory_of_what_is_done(probe: Probe) -> Ending:
@@ -234,15 +233,13 @@ def burst_of_a_key(probe: Probe) -> Ending:
 
 
 def rate_of_one_that_has_gone(probe: Probe) -> Ending:
-    """Its account is kept that long, though nothing of it is left."""
+    """What it has used is known for that long, though nothing of it is left."""
     probe.limit("t", rate=0.01)
     probe.write("t", "x")
     probe.done(probe.take())
-    for tenant in ("u", "v"):  # which move the virtual time on
-        probe.write(tenant, "other")
-        probe.done(probe.take(), seconds=50.0)
+    assert probe.take() == []
     probe.write("t", "y")
-    return 100_000, lambda: any(each.tenant == "t" for each in probe.take(5))
+    return 100_000, lambda: bool(probe.take())
 
 
 def place_of_a_key_that_a_paused_tenant_keeps(probe: Probe) -> Ending:
@@ -268,17 +265,21 @@ def worker_that_is_to_become_idle(probe: Probe) -> Ending:
 
 
 def dwell(probe: Probe) -> Ending:
-    """It is counted in the window of five minutes and in the next."""
+    """It is counted in its window of five minutes and in the next one."""
     probe.pass_time(300 - probe.now_ms() % 300_000 / 1000)
     probe.write("t", "x")
     probe.take(lease_s=9999)
 
     def is_forgotten() -> bool:
-        seen = [any(name.startswith("quiet") for name in probe.stats())]
         probe.sweep()
-        return not any([*seen, probe.client.hlen(probe.key("dwell"))])
+        return sum_stats([probe.stats()]).quiet.count == 0
 
     return 600_000, is_forgotten
+
+
+def dwell_that_is_not_swept(probe: Probe) -> Ending:
+    after_ms, _ = dwell(probe)
+    return after_ms, lambda: sum_stats([probe.stats()]).quiet.count == 0
 
 
 ENDINGS = [
@@ -286,8 +287,8 @@ ENDINGS = [
     *(deadline, deadline_of_a_retry, deadline_in_a_sweep, deadline_before_it_is_due, deadline_before_the_next_attempt),
     *(deadline_of_one_given_back, deadline_of_one_whose_lease_ends, deadline_of_one_brought_back),
     *(deadline_in_a_rebuilt_queue, unique_window, unique_window_of_one_that_is_done),
-    *(window_that_a_name_of_another_kind_follows, memory_of_what_is_done, memory_of_a_request, pause_between_sweeps),
-    *(rate, rate_of_a_key, burst, burst_of_a_key, rate_of_one_that_has_gone, dwell),
+    *(window_within_that_of_one_that_was_deleted, memory_of_what_is_done, memory_of_a_request, pause_between_sweeps),
+    *(rate, rate_of_a_key, burst, burst_of_a_key, rate_of_one_that_has_gone, dwell, dwell_that_is_not_swept),
     *(place_of_a_key_that_a_paused_tenant_keeps, worker_that_is_to_become_idle),
 ]
 
@@ -338,36 +339,108 @@ def test_a_message_that_kills_its_workers_pauses_for_half_of_its_pause_at_least(
 
 def test_times_are_reported_in_the_unit_that_their_name_says(probe: Probe) -> None:
     """Each of them is another one, and none of them a round number."""
-    began, queue = probe.now_ms(), probe.queue()
-    ids = [probe.write(name, "x")[0].id for name in ("waits", "leased", "limited")]
+    began, queue, name = probe.now_ms(), probe.queue(), ShardName("jobs", Shard(0))
+    ids = [probe.write(tenant, "x")[0].id for tenant in ("waits", "leased", "limited")]
     probe.limit("waits", is_paused=True)
     probe.limit("limited", rate=0.125)
+    probe.limit("leased", in_flight=1)
     probe.pass_time(1.234)
     leased, _ = probe.take(2, lease_s=7.5)
-    probe.write("limited", "next")
+    full = probe.write("leased", "behind it")[0].id
     delayed = probe.write("t", "late", delay_s=5.25, deadline=later(probe, 9.5))[0].id
     probe.pass_time(0.5)
     limited = probe.write("limited", "last")[0].id
-    facts = {id_: probe.explain(id_).facts for id_ in (*ids, delayed, limited)}
+    explained = {id_: probe.explain(id_) for id_ in (*ids, delayed, limited, full)}
     stats = sum_stats([probe.stats()])
 
-    assert facts[ids[0]]["age"] == "1.734"
-    assert facts[leased.id]["lease"] == "7"
-    assert facts[delayed]["due"] == "4.75"
-    assert facts[limited]["blocked_for"] == "7.5"
+    assert explained[ids[0]].facts["age"] == "1.734"
+    assert explained[leased.id].text == f"is leased for another 7 s by {leased.token}, attempt 1"
+    assert explained[delayed].text == "is due in 4.75 s, after 0 attempts"
+    assert explained[limited].text == "waits: its tenant is at a limit for 7.5 s; 0 messages of its tenant ahead"
+    assert explained[full].text.startswith(
+        "waits: its tenant is at a limit until one of its messages is settled; 0 messages"
+    )
     assert stats.oldest_s == 1.734
     assert (stats.quiet.count, stats.quiet.median_s, stats.quiet.p99_s) == (2, 2.048, 2.048)
     assert probe.stats()["next_due"] == 4750
     assert probe.round(request="w/9").due_s == 4.75
     assert leased.message.since_ms == began
+    oldest = oldest_messages(probe.client, "penstock", [name], 4)
+    assert [each.since.timestamp() * 1000 - began for each in oldest] == [0, 0, 0, 1234]
+    assert [each.since.timestamp() * 1000 for each in oldest_messages(probe.client, "penstock", [name], 1)] == [began]
     probe.pass_time(4.75)
     [again] = probe.take()
     assert (again.message.since_ms, again.message.deadline_ms) == (began + 1234 + 5250, began + 1234 + 9500)
     probe.settle(again, "dead")
     [dead] = queue.dead_letters()
     assert dead.died_ms == probe.now_ms() == began + 1234 + 5250
-    [oldest] = oldest_messages(probe.client, "penstock", [ShardName("jobs", Shard(0))], 1)
-    assert oldest.since.timestamp() * 1000 == began
+
+
+def test_a_message_has_waited_since_it_came_or_was_due_or_was_last_put_back(probe: Probe) -> None:
+    """Which says how old the oldest one is, and for how long each has waited to be handed over."""
+
+    def oldest_s() -> float | None:
+        return sum_stats([probe.stats()]).oldest_s
+
+    probe.write("t", "x", delay_s=100)
+    assert oldest_s() is None
+    probe.pass_time(103)
+    [given] = probe.take()
+    assert oldest_s() == 3
+    probe.pass_time(50)
+    probe.settle(given, "release")
+    probe.pass_time(2)
+    assert oldest_s() == 55  # attempts do not make it younger
+    [given] = probe.take()
+    dwell = sum_stats([probe.stats()]).quiet
+    assert (dwell.count, dwell.median_s, dwell.p99_s) == (2, 0.001, 2.048)
+    probe.settle(given, "dead")
+    assert oldest_s() is None
+    probe.pass_time(9)
+    probe.run(probe.shard.redrive([given.id]))
+    probe.pass_time(4)
+    assert oldest_s() == 4
+
+
+@pytest.mark.parametrize(("has", "others", "is_noisy"), [(30, 269, True), (30, 270, False), (29, 200, False)])
+def test_a_tenant_is_noisy_that_has_more_than_a_tenth_of_a_queue_and_thirty(
+    has: int,
+    others: int,
+    is_noisy: bool,  # noqa: FBT001
+    probe: Probe,
+) -> None:
+    for number in range(0, others, 100):
+        probe.write("others", *(["x"] * min(100, others - number)))
+    probe.limit("others", is_paused=True)
+    probe.write("t", *(["x"] * has))
+    probe.take()
+    stats = sum_stats([probe.stats()])
+
+    assert (stats.quiet.count, stats.noisy.count) == ((0, 1) if is_noisy else (1, 0))
+
+
+@pytest.mark.parametrize(("has", "more", "is_full"), [(9, 1, False), (9, 2, True), (10, 1, True)])
+@pytest.mark.parametrize("state", ["waiting", "delayed", "leased", "brought back"])
+def test_a_tenant_has_room_for_as_many_bytes_as_it_may_have_and_for_no_more(
+    state: str,
+    has: int,
+    more: int,
+    is_full: bool,  # noqa: FBT001
+    probe: Probe,
+) -> None:
+    probe.limit("t", bytes=10)
+    [written] = probe.write("t", "x" * has, delay_s=5.0 if state == "delayed" else 0.0)
+    if state == "leased":
+        probe.take()
+    if state == "brought back":
+        settle_one(probe, "dead")
+        probe.run(probe.shard.redrive([written.id]))
+    [second] = probe.write("t", "y" * more)
+    assert (second.refused is not None) == is_full
+
+    probe.run(probe.shard.delete([written.id, second.id]))
+    assert probe.write("t", "z" * 10)[0].refused is None
+    assert probe.write("t", "z")[0].refused is not None
 
 
 def test_a_check_says_by_how_many_seconds_the_clock_of_a_queue_is_ahead(probe: Probe) -> None:
@@ -399,7 +472,7 @@ def test_a_clock_that_was_ahead_for_an_hour_and_is_corrected_holds_up_nothing_fo
     probe.settle(retried, "retry", delay_s=20)
     assert probe.done([each for each in held if each.message.payload == b"done"]) == [True, True]
     probe.correct(HOUR_S)
-    for go_on in (probe.take, probe.sweep, probe.take):
+    for go_on in (probe.take, probe.sweep, probe.take, probe.sweep, probe.sweep):
         assert not go_on()
     probe.pass_time(25)
 
@@ -428,7 +501,19 @@ def test_a_clock_that_is_a_little_ahead_goes_on_at_half_speed_and_is_not_set_bac
     first = probe.now_ms()
 
     assert (first < before + ahead_s * 1000) == is_set_back
-    if not is_set_back:  # the server goes on by ten seconds, and the queue by five
+    if not is_set_back:  # the server goes on by 100 seconds, and the queue by 50
         probe.client.hincrbyfloat(probe.key("meta"), "server", -10_000)
         probe.take()
         assert probe.now_ms() - first >= 5_000
+
+
+def test_a_lease_that_had_ended_before_the_clock_was_corrected_has_ended(redis_client: RedisClient) -> None:
+    probe = Probe(redis_client)
+    probe.write("t", "x")
+    probe.pass_time(HOUR_S)
+    probe.take(lease_s=2)
+    probe.pass_time(5)
+    probe.correct(HOUR_S + 5)
+    probe.sweep()
+
+    assert payloads(probe) == ["x"]
