@@ -1,0 +1,259 @@
+"""What the console's lists hold and its plans say, of a pipeline that has one of everybody."""
+
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from fixtures.crowd import pipeline
+from penstock.console import Visitor, make_console
+from penstock.console.access import RIGHTS
+from penstock.console.pages import MAX_ROWS
+from penstock.database.connections import Connection
+
+LETTERS = """
+UPDATE penstock.dead_letters SET later_shard = 0, later_offset = 5 WHERE consumer = 'late' AND channel = 'orders' AND "offset" = 2;
+UPDATE penstock.dead_letters SET parked = true, retry_requested_at = now() WHERE consumer = 'late' AND channel = 'old' AND "offset" = 3;
+UPDATE penstock.dead_letters SET reason = 'KeyError: no' WHERE consumer = 'late' AND channel = 'old' AND "offset" = 1
+"""
+
+
+@pytest.fixture
+def client(crowd: None, connection: Connection, database_url: str, redis_url: str) -> Iterator[TestClient]:
+    del crowd
+    for statement in LETTERS.split(";\n"):
+        connection.execute(statement.encode())
+    console = make_console(
+        pipeline, database_url, redis_url, access=lambda _: Visitor("ann", RIGHTS), acting_database_url=database_url
+    )
+    yield TestClient(console, base_url="http://console")
+    console.close()
+
+
+def at(consumer: str, channel: str, shard: int, *offsets: int) -> list[str]:
+    return [f"{consumer} {channel}/{shard} {offset}" for offset in offsets]
+
+
+LATE = [*at("late", "old", 0, 3, 2, 1), *at("late", "orders", 1, 1), *at("late", "orders", 0, 2, 1)]
+ALL = [
+    *at("search", "index", 1, 1),
+    *at("reader", "rides@eu", 0, 1),
+    *at("halted", "orders", 0, 5, 4, 3, 2, 1),
+    *at("gone", "orders", 0, 4, 3, 2, 1),
+    *LATE[:3],
+    *at("done", "orders", 2, 1),
+    *LATE[3:],
+]
+
+LISTS: dict[str, Any] = {
+    "/channels/orders/contents": [
+        *(f"orders/2 offset {offset} orders2-{offset} insert thing" for offset in (3, 2, 1)),
+        *(f"orders/1 offset {offset} orders1-{offset} insert thing" for offset in (7, 6, 5, 4, 3, 2, 1)),
+        *(f"orders/0 offset {offset} orders0-{offset} insert thing" for offset in (10, 9, 8, 7, 6, 5)),
+    ],
+    "/channels/jobs/contents": [
+        *(f"jobs/0 {job}  a leased {job}" for job in (29, 30)),
+        *(f"jobs/0 {job}  a waiting {job}" for job in (31, 32, 33, 34, 35)),
+    ],
+    "/channels/index/contents": [
+        "index/0 index0-1 held",
+        "index/0 index0-2 held",
+        "index/0 index0-3 dirty",
+        "index/1 index1-1 reserved",
+        "index/1 index1-2 dirty",
+    ],
+    "/channels/calm/contents": [],
+    "/channels/jobs/tenants": ["a 5 2 ready"],
+    "/channels/orders/tenants": "orders is no queue, and only queues have tenants",
+    "/channels/nobody": "no channel 'nobody' is registered",
+    "/consumers/nobody": "no consumer 'nobody' is registered",
+    "/dead-letters": ALL,
+    "/dead-letters?consumer=late": LATE,
+    "/dead-letters?consumer=late&channel=orders": LATE[3:],
+    "/dead-letters?consumer=late&error=KeyError": LATE[2:3],
+    "/dead-letters?key=k&channel=index": ALL[:1],
+    "/dead-letters?key=other": [],
+    "/dead-letters?error=Value": [],
+    "/find?q=%20orders/1+offset+4%20": ["orders/1 offset 4"],
+    "/find?q=14": ["orders/1 offset 4"],
+    "/find?q=14&key": [],
+    "/find?q=orders1-4": ["orders/1 offset 4"],
+    "/find?q=k": [f"grown/3 offset {offset}" for offset in (1, 2, 3, 4)],
+}
+
+
+def list_shown(found: Any) -> list[str]:
+    """A line for each item of a page's JSON."""
+    if isinstance(found, dict) and "letters" in found:
+        return [f"{each['consumer']} {each['channel']}/{each['shard']} {each['offset']}" for each in found["letters"]]
+    if isinstance(found, dict):
+        return [f"{each['channel']}/{each['shard']} offset {each['offset']}" for each in found["stories"]]
+    names = ("place", "key", "tenant", "what", "waiting", "in_flight", "state", "job")
+    return [" ".join(str(each[name]) for name in names if each.get(name) is not None) for each in found]
+
+
+def test_a_list_has_what_it_is_asked_for_in_its_order(client: TestClient) -> None:
+    shown = {}
+    for address in LISTS:
+        path, _, query = address.partition("?")
+        found = json.loads(client.get(f"{path}.json?{query}").text)
+        shown[address] = found["error"] if isinstance(found, dict) and "error" in found else list_shown(found)
+    assert shown == LISTS
+
+    groups = json.loads(client.get("/dead-letters.json?consumer=late").text)["groups"]
+    assert [(each["channel"], each["error"], each["letters"]) for each in groups] == [
+        ("orders", "ValueError", 3),
+        ("old", "ValueError", 2),
+        ("old", "KeyError", 1),
+    ]
+    grades = [each["grade"] for each in json.loads(client.get("/doctor.json").text)]
+    assert grades == sorted(grades, key=["error", "warning", "ok"].index)
+    assert {*grades} == {"error", "warning", "ok"}
+
+
+def test_the_overview_shows_so_many_and_says_how_many_more(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.channels (channel, kind, shards, keep) SELECT 'c' || n, 'log', 1, '1 h' FROM generate_series(1, %s) n",
+        [MAX_ROWS + 9],
+    )
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch) '
+        "SELECT 'r' || n, 'c1', 0, 0, 1 FROM generate_series(1, %s) n",
+        [MAX_ROWS + 5],
+    )
+    console = make_console(None, database_url, redis_url, access=lambda _: Visitor("ann"))
+    try:
+        overview = TestClient(console, base_url="http://console").get("/").text
+    finally:
+        console.close()
+
+    rows = [len(re.findall(f'<th scope="row"><a href="/{kind}/', overview)) for kind in ("channels", "consumers")]
+    assert rows == [MAX_ROWS, MAX_ROWS]
+    assert "14 more are not shown here" in overview
+
+
+LETTER = "channel=orders&shard=0&offset="
+
+PLANS: dict[str, tuple[str, ...]] = {
+    "pause?kind=channel&name=orders": (
+        "Pause channel orders",
+        "What is being applied ends; nothing is begun after it, in any process.",
+        "Applications go on staging, the streamer publishing. Retention waits.",
+        "penstock channels pause orders --reason …",
+        "/channels/orders",
+    ),
+    "resume?kind=consumer&name=paused": (
+        "Resume consumer paused",
+        "consumer paused is paused since 2026-01-01 00:00:00 UTC by ann: a deploy",
+        "It goes on within a second, where it was.",
+        "penstock consumers resume paused",
+        "/consumers/paused",
+    ),
+    "resume?kind=channel&name=paused": ("channel paused is not paused",),
+    "go-on?name=halted": (
+        "Let the halted shards of halted go on",
+        "The cause should be gone: otherwise they halt again.",
+        "orders/1 goes on behind offset 3",
+        "orders/2 goes on behind offset 4",
+        "It has dead letters: to keep the order of their keys, retry them before: penstock dead-letters retry halted --all",
+        "penstock reset checkpoint halted --resume --apply",
+        "/consumers/halted",
+    ),
+    "go-on?name=paused": (
+        "Let the halted shards of paused go on",
+        "The cause should be gone: otherwise they halt again.",
+        "orders/0 goes on behind offset 6",
+        "penstock reset checkpoint paused --resume --apply",
+        "/consumers/paused",
+    ),
+    "go-on?name=late": ("no shard of late is halted",),
+    f"retry?consumer=late&{LETTER}1": (
+        "Retry the dead letter of late at orders/0 offset 1",
+        "A worker of late calls its handler with it, within seconds, unless it is paused.",
+        "penstock dead-letters retry late 'orders/0 offset 1'",
+        "/dead-letters?consumer=late",
+    ),
+    f"retry?consumer=late&{LETTER}2": (
+        "a later record of its key was applied since, at orders/0 offset 5: a retry would bring back the older state. If that is wanted: penstock dead-letters retry late 'orders/0 offset 2' --superseded",
+    ),
+    "retry?consumer=late&channel=old&shard=0&offset=3": (
+        "Retry the dead letter of late at old/0 offset 3",
+        "A worker of late calls its handler with it, within seconds, unless it is paused.",
+        "It is parked: it stays while an earlier dead letter of its key is there.",
+        "That was requested before, and no worker has taken it yet: does one run?",
+        "penstock dead-letters retry late 'old/0 offset 3' --parked",
+        "/dead-letters?consumer=late",
+    ),
+    "retry-all?consumer=late": (
+        "Retry 5 dead letters of late",
+        "2 of old, ValueError",
+        "2 of orders, ValueError",
+        "1 of old, KeyError",
+        "Workers of late call its handler with them, in their order, unless it is paused.",
+        "Those of whose key a later record was applied since stay as they are.",
+        "penstock dead-letters retry late --all",
+        "/dead-letters?consumer=late",
+    ),
+    "retry-all?consumer=late&channel=old&error=KeyError": (
+        "Retry 1 dead letters of late",
+        "1 of old, KeyError",
+        "Workers of late call its handler with them, in their order, unless it is paused.",
+        "Those of whose key a later record was applied since stay as they are.",
+        "penstock dead-letters retry late --all --channel old --error KeyError",
+        "/dead-letters?consumer=late",
+    ),
+    "retry-all?consumer=waits": ("waits has no dead letter of these that could be retried",),
+    f"drop?consumer=gone&{LETTER}2": (
+        "Drop the dead letter of gone at orders/0 offset 2",
+        "Record 2 will have had no effect in gone, for ever.",
+        "penstock dead-letters drop gone 'orders/0 offset 2' --apply",
+        "gone",
+        "/dead-letters?consumer=gone",
+    ),
+    "cancel?channel=jobs&tenant=a": (
+        "Cancel the jobs of a tenant in jobs",
+        "They will have no effect, for ever.",
+        "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
+        "Up to 1,000 at once; another request takes the next.",
+        "penstock jobs cancel jobs --tenant a --apply",
+        "jobs",
+        "/channels/jobs/tenants",
+    ),
+    "cancel?channel=jobs&id=33": (
+        "Cancel job 33 of jobs",
+        "It will have no effect, for ever.",
+        "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
+        "penstock jobs cancel jobs 33 --apply",
+        "jobs",
+        "/channels/jobs/contents",
+    ),
+    "cancel?channel=jobs&tenant=nobody": ("jobs has no such job that is not done",),
+    "cancel?channel=jobs&id=x": ("id 'x': the number of a job is wanted",),
+    "cancel?channel=jobs": ("id is missing",),
+    "limit?channel=jobs&key=x&in_flight=3": (
+        "Limit a key of jobs",
+        "key 'x' of jobs: no limits of its own → in_flight 3",
+        "The streamer brings them to Redis within a second or two, also for what waits.",
+        "penstock queues limit jobs --key x --in-flight 3 --apply",
+        "/channels/jobs/limits",
+    ),
+    "limit?channel=jobs&in_flight=3": ("tenant or key is missing",),
+    "limit?channel=jobs&key=x&rate=fast": ("rate 'fast': a number is wanted",),
+}
+
+
+def test_a_plan_says_what_would_be_done_and_the_command_that_does_it(client: TestClient) -> None:
+    shown: dict[str, tuple[str, ...]] = {}
+    for address in PLANS:
+        text = unescape(client.get(f"/act/{address}").text)
+        title = re.findall(r"<h1>(.*?)</h1>", text)
+        parts = re.findall(r'<li>(.*?)</li>|<code(?: class="command")?>(.*?)</code>|<a href="([^"]*)">Do nothing', text)
+        error = re.findall(r'<p class="note error">(.*?)</p>', text)
+        shown[address] = (*error,) if error else (*title, *("".join(each) for each in parts))
+    assert shown == PLANS
