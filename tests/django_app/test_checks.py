@@ -1,19 +1,13 @@
 """``manage.py check`` names what the rules for models do not see."""
 
-import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from penstock import Log
+from django_app.conftest import ACCOUNTS
 from penstock.django import DjangoPipeline
 from penstock.schema.capture import install_triggers
 from penstock.testing import staged
-from staging.test_connections import make_django
-
-ACCOUNTS = Log("accounts")
 
 
 def find_model(name: str) -> Any:
@@ -23,25 +17,6 @@ def find_model(name: str) -> Any:
     name, _, field = name.partition(".")
     model: Any = apps.get_model("accounts", name)
     return getattr(model, field).through if field else model
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Any]:
-    found = make_django(database_url)
-    yield found
-    found.connections.close_all()
-
-
-@pytest.fixture
-def pipeline(db: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoPipeline]:
-    """The pipeline that the setting names."""
-    from django.test import override_settings  # noqa: PLC0415  after the settings
-
-    module, pipeline = ModuleType("accounts_events"), DjangoPipeline([ACCOUNTS])
-    module.pipeline = pipeline  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "accounts_events", module)
-    with override_settings(PENSTOCK={"PIPELINE": "accounts_events:pipeline"}):
-        yield pipeline
 
 
 def check() -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Handlers that write through Django's ORM: in the transaction that carries the checkpoint, or the end of the job."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 from structlog.testing import capture_logs
 
 from fixtures.contexts import ACCOUNT, Calls
 from fixtures.intervals import check_now
 from fixtures.jobs import JOBS, Bench
-from fixtures.reader import ALL, Reader
+from fixtures.reader import ALL, Reader, apply
 from penstock import Log, Record
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
@@ -23,7 +24,6 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.django import DjangoPipeline
 from penstock.observer import install_crashpoint
 from penstock.testing import make_job
-from staging.test_connections import make_django
 
 
 @cache
@@ -39,13 +39,6 @@ def make_model() -> Any:
             app_label, db_table, managed = "effects", "effects", False
 
     return Effect
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Any]:
-    found = make_django(database_url)
-    yield found
-    found.connections.close_all()
 
 
 @pytest.fixture
@@ -168,6 +161,21 @@ def test_a_handler_that_ends_its_transaction_has_no_effect(
 
     assert reader.effects() == [number for number in ALL if number != 2]
     assert [(number, reason.partition(":")[0]) for number, reason in reader.dead()] == [(2, error)]
+
+
+@pytest.mark.usefixtures("twenty_records")
+def test_an_error_that_a_savepoint_of_the_session_takes_back_spoils_nothing(reader: Reader, db: Any) -> None:
+    def handler(session: Session, records: Sequence[Record]) -> None:
+        with suppress(db.DataError), session.begin_nested():
+            session.execute(text("SELECT 1"))
+            with db.connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
+        apply(session, records)
+
+    reader.declare(handler, attempts=1)
+    reader.drain()
+
+    assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

@@ -3,7 +3,6 @@
 import datetime as dt
 import decimal
 import uuid
-from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from penstock.django import DjangoPipeline
 from penstock.errors import DeclarationError
 from penstock.schema.capture import install_triggers
 from penstock.testing import staged
-from staging.test_connections import make_django
 
 LOG, INDEX = Log("parcels"), Ick("index")
 
@@ -41,6 +39,7 @@ def make_models() -> Any:
         extra = models.JSONField()
         address = models.GenericIPAddressField()
         labels = ArrayField(models.CharField(max_length=9))
+        counts = ArrayField(models.IntegerField(), default=list)
         fragile = models.BooleanField(default=False, db_column="is_fragile")
         speed = models.FloatField(default=0.5)
         password = models.CharField(max_length=9)
@@ -83,6 +82,7 @@ VALUES: dict[str, Any] = {
     "extra": {"n": [1]},
     "address": "10.0.0.1",
     "labels": ["a", "b"],
+    "counts": [3, 1],
     "password": "hunter2",
     "pin": "1234",
 }
@@ -99,16 +99,10 @@ PAYLOAD = {
     "extra": {"n": [1]},
     "address": "10.0.0.1",
     "labels": ["a", "b"],
+    "counts": [3, 1],
     "fragile": False,
     "speed": 0.5,
 }
-
-
-@pytest.fixture
-def db(database_url: str) -> Iterator[Any]:
-    found = make_django(database_url)
-    yield found
-    found.connections.close_all()
 
 
 def test_every_write_of_a_model_is_staged_without_its_secrets(db: Any, database_url: str) -> None:

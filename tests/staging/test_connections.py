@@ -124,8 +124,17 @@ def make_django(url: str) -> Any:
     django: Any = importlib.import_module("django")
     if not settings.configured:
         databases = {"default": default, "second": {}, "lite": lite}
-        installed = ["django.contrib.postgres", "django_app.accounts"]
-        settings.configure(DATABASES=databases, INSTALLED_APPS=installed, USE_TZ=True)
+        contributed = ("postgres", "auth", "contenttypes", "sessions", "messages", "admin")
+        installed = [*(f"django.contrib.{name}" for name in contributed), "django_app.accounts", "penstock.django"]
+        templates = {"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}
+        settings.configure(
+            DATABASES=databases,
+            INSTALLED_APPS=installed,
+            ROOT_URLCONF="django_app.accounts.urls",
+            SECRET_KEY="none",
+            TEMPLATES=[templates],
+            USE_TZ=True,
+        )
         django.setup()
     importlib.import_module("django.db.transaction")
     for alias in ("default", "second"):

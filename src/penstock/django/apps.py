@@ -34,8 +34,8 @@ class PenstockConfig(AppConfig):
     def ready(self) -> None:
         """Connects the signals."""
         checks.register(check_pipeline)
-        connection_created.connect(_allow_flush, dispatch_uid="penstock.flush")
-        post_migrate.connect(_after_migrate, sender=self)
+        connection_created.connect(allow_flush, dispatch_uid="penstock.flush")
+        post_migrate.connect(upgrade_after_migrate, sender=self)
 
 
 def get_pipeline() -> DjangoPipeline:
@@ -68,11 +68,9 @@ def get_database_url(using: str) -> str:
 
     known = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
     given = {name: value for name, value in connections[using].get_connection_params().items() if name in known}
-    login = [quote(str(given.pop(name)), safe="") for name in ("user", "password") if name in given]
-    path = quote(str(given.pop("dbname", "")), safe="")
-    return f"postgresql://{':'.join(login)}{'@' if login else ''}/{path}?{urlencode(given, quote_via=quote)}".rstrip(
-        "?"
-    )
+    user, password, path = (quote(str(given.pop(name, "")), safe="") for name in ("user", "password", "dbname"))
+    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    return f"postgresql://{login}/{path}?{urlencode(given, quote_via=quote)}".rstrip("?")
 
 
 def check_pipeline(**_: object) -> list[checks.CheckMessage]:
@@ -144,7 +142,7 @@ def drop_tables(using: str) -> None:
             connection.execute(f"DROP FUNCTION IF EXISTS {trigger.function}() CASCADE".encode())
 
 
-def _after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object) -> None:
+def upgrade_after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object) -> None:
     """Brings tables and triggers up to date, unless Penstock's were just removed; ``flush`` has no plan."""
     if plan is None or any(backwards for migration, backwards in plan if migration.app_label == "penstock"):
         return
@@ -169,7 +167,7 @@ def _after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = N
         stdout.write(f"  Penstock's trigger: {line}")
 
 
-def _allow_flush(connection: Any, **_: object) -> None:
+def allow_flush(connection: Any, **_: object) -> None:
     """Has ``flush``, which ends every TransactionTestCase, empty tables that are captured by trigger."""
     if connection.vendor != "postgresql" or "execute_sql_flush" in vars(connection.ops):
         return
