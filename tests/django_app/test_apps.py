@@ -1,6 +1,7 @@
 """The settings, what migrating does to tables and triggers, and the URL of a database."""
 
 import io
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -161,3 +162,99 @@ def test_flush_empties_tables_that_are_captured_by_trigger(db: Any, pipeline: Dj
 
     assert tags.count() == 0
     assert "execute_sql_flush" not in vars(db.connections["lite"].ops)
+
+
+def test_the_migration_makes_the_tables_and_takes_them_back(
+    db: Any, pipeline: DjangoPipeline, connection: Connection
+) -> None:
+    from django.db.migrations.executor import MigrationExecutor  # noqa: PLC0415  after the settings
+
+    def has_tables() -> bool:
+        [(table,)] = connection.execute("SELECT to_regclass('penstock.staged_records')").fetchall()
+        return table is not None
+
+    shown = [has_tables()]
+    for target in ("0001_initial", None, "0001_initial"):
+        MigrationExecutor(db.connection).migrate([("penstock", target)])
+        shown.append(has_tables())
+    assert shown == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "shown"),
+    [
+        (["status"], {}, {"APP": "penstock.django:pipeline", "DATABASE_URL": "ours", "REDIS_URL": "redis://project"}),
+        (["status"], {"REDIS_URL": "redis://own"}, {"APP": "penstock.django:pipeline", "DATABASE_URL": "ours", "REDIS_URL": "redis://own"}),
+        (["status", "--help"], {}, {}),
+    ],
+)  # fmt: skip
+def test_a_command_has_the_settings_of_the_project_while_it_runs(
+    arguments: list[str],
+    variables: dict[str, str],
+    shown: dict[str, str],
+    pipeline: DjangoPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from django.conf import settings  # noqa: PLC0415  after the settings
+
+    from penstock.django.apps import get_database_url  # noqa: PLC0415  the same
+    from penstock.django.management.commands.penstock import Command  # noqa: PLC0415  the same
+
+    assert pipeline.using == "default"
+    settings.PENSTOCK["REDIS_URL"] = "redis://project"
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PENSTOCK_{name}", value)
+    calls: list[Any] = []
+
+    def app(words: list[str], prog_name: str) -> None:
+        calls.append((words, prog_name, {n: v for n, v in os.environ.items() if n.startswith("PENSTOCK_")}))
+
+    monkeypatch.setattr("penstock.cli.app.app", app)
+    expected = {name: get_database_url("default") if value == "ours" else value for name, value in shown.items()}
+    before = dict(os.environ)
+
+    Command().run_from_argv(["manage.py", "penstock", *arguments])
+    Command().handle(arguments=arguments)
+
+    assert calls == [(arguments, "manage.py penstock", {f"PENSTOCK_{n}": v for n, v in expected.items()})] * 2
+    assert os.environ == before
+    Command().print_help("manage.py", "penstock")
+    assert calls[-1][0] == ["--help"]
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, None), (None, None), (3, 3), ("it failed", 1)])
+def test_a_command_that_fails_is_an_error_with_its_exit_code(
+    ended: object, code: int | None, pipeline: DjangoPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.core.management import CommandError  # noqa: PLC0415  after the settings
+
+    from penstock.django.management.commands.penstock import Command  # noqa: PLC0415  the same
+
+    def app(*_: object, **__: object) -> None:
+        raise SystemExit(ended)
+
+    assert pipeline.using == "default"
+    monkeypatch.setattr("penstock.cli.app.app", app)
+    if code is None:
+        Command().handle(arguments=["status"])
+        return
+    with pytest.raises(CommandError, match="penstock status failed") as failed:
+        Command().handle(arguments=["status"])
+    assert failed.value.returncode == code
+
+
+def test_without_a_pipeline_no_command_is_run(
+    pipeline: DjangoPipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from django.test import override_settings  # noqa: PLC0415  after the settings
+
+    from penstock.django.management.commands.penstock import Command  # noqa: PLC0415  the same
+
+    assert pipeline.using == "default"
+    monkeypatch.setattr("penstock.cli.app.app", None)
+    with override_settings(PENSTOCK={}), pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "penstock", "status"])
+    assert ended.value.code == DeclarationError.exit_code
+    assert "which pipeline" in capsys.readouterr().err

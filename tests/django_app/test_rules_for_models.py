@@ -159,3 +159,28 @@ def test_a_proxy_model_stands_for_its_table_and_adds_its_own_secrets() -> None:
 def test_what_a_trigger_cannot_capture_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         DjangoPipeline([LOG]).stages(getattr(make_models(), name), to=LOG, **options)
+
+
+@pytest.mark.usefixtures("db")
+def test_a_class_of_the_applications_own_is_itself() -> None:
+    assert DjangoPipeline([LOG]).find_mapped(SimpleNamespace) is SimpleNamespace
+
+
+@pytest.mark.usefixtures("db")
+def test_a_primary_key_of_several_columns_is_no_column() -> None:
+    from django.db import models  # noqa: PLC0415  after the settings
+
+    if not hasattr(models, "CompositePrimaryKey"):
+        pytest.skip("from Django 5.2 on")
+
+    class Visit(models.Model):  # noqa: DJ008  nobody shows it
+        pk = models.CompositePrimaryKey("depot", "day")
+        depot = models.IntegerField()
+        day = models.DateField()
+        note = models.TextField()
+
+        class Meta:
+            app_label = "parcels"
+
+    columns = DjangoPipeline([LOG]).find_mapped(Visit).__table__.columns
+    assert {column.key: column.primary_key for column in columns} == {"depot": True, "day": True, "note": False}
