@@ -19,6 +19,7 @@ if epoch_held > epoch then
 end
 if is_invalid then
   redis.call("DEL", position)
+  redis.call("HDEL", progress, "passed", "offset", "score")
 end
 
 local function fence_off_older_epochs()

@@ -57,6 +57,18 @@ def test_release_makes_the_rest_dirty_with_their_old_scores(
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
 
 
+def test_a_release_that_returns_nothing_makes_no_ick(
+    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+) -> None:
+    """What has looked for a missing Ick finds it missing still."""
+    ick.add({"a": 1})
+    mine = reserved(consumer.reserve())
+    redis_client.delete(consumer.keys.version)
+
+    assert consumer.release(mine, ["a"]) == Released(1, 0)
+    assert ick.stats() is None
+
+
 def test_a_smaller_size_returns_the_surplus_members(
     ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
 ) -> None:
