@@ -17,8 +17,6 @@ from fixtures.clients import RedisClient, connect_redis
 from fixtures.crash_points import QUEUE_CRASH_POINTS
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
-from penstock.channels.log.appending import Appended, Foreign, Reply
-from penstock.channels.queue.publishing import QueueBatch, QueueWriter
 from penstock.clients import FairQueue, Lease
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
@@ -26,7 +24,7 @@ from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, InvalidMessage, QueueDamaged
 from penstock.journal.journal_reader import missed_records
 from penstock.observer import install_crashpoint
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, RecordId, Shard, ShardName
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -727,22 +725,6 @@ def test_a_streamer_of_an_older_epoch_writes_nothing(
         streamer.drain()
 
     assert worker.queue.stats().length == 0
-
-
-def test_a_batch_is_compared_with_the_position_by_id_and_time(redis_client: redis.Redis) -> None:
-    """Guarantee 8: a restored Postgres gives ids out again.  The time of a record that is done is not known."""
-    shard = ShardName("jobs", Shard(0))
-    writer = QueueWriter(redis_client, "penstock", shard, 4, 2)
-
-    def write(record: int, staged_us: int) -> Reply:
-        place = RecordId(record), staged_us
-        batch = QueueBatch(shard, Epoch(1), Offset(1), Offset(1), True, [place], [])
-        return writer.write(batch).reply
-
-    assert write(7, 1_000) == Appended(Offset(1), 1)
-    assert write(7, 1_000) == write(7, 0) == Appended(Offset(1), 0)
-    assert write(7, 2_000) == Foreign(Offset(1), "7")
-    assert write(8, 0) == Foreign(Offset(1), "7")
 
 
 def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(

@@ -4,15 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import ClassVar
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fixtures.clocks import stop_clock, tell_time
 from penstock import Pipeline, Queue
+from penstock.declaring.schedules import CatchUp
 from penstock.streaming.scheduler import Scheduler
 
 JOBS = Queue("jobs")
@@ -36,19 +39,23 @@ def walk(every: str, after: datetime) -> Iterator[datetime]:
         at += timedelta(seconds=30)
 
 
+ENDS = (-1, 0, 1, 59, 60, 61)
+"""Seconds from a slot: one before it, and until it is late."""
+
+
 @dataclass
 class Calendar:
     """What a schedule has staged, and what is next: what is there in its row, too."""
 
     every: str
     catch_up: str
-    next: datetime
+    next: datetime | None  # None if somebody has written that
     last: datetime | None = None
     skipped: tuple[datetime | None, datetime | None] = (None, None)
     staged: Counter[datetime] = field(default_factory=Counter)
 
     def look(self, now: datetime) -> int:
-        if self.next > now:
+        if self.next is None or self.next > now:
             self._move_back(now)
             return 0
         passed = [self.next]
@@ -68,7 +75,7 @@ class Calendar:
 
     def _move_back(self, now: datetime) -> None:
         due = next(slot for slot in walk(self.every, now) if slot != self.last)
-        if self.next - due > MINUTE:
+        if self.next is None or self.next - due > MINUTE:
             self.next = due
 
 
@@ -104,16 +111,24 @@ class ScheduleModel(RuleBasedStateMachine):
     def set_the_clock(self, seconds: int) -> None:
         self.now += timedelta(seconds=seconds)
 
-    @rule(slots=st.integers(0, 3), seconds=st.sampled_from([-1, 0, 1, 60, 61]))
-    def wait_for_a_slot(self, slots: int, seconds: int) -> None:
-        """One before it, at it, and one after it; and until it is late."""
-        at = self.calendar.next
+    @rule(slots=st.integers(0, 3), seconds=st.sampled_from(ENDS), number=st.integers(0, 1))
+    def look_around_a_slot(self, slots: int, seconds: int, number: int) -> None:
+        at = self.calendar.next or self.now
         for _ in range(slots):
             at = next(walk(self.calendar.every, at))
         self.now = at + timedelta(seconds=seconds)
+        self._stage_due(number)
+
+    @rule()
+    def write_no_time(self) -> None:
+        self.connection.execute("UPDATE penstock.schedules SET next_at = NULL")
+        self.calendar.next = None
 
     @rule(number=st.integers(0, 1))
     def look(self, number: int) -> None:
+        self._stage_due(number)
+
+    def _stage_due(self, number: int) -> None:
         self._tell_time()
         assert self.streamers[number].stage_due(self.connection) == self.calendar.look(self.now)
 
@@ -144,6 +159,47 @@ class ScheduleModel(RuleBasedStateMachine):
 
         assert Counter(datetime.fromisoformat(slot) for (slot,) in jobs) == self.calendar.staged
         assert rows == [(self.calendar.next, self.calendar.last, *self.calendar.skipped)]
+
+
+STORIES: list[list[tuple[int, int]]] = [
+    *([(0, 3593 + seconds + later_s)] for seconds, later_s in product(ENDS, (0, 3600))),
+    [(0, 0), (0, -7200)],  # set back, after it has been looked for what is next
+    [(0, 3600), (0, 0), (0, 3593), (0, 7193)],  # the slot has its job already
+    [(0, 0), (1, 3600), (0, 10), (1, 10), (0, 3593), (1, 7193)],
+    [(0, 0), (1, 200_000), (0, 20), (0, 3593), (1, 3594), (1, 200_000), (0, 203_600)],
+    [(0, 200_000), (0, -90_000), (1, -86_400), (0, 0), (1, 3593), (0, 3594)],
+]
+"""Who looks, and when, in seconds from the beginning."""
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "one", "all"])
+def test_a_schedule_matches_the_calendar_in_each_of_these_stories(
+    catch_up: CatchUp, connection: psycopg.Connection
+) -> None:
+    """A slot is due in its own second, and late after a minute; a next time that is a minute too late is left, and a later one is not."""
+    stop_clock(connection, BEGINNING)
+    pipeline = Pipeline([JOBS])
+    pipeline.every("1h", to=JOBS, name="s", catch_up=catch_up)
+    late = [(late_s, [(0, seconds)]) for late_s, seconds in product((60, 61), (0, 3592, 3593))]
+    for late_s, story in [*((0, story) for story in STORIES), *late]:
+        compare(connection, pipeline, story, late_s=late_s, catch_up=catch_up)
+
+
+def compare(
+    connection: psycopg.Connection, pipeline: Pipeline, story: list[tuple[int, int]], *, late_s: int, catch_up: CatchUp
+) -> None:
+    connection.execute("TRUNCATE penstock.schedules, penstock.staged_records")
+    tell_time(connection, BEGINNING)
+    streamers = [Scheduler(pipeline) for _ in range(2)]
+    streamers[0].declare(connection)
+    calendar = Calendar("1h", catch_up, next(walk("1h", BEGINNING)) + timedelta(seconds=late_s))
+    connection.execute("UPDATE penstock.schedules SET next_at = %s", [calendar.next])
+    for number, seconds in story:
+        now = BEGINNING + timedelta(seconds=seconds)
+        tell_time(connection, now)
+        assert streamers[number].stage_due(connection) == calendar.look(now), (story, seconds)
+        [row] = connection.execute("SELECT next_at, last_at, skipped_since, skipped_until FROM penstock.schedules")
+        assert row == (calendar.next, calendar.last, *calendar.skipped), (story, seconds)
 
 
 def test_a_schedule_matches_the_calendar_whatever_the_clock_does(connection: psycopg.Connection) -> None:

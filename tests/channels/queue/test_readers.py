@@ -113,12 +113,26 @@ def test_confirming_extends_a_lease_of_which_half_is_over(queue: FairQueue, redi
 
 def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queue: FairQueue) -> None:
     queue.write("t", "x")
+    others = {*threading.enumerate()}
     queue.reader(lease_s=0.3).read()
+    [heartbeat] = {*threading.enumerate()} - others
     gc.collect()
 
     with queue.reader() as other:
         [lease] = other.read(block_s=60)
         assert lease.message.attempts == 2
+    heartbeat.join(60)
+    assert not heartbeat.is_alive()
+
+
+def test_a_read_leases_no_more_than_it_returns_whatever_shards_have(redis_client: redis.Redis) -> None:
+    queue = FairQueue(redis_client, "jobs", shards=3)
+    queue.write_many([NewMessage(f"t{number}", "x") for number in range(60)])
+    with queue.reader() as reader:
+        for count in (1, 2, 30):
+            before = queue.stats().leased
+            assert len(reader.read(count)) == count
+            assert queue.stats().leased == before + count
 
 
 def test_a_message_wakes_one_of_the_readers_that_wait(
