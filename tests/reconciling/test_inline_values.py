@@ -2,54 +2,21 @@
 
 import tracemalloc
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
 from fixtures.formats import create_with_values, set_unusual
+from fixtures.reconciling import Run
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
 from penstock.reconciling import reconciliation as reconciling
 from penstock.reconciling.comparison import CanonicalTables, DifferenceKind, needs_spark
 from penstock.reconciling.cut import export_snapshot
 from penstock.reconciling.inline_comparer import InlineComparer
-from penstock.reconciling.reconciliation import Intent, Reconciled, reconcile
-from penstock.records import DEFAULT_SCOPE, Record
-
-Run = Callable[..., Reconciled]
-
-
-@pytest.fixture
-def run(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
-    """Reconciles the state of a consumer that has started."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
-
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url))
-    worker.drain()
-    worker.close()
-
-    def go(canonical: object, intent: Intent = "compare", **declared: object) -> Reconciled:
-        options = {"state": "public.state", "key": "id", "name": f"r{len(flow.reconciliations)}"}
-        name = str({**options, **declared}["name"])
-        flow.reconciliation(of=keeper, **{**options, **declared})(lambda _: canonical)  # type: ignore[arg-type]  # a test's
-        return reconcile(
-            lambda: connect_postgres(database_url, application="test"),
-            DEFAULT_SCOPE,
-            flow.get_reconciliation(name),
-            InlineComparer(database_url),
-            intent=intent,
-        )
-
-    return go
-
+from penstock.reconciling.reconciliation import Intent
+from penstock.records import Record
 
 EQUAL = [
     ("1::int", "1.00::numeric"),
@@ -76,17 +43,6 @@ DIFFERENT = [
     ("interval '1 month'", "interval '30 days'"),
     ("""'{"a": 1}'::jsonb""", """'{"a": 1.0}'::jsonb"""),
 ]
-
-KEYS = {
-    "numeric": "1.10",
-    "text": "a",
-    "varchar": "a",
-    "date": "0044-03-15 BC",
-    "timestamptz": "2026-01-01 00:00+02",
-    "uuid": "6ecd8c99-4036-403d-bf84-cf8400f67836",
-    "bytea": "\\x00",
-    "boolean": "t",
-}
 
 
 @pytest.mark.parametrize("unusual", [False, True], ids=["default", "unusual"])
@@ -128,19 +84,6 @@ def test_values_that_differ_in_the_last_digit_differ(run: Run, connection: Conne
         connection.execute(f"CREATE TABLE {table} AS SELECT 1 AS id, {theirs} AS v".encode())
 
         assert not run(f"SELECT 1 AS id, {ours} AS v", state=table).clean, ours
-
-
-def test_keys_of_any_type_meet(run: Run, connection: Connection) -> None:
-    """Guarantee 28: the keys of a repair are found again, whatever their text looks like."""
-    for type_, value in KEYS.items():
-        table = f"public.state_{type_}"
-        connection.execute(f"CREATE TABLE {table} (id {type_}, v int)".encode())
-        connection.execute(f"INSERT INTO {table} VALUES (CAST('{value}' AS {type_}), 1)".encode())
-        query = f"SELECT CAST('{value}' AS {type_}) AS id, 2 AS v"
-
-        assert run(query, "repair", state=table).repaired == 1, type_
-        assert connection.execute(f"SELECT v FROM {table}".encode()).fetchall() == [(2,)]
-        assert run(query, state=table).clean
 
 
 def test_comparing_and_repair_read_text_under_the_same_settings(run: Run, connection: Connection) -> None:
@@ -226,46 +169,6 @@ def test_a_function_that_computes_with_dataframes_needs_spark(flow: Pipeline, th
     assert [n for n in functions if needs_spark(flow.get_reconciliation(n))] == ["frame", "column", "session"]
 
 
-NUMBER = st.decimals(allow_nan=False, allow_infinity=True, places=3)
-
-
-@settings(max_examples=20)
-@given(pairs=st.lists(st.tuples(NUMBER, NUMBER), min_size=50, max_size=50))
-def test_numbers_are_compared_by_their_value(
-    run: Run, connection: Connection, pairs: Sequence[tuple[Decimal, Decimal]]
-) -> None:
-    _create_numbers(connection, [*pairs, *((one, one) for one, _ in pairs)])
-    found = run("TABLE public.canonical").comparison
-
-    assert found is not None
-    assert found.total == sum(one != other for one, other in pairs)
-
-
-APART = st.tuples(st.integers(-(10**40), 10**40), st.integers(0, 10**6))
-
-
-@settings(max_examples=20)
-@given(pairs=st.lists(APART, min_size=50, max_size=50), tolerance=st.sampled_from([0.01, 0.3, 1, 7.5]))
-def test_a_tolerance_is_exact(
-    run: Run, connection: Connection, pairs: Sequence[tuple[int, int]], tolerance: float
-) -> None:
-    cents = [(100 * number, 100 * number + apart) for number, apart in pairs]
-    _create_numbers(connection, [(Decimal(f"{one}e-2"), Decimal(f"{other}e-2")) for one, other in cents])
-    found = run("TABLE public.canonical", tolerance={"v": tolerance}).comparison
-
-    assert found is not None
-    assert found.total == sum(Decimal(apart) / 100 > Decimal(str(tolerance)) for _, apart in pairs)
-
-
-def _create_numbers(connection: Connection, pairs: Sequence[tuple[Decimal, Decimal]]) -> None:
-    for table, side in (("canonical", 0), ("state", 1)):
-        connection.execute(f"DROP TABLE IF EXISTS public.{table}".encode())
-        connection.execute(f"CREATE TABLE public.{table} (id int, v numeric)".encode())
-        with connection.cursor().copy(f"COPY public.{table} FROM STDIN".encode()) as copy:
-            for number, pair in enumerate(pairs):
-                copy.write_row((number, pair[side]))
-
-
 def test_json_has_numbers_and_truth_as_such_and_the_rest_as_text(
     run: Run, flow: Pipeline, connection: Connection, database_url: str
 ) -> None:
@@ -322,13 +225,3 @@ def test_keys_are_ordered_alike_whatever_their_collation(run: Run, connection: C
     connection.execute("INSERT INTO public.state SELECT n, 1 FROM unnest(%s::text[]) n", (names,))
 
     assert run('SELECT id COLLATE "C" AS id, v FROM public.state').clean
-
-
-def test_a_repeated_row_is_doubled_and_repaired(run: Run, connection: Connection) -> None:
-    connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, 1 AS v FROM (VALUES (1), (2)) t")
-    found = run("SELECT 1 AS id, 1 AS v").comparison
-
-    assert found is not None
-    assert found.counts == {DifferenceKind.DOUBLED: 1}
-    assert run("SELECT 1 AS id, 1 AS v", "repair").repaired == 1
-    assert connection.execute("SELECT * FROM public.state").fetchall() == [(1, 1)]

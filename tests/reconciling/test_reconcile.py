@@ -364,19 +364,3 @@ def test_a_reconciliation_that_cannot_be_compared_is_refused_with_the_reason(
     change(bank, 3)
     with pytest.raises(BarrierMissed, match="Is it running"):
         run(wait_s=0.2)
-
-
-def test_only_the_declared_tolerance_applies(
-    run: Run, flow: Pipeline, bank: Connection, database_url: str, redis_url: str
-) -> None:
-    change(bank, 200)
-    settle(flow, database_url, redis_url)
-    bank.execute("UPDATE public.totals SET cents = cents + 1 WHERE id = 1")
-    bank.execute("UPDATE public.totals SET cents = NULL WHERE id = 2")
-    flow.reconciliation(of="totals", state="public.totals", key="id", name="near", tolerance={"cents": 1})(
-        lambda tables: tables.query("SELECT id, cents FROM public.accounts")
-    )
-
-    near = run("near").comparison
-    assert near is not None
-    assert [d.key for d in near.differences] == ['{"id":2}']

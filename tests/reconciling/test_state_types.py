@@ -1,45 +1,12 @@
 """A canonical value is compared and written as the state's column holds it, whatever the two types are."""
 
-from collections.abc import Callable, Sequence
-
 import pytest
-from sqlalchemy.orm import Session
 
 from fixtures.assignments import BETWEEN_FLOATS, create_assignments
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection, connect_postgres
+from fixtures.reconciling import Run
+from penstock.database.connections import Connection
 from penstock.errors import Refused
-from penstock.reconciling.inline_comparer import InlineComparer
-from penstock.reconciling.reconciliation import Intent, Reconciled, reconcile
-from penstock.records import DEFAULT_SCOPE, Record
-
-Run = Callable[..., Reconciled]
-
-
-@pytest.fixture
-def run(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
-    """Reconciles ``public.state``."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
-
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
-        worker.drain()
-
-    def go(canonical: str, intent: Intent = "compare") -> Reconciled:
-        name = f"r{len(flow.reconciliations)}"
-        flow.reconciliation(of=keeper, state="public.state", key="id", name=name)(lambda _: canonical)
-        return reconcile(
-            lambda: connect_postgres(database_url, application="test"),
-            DEFAULT_SCOPE,
-            flow.get_reconciliation(name),
-            InlineComparer(database_url),
-            intent=intent,
-        )
-
-    return go
+from penstock.reconciling.reconciliation import Intent
 
 
 @pytest.mark.parametrize("intent", ["repair", "replace"])
