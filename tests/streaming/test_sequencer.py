@@ -186,6 +186,10 @@ def test_a_session_that_lost_its_prepared_statements_is_usable(connection: Conne
         assert sequencer.tick().sequenced == 2
         connection.execute(lost.encode())
 
+    idle = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
+    for _ in range(3):
+        assert not idle.newest_tick()[1]
+        connection.execute(lost.encode())
     assert sequenced_ids(connection) == [1, 2, 3, 4, 5, 6]
 
 
