@@ -122,10 +122,7 @@ CHANGING: dict[str, tuple[set[str], Any]] = {
     "insert as text": ({"insert", "update"}, text("INSERT INTO rides (status) SELECT 'x' WHERE false")),
     "update as text": ({"update"}, text("UPDATE rides SET status = 'x'")),
     "delete as text": ({"delete"}, text("DELETE FROM rides")),
-    "merge": (
-        {"insert", "update", "delete"},
-        text("MERGE INTO rides USING riders ON false WHEN MATCHED THEN DELETE"),
-    ),
+    "merge": ({"insert", "update", "delete"}, text("MERGE INTO rides USING riders ON false WHEN MATCHED THEN DELETE")),
     "truncate": ({"delete"}, text("TRUNCATE rides")),
     "copy": ({"insert"}, text("COPY rides (status) FROM '/dev/null'")),
 }
