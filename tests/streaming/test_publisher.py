@@ -162,7 +162,7 @@ def test_two_streamers_make_one_log(
 
 
 def run_on(streamer: Streamer) -> None:
-    """Lets a streamer run until it is idle, as it does between two looks at all logs: it knows only what scripts reply."""
+    """Lets a streamer run until it is idle, as it does without reading all logs again: it knows only what scripts reply."""
     while not streamer.round().idle:
         pass
 
