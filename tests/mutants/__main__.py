@@ -273,7 +273,7 @@ def record(tests: Sequence[str]) -> int:
         "-p",
         "mutants.recorder",
         "-m",
-        "not spark and not chaos and not storm",
+        "not jvm and not chaos and not storm",
         *tests,
     ]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

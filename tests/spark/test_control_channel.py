@@ -187,6 +187,7 @@ def test_the_driver_takes_connections_again_once_it_has_files_again() -> None:
     server.close()
 
 
+@pytest.mark.slow
 def test_a_stranger_is_cut_off_after_two_hundred_bytes_or_three_seconds(uncaught: list[str]) -> None:
     """Three seconds, because that is the limit."""
     server = listening()
@@ -214,6 +215,7 @@ def test_a_line_that_a_dying_task_has_not_finished_is_left_out(uncaught: list[st
     server.close()
 
 
+@pytest.mark.slow  # three seconds, likewise
 def test_a_driver_that_does_not_answer_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1], "token")

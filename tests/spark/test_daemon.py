@@ -13,6 +13,8 @@ import pytest
 
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.slow  # processes of Python that import PySpark
+
 
 def end_of_a_worker(module: str, directory: str) -> str:
     """Starts a daemon as Spark does, has it fork a worker, and closes the worker's connection; returns what they print."""

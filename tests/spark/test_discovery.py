@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
@@ -27,6 +29,7 @@ print("found", ick.load().columns[:2])
 """
 
 
+@pytest.mark.spark
 def test_a_session_finds_the_sources_without_registration(
     connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
 ) -> None:

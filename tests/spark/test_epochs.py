@@ -64,6 +64,7 @@ def test_several_streamers_of_an_epoch_publish_everything_and_each_its_share(
     assert min(published.values()) > 0
 
 
+@pytest.mark.slow  # an epoch of two seconds
 def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later() -> None:
     """Otherwise nothing is streamed until then: the next epoch, which runs the streamer, waits for this one's last task."""
     server, options = serve(TASKS)

@@ -34,6 +34,7 @@ def publish(streamer: Streamer, connection: Connection, channel: Log, count: int
         streamer.drain()
 
 
+@pytest.mark.slow  # three thousand records; a few of them: test_record_stores.py
 def test_the_log_is_read_from_the_journals_beginning(
     streamer: Streamer,
     connection: Connection,

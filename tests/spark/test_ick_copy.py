@@ -159,6 +159,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+@pytest.mark.spark
 @pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_drivers_that_are_killed_forget_no_member(

@@ -3,7 +3,7 @@
 import json
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from fixtures.clients import connect_redis
@@ -25,7 +25,17 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
-from penstock.spark.sources.dirty_members import IckDataSource, IckOptions, IckStreamReader, ReservationSequence
+from penstock.spark.sources import dirty_members
+from penstock.spark.sources.dirty_members import (
+    MEMBERS_A_SHARD,
+    IckBatchReader,
+    IckDataSource,
+    IckOptions,
+    IckStreamReader,
+    MembersPartition,
+    ReservationSequence,
+)
+from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2)
 SCHEMA = StructType()
@@ -137,9 +147,22 @@ def test_a_failed_batch_is_run_again_with_the_same_members(
 ALL = ReadAllAvailable()
 
 
+MADE: list[IckStreamReader | ReservationSequence] = []
+"""What would send heartbeats while other tests run."""
+
+
+@pytest.fixture(autouse=True)
+def _stopped() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().stop()
+
+
 def make_reader(where: dict[str, str]) -> IckStreamReader:
     """The reader of a driver."""
-    return IckStreamReader(IckOptions.parse(where))
+    made = IckStreamReader(IckOptions.parse(where))
+    MADE.append(made)
+    return made
 
 
 def read(reader: IckStreamReader, start: Any, end: Any) -> list[str]:
@@ -192,8 +215,7 @@ def test_a_query_without_its_checkpoint_directory_forgets_nothing(
     at = first.latestOffset(older, ALL)
     assert read(first, older, at) == ["a", "b"]
     mark(icks, ["a", "c"], 2)
-    for shard in (0, 1):
-        first._sequence._heartbeat.stop(shard)  # the driver has died
+    first.stop()  # the driver has died
 
     again = make_reader(where)
     again.prepareForTriggerAvailableNow()  # which waits until the dead driver's may be taken over
@@ -247,6 +269,7 @@ def test_a_zombie_commits_nothing_of_its_successors(
     assert waiting(icks) == {b"a", b"b", b"c", b"d"}
 
 
+@pytest.mark.slow
 def test_the_reservation_of_a_long_batch_does_not_become_stale(
     where: dict[str, str], icks: list[DirtyList], redis_client: redis.Redis
 ) -> None:
@@ -286,7 +309,9 @@ def test_a_task_that_runs_again_reads_the_same_members(where: dict[str, str], ic
 def sequence(redis_url: str) -> ReservationSequence:
     """The reservations of a new driver."""
     made = {int(s.shard): ick_shard_keys("penstock", s).name for s in INDEX.shard_names}
-    return ReservationSequence(connect_redis(redis_url), made, takeover_after_s=3600)
+    sequence = ReservationSequence(connect_redis(redis_url), made, takeover_after_s=3600)
+    MADE.append(sequence)
+    return sequence
 
 
 def test_a_driver_that_dies_before_spark_has_stored_the_offset_gets_the_reservation_again(
@@ -372,6 +397,134 @@ def test_invalid_options_are_refused(options: dict[str, str], said: str) -> None
         IckDataSource(options).reader(SCHEMA)
 
 
+def read_all(where: dict[str, str]) -> list[tuple[int, str | None, bytes, float, Any, int | None]]:
+    """The rows of a batch, in the order of its tasks."""
+    reader = IckBatchReader(IckOptions.parse(where))
+    tables = [batch.to_pylist() for task in reader.partitions() for batch in reader.read(task)]
+    return [tuple(row.values())[1:] for rows in tables for row in rows]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6, 7])
+def test_a_batch_has_every_member_that_waits_in_whatever_state_once(
+    where: dict[str, str], icks: list[DirtyList], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Three at a time; those held and reserved among them."""
+    monkeypatch.setattr(dirty_members, "MEMBERS_A_READ", 3)
+    icks[0].add({f"held{n}": 1.5 + n for n in range(count)})
+    Reservations(icks[0]._client, icks[0].keys.version, holder="other", size=count or 1).reserve()
+    icks[0].add({f"dirty{n}": 5 for n in range(count)})
+    icks[1].add({f"reserved{n}": 7 for n in range(count)})
+    icks[1].reserve(count or 1)
+    icks[1].add([(b"\xff", 1e300)])
+
+    found = read_all(where)
+
+    names = {f"{state}{n}" for state in ("held", "dirty", "reserved") for n in range(count)}
+    assert sorted(str(member) for _, member, *_ in found) == sorted({*names, "None"})
+    assert {shard for shard, member, *_ in found if str(member).startswith(("held", "dirty"))} <= {0}
+    times = {score: at and at.timestamp() for *_, score, at, _ in found}
+    assert times[1e300] is None
+    assert all(at == score for score, at in times.items() if score != 1e300)
+    assert {reservation for *_, reservation in found} == {None}
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [("1", [1, 1]), ("2", [1, 1]), ("3", [2, 2]), ("20", [6, 4]), (None, [6, 4])]
+)
+def test_a_micro_batch_has_so_many_members_of_each_shard(
+    where: dict[str, str], icks: list[DirtyList], most: str | None, sizes: list[int]
+) -> None:
+    for shard, count in enumerate((6, 4)):
+        icks[shard].add({f"{shard}-{n}": n for n in range(count)})
+    reader = make_reader(where if most is None else {**where, "maxMembersPerTrigger": most})
+    start = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(int(most or 2 * MEMBERS_A_SHARD))
+
+    end = reader.latestOffset(start, limit)
+    tasks = reader.partitions(start, end)
+
+    assert [(task.shard, [m for m, _ in task.marks]) for task in tasks if isinstance(task, MembersPartition)] == [
+        (shard, [f"{shard}-{n}".encode() for n in range(size)]) for shard, size in enumerate(sizes)
+    ]
+    reader.latestOffset(end, ALL)
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(2), ReadMaxRows(3)])
+def test_a_query_of_what_is_there_ends_after_as_many_members_as_there_were(
+    where: dict[str, str], icks: list[DirtyList], limit: Any
+) -> None:
+    """Those that become dirty again meanwhile would never end."""
+    for shard, count in enumerate((3, 5)):
+        icks[shard].add({f"{shard}-{n}": n for n in range(count)})
+    reader = make_reader(where)
+    reader.prepareForTriggerAvailableNow()
+    at, seen = reader.initialOffset(), list[str]()
+    for _ in range(20):
+        for shard in (0, 1):
+            icks[shard].add({f"{shard}-0": 9, f"{shard}-new": 9})
+        end = reader.latestOffset(at, limit)
+        if end == at:
+            break
+        seen += read(reader, at, end)
+        at = end
+
+    assert [sum(name.startswith(f"{shard}-") for name in seen) for shard in (0, 1)] == [3, 5]
+    assert {f"{shard}-{n}" for shard, count in enumerate((3, 5)) for n in range(count)} - {"0-0", "1-0"} <= {*seen}
+
+
+def test_a_shard_is_not_waited_for_once_its_other_holder_has_finished(
+    redis_url: str, redis_client: redis.Redis, icks: list[DirtyList]
+) -> None:
+    one, sizes = sequence(redis_url), {0: 9, 1: 9}
+    icks[0].add({"a": 1})
+    other = Reservations(redis_client, icks[0].keys.version, holder="other", size=1)
+    theirs = other.reserve()
+    assert isinstance(theirs, Reservation)
+    assert one.after(one.beginning, sizes) == one.beginning
+    assert one.busy == {0}
+    other.release(theirs, ["a"])
+
+    assert one.after_waiting(one.beginning, sizes) == one.beginning, "at once: nothing waits any more"
+    assert one.busy == set()
+
+
+def list_heartbeats(client: redis.Redis, icks: list[DirtyList]) -> list[int]:
+    found = [Reservations(client, ick.keys.version, holder="other").reserve() for ick in icks]
+    return [each.heartbeats for each in found if isinstance(each, Busy)]
+
+
+def test_the_end_of_a_query_ends_its_heartbeats_and_another_one_goes_on(
+    where: dict[str, str], icks: list[DirtyList], redis_client: redis.Redis
+) -> None:
+    """Spark calls ``stop``, and keeps the process for a minute: its thread ends."""
+    mark(icks, ["a", "b", "c", "d"], 1)
+    before = {*threading.enumerate()}
+    reader = make_reader(where)
+    at = reader.latestOffset(reader.initialOffset(), ALL)
+    begun = list_heartbeats(redis_client, icks)
+    eventually(lambda: min(list_heartbeats(redis_client, icks)) > min(begun), "heartbeats are sent")
+    reader.stop()
+    eventually(lambda: {*threading.enumerate()} <= before, "its thread has ended")
+    last = list_heartbeats(redis_client, icks)
+
+    again = make_reader(where)
+    assert list_heartbeats(redis_client, icks) == last
+    assert read(again, again.initialOffset(), at) == ["a", "b", "c", "d"]
+    eventually(lambda: min(list_heartbeats(redis_client, icks)) > min(last), "the next one sends them")
+
+
+def test_a_shard_without_a_limit_is_left_alone(redis_url: str, icks: list[DirtyList]) -> None:
+    one = sequence(redis_url)
+    for ick in icks:
+        ick.add({"a": 1})
+
+    end = one.after(one.beginning, {1: 9})
+
+    assert [end[shard] == one.beginning[shard] for shard in (0, 1)] == [True, False]
+    one.after(end, {})
+
+
 def test_offsets_are_json_that_spark_can_compare(redis_url: str, icks: list[DirtyList]) -> None:
     one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
@@ -415,6 +568,25 @@ def test_members_without_a_score_are_dirty_as_of_redis_current_time(
     assert set(found) == {b"\xff", b"a"}
     for score in found.values():
         assert before[0] <= score <= after[0] + 1
+
+
+def test_each_row_is_marked_by_its_member_or_its_bytes_with_its_own_score(
+    where: dict[str, str], icks: list[DirtyList], redis_client: redis.Redis
+) -> None:
+    columns = {
+        "member": pa.array(["a", None, "c", "c"], pa.string()),
+        "bytes": pa.array([b"x", b"\xff", None, None], pa.binary()),
+        "score": pa.array([7.5, 8, None, 3], pa.float64()),
+    }
+    before: Any = redis_client.time()
+    write(where, **columns)
+    found = marked(icks)
+
+    assert found == {b"a": 7.5, b"\xff": 8, b"c": 3}
+    write(where, member=pa.array(["d", "e"]), score=pa.array([None, 1_700_000_000_250_000], pa.timestamp("us")))
+    found = marked(icks)
+    assert found[b"e"] == 1_700_000_000.25
+    assert found[b"d"] >= before[0]
 
 
 def test_a_time_is_a_score(where: dict[str, str], icks: list[DirtyList]) -> None:

@@ -84,6 +84,7 @@ def test_a_log_and_an_ick_are_read_marked_and_verified(
             assert stats.total.size == 0
 
 
+@pytest.mark.slow  # it starts a Cluster
 def test_a_stream_waits_for_records_of_all_shards(
     flow: Pipeline, things: Log, connection: Connection, database_url: str, cluster: Cluster
 ) -> None:

@@ -144,6 +144,7 @@ def shop(penstock: CommandLine) -> CommandLine:
     return penstock
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_what_does_not_fit_into_memory_is_spilled(shop: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
@@ -169,6 +170,7 @@ def test_what_does_not_fit_into_memory_is_spilled(shop: CommandLine, connection:
     assert count_spilled(events) > 10_000_000
 
 
+@pytest.mark.spark
 @pytest.mark.storm
 @pytest.mark.timeout(3600)
 def test_twenty_million_rows_in_one_and_a_half_gigabytes(

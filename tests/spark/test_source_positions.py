@@ -225,7 +225,6 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
 ) -> None:
     """Guarantee 6.  It waited for ever, with a lag of 0."""
     monkeypatch.setattr(record_readers, "GROWS_AFTER_S", 0.0)
-    monkeypatch.setattr(record_readers, "LONG_POLL_S", 0.01)
     given = where | {"startingOffsets": "earliest", "consumer": "archive"}
     reader = StreamReader(store(parse(given, streaming=True)))
     found: list[int] = []

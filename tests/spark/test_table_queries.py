@@ -14,6 +14,8 @@ from penstock.database.query_text import query_text
 from penstock.spark import snapshot
 from penstock.spark.sources.table_reader import TableDataSource
 
+pytestmark = pytest.mark.slow  # a hundred tasks, each with its own connections
+
 
 def read(database_url: str, **options: str) -> tuple[list[list[Any]], int]:
     """The rows that Spark reads, in the order in which it calls the source; and the number of tasks."""

@@ -14,6 +14,8 @@ from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.stream_position import RegisteredPosition
 from penstock.spark.sources.table_reader import TableDataSource, TableReader, _divide_pages
 
+pytestmark = pytest.mark.slow  # a hundred tasks, each with its own connections
+
 
 def make_reader(database_url: str, **options: str) -> TableReader:
     given = {"databaseUrl": database_url, "table": "public.kinds"}

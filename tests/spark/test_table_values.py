@@ -43,6 +43,8 @@ def read_value(database_url: str, expression: str, **options: str) -> tuple[str,
     return source.schema()["x"].dataType.simpleString(), value
 
 
+pytestmark = pytest.mark.slow  # a hundred tasks, each with its own connections
+
 UTC_NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
 DAY = 86_400_000_000
 FIRST, LAST = (edge.replace(tzinfo=UTC) for edge in (datetime.min, datetime.max))  # noqa: DTZ901  the zone follows

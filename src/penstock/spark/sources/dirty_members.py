@@ -71,7 +71,7 @@ HEARTBEAT_EVERY_S = 0.3
 
 
 class ReservationHeartbeats:
-    """Sends a heartbeat for each of its reservations several times a second; the thread ends with its process."""
+    """Sends a heartbeat for each of its reservations several times a second; its thread ends when there is none."""
 
     def __init__(self) -> None:
         self._reservations: dict[int, tuple[Reservations, Reservation]] = {}
@@ -91,11 +91,19 @@ class ReservationHeartbeats:
         with self._lock:
             self._reservations.pop(shard, None)
 
+    def stop_all(self) -> None:
+        """Stops heartbeats for every shard."""
+        with self._lock:
+            self._reservations.clear()
+
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(HEARTBEAT_EVERY_S):
             with self._lock:
                 reservations = list(self._reservations.values())
+                if not reservations:
+                    self._thread = None
+                    return
             for ick, reservation in reservations:
                 with suppress(PenstockError):  # the query gets the same error, and raises it
                     ick.commit(reservation, ())
@@ -169,6 +177,10 @@ class ReservationSequence:
             return None
         self._heartbeat.start(shard, self._icks[shard], found)
         return found
+
+    def stop(self) -> None:
+        """Ends its heartbeats: the query goes on from its checkpoint, and others may take over after the takeover time."""
+        self._heartbeat.stop_all()
 
     def waiting(self) -> dict[int, int]:
         """Number of members that each shard has now: dirty, reserved or held."""
@@ -373,6 +385,11 @@ class IckStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, MembersPartition)
         warm()
         yield _batch(self._options.shown, partition.shard, partition.marks, partition.reservation)
+
+    def stop(self) -> None:
+        """Ends the heartbeats with the query: Spark may keep its process for a minute, and nobody could take over."""
+        if self._opened is not None:
+            self._opened.stop()
 
     @property
     def _sequence(self) -> ReservationSequence:
