@@ -13,11 +13,15 @@ import pytest
 import typer
 from starlette.testclient import TestClient
 
+from console import conftest
 from console.conftest import Visitors
 from console.test_console_matrix import STATES, VISITORS, list_addresses
 from fixtures.proxy import Proxy, behind
 from penstock import Pipeline
 from penstock.channels import server as redis_server
+from penstock.channels.ick.shard_states import oldest
+from penstock.channels.log.streams import read_newest
+from penstock.channels.queue.inspection import busiest_tenants, oldest_messages
 from penstock.channels.server import connect_redis
 from penstock.cli.commands import probe as probe_command
 from penstock.console import actions, make_console, pages, status_sampler
@@ -27,7 +31,13 @@ from penstock.database.transactions import Timeouts
 from penstock.errors import ServerUnavailable
 from penstock.observing import state_metrics
 from penstock.observing.state_metrics import StateCollector
+from penstock.operating import letters
+from penstock.operating.channels import list_channels
+from penstock.operating.consumers import list_consumers
 from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.jobs.browsing import list_jobs
+from penstock.operating.jobs.queue_limits import list_limits
+from penstock.operating.pausing import list_actions
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain, trace
 from penstock.records import RecordId
@@ -117,17 +127,37 @@ def test_a_page_and_its_twin_answer_as_if_the_server_were_away(
         assert code != 503 or SERVERS[name] in text, (address, text)
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "status": lambda connection, client, flow, _: status(connection, client, flow),
-    "explain": lambda connection, client, _, record: explain(connection, client, RecordId(record)),
-    "trace": lambda connection, client, _, record: trace(connection, client, RecordId(record)),
-    "doctor": lambda connection, client, flow, _: diagnose(connection, client, flow),
+JOBS, THINGS, INDEX = (each.shard_names for each in (conftest.JOBS, conftest.THINGS, conftest.INDEX))
+
+OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "status": ("", lambda connection, client, flow, _: status(connection, client, flow)),
+    "explain": ("", lambda connection, client, _, record: explain(connection, client, RecordId(record))),
+    "trace": ("", lambda connection, client, _, record: trace(connection, client, RecordId(record))),
+    "doctor": ("", lambda connection, client, flow, _: diagnose(connection, client, flow)),
+    "consumers list": ("postgres", lambda connection, *_: list_consumers(connection)),
+    "channels list": ("postgres", lambda connection, _, flow, __: list_channels(connection, flow)),
+    "channels tenants": ("redis", lambda _, client, *__: busiest_tenants(client, "penstock", JOBS, 9)),
+    "dead-letters list": ("postgres", lambda connection, *_: letters.newest(connection)),
+    "dead-letters list --by-reason": ("postgres", lambda connection, *_: letters.group(connection)),
+    "jobs list": ("postgres redis", lambda connection, client, *_: list_jobs(connection, client, "jobs")),
+    "queues limits": ("postgres", lambda connection, *_: list_limits(connection, "jobs")),
+    "tail of a log": ("redis", lambda _, client, *__: read_newest(client, "penstock", THINGS[0], 9)),
+    "tail of a queue": ("redis", lambda _, client, *__: oldest_messages(client, "penstock", JOBS, 9)),
+    "tail of an Ick": ("redis", lambda _, client, *__: oldest(client, "penstock", INDEX, 9)),
+    "actions": ("postgres", lambda connection, *_: list_actions(connection)),
 }
+"""What commands and pages read, and without which servers it is an error."""
 
 
 def test_what_a_command_reads_ends_and_names_the_server(
     flow: Pipeline, urls: tuple[str, str], silent: Proxy, name: str, scene: int
 ) -> None:
+    def run(operation: str) -> Any:
+        try:
+            return OPERATIONS[operation][1](*opened[operation], flow, scene)
+        except ServerUnavailable as error:
+            return str(error)
+
     with ExitStack() as stack:
         opened = {
             operation: (
@@ -138,26 +168,23 @@ def test_what_a_command_reads_ends_and_names_the_server(
         }
         for _, client in opened.values():
             client.ping()
+        pool = stack.enter_context(ThreadPoolExecutor(len(OPERATIONS)))
         stack.callback(silent.heal)
         silent.hold_back()
-        answers: dict[str, Any] = {}
-        for operation, run in OPERATIONS.items():
-            try:
-                answers[operation] = run(*opened[operation], flow, scene)
-            except ServerUnavailable as error:
-                answers[operation] = str(error)
+        answers = dict(zip(OPERATIONS, pool.map(run, OPERATIONS), strict=True))
 
+    said = f"{SERVERS[name]} does not answer"
+    for operation, (needed, _) in OPERATIONS.items():
+        if needed:
+            assert (said in str(answers[operation])) is (name in needed), (operation, answers[operation])
     if name == "redis":
-        assert (answers["explain"].cause, "Redis does not answer" in answers["status"].redis) == (
-            "no answer from Redis",
-            True,
-        )
-        assert "Redis does not answer" in answers["trace"][0].redis
+        assert (answers["explain"].cause, said in answers["status"].redis) == ("no answer from Redis", True)
+        assert said in answers["trace"][0].redis
     else:
-        assert all("Postgres does not answer" in answers[each] for each in ("status", "explain", "trace"))
+        assert all(said in answers[each] for each in ("status", "explain", "trace"))
     away = [result for result in answers["doctor"] if result.unreachable]
     assert away
-    assert all(f"{SERVERS[name]} does not answer" in result.message for result in away)
+    assert all(said in result.message for result in away)
     assert {"postgres", "redis"} - {result.check for result in away} == {*SERVERS} - {name}
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -22,10 +23,10 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.database.transactions import Timeouts
 from penstock.observing import state_metrics
-from penstock.observing.state_metrics import MAX_SHARDS, METRICS, Series, StateCollector, measure
+from penstock.observing.state_metrics import MAX_NAMES, MAX_SHARDS, METRICS, OTHER, Series, StateCollector, measure
 from penstock.operating.pausing import pause
 from penstock.operating.status.gathering import status
-from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, RegisteredSchedule, Status
 from penstock.streaming import Streamer
 
 HOSTILE = 'x"}\n\\ 1'
@@ -230,27 +231,92 @@ def test_every_metric_of_the_table_can_be_exported_and_has_a_proper_name() -> No
         assert not {"tenant", "key", "reason", "namespace", "pid"} & {*metric.labels}
 
 
-def test_the_number_of_series_does_not_grow_with_shards_or_without_bound_with_names(
-    connection: Connection, streamer: Streamer, redis_client: Any
-) -> None:
+def make_consumer(name: str, count: int) -> ConsumerStatus:
+    shards = (ConsumerShard(i, 1, 2, 3.0 + i, 1, 0, 0, 0, "it failed", None, None, unread=False) for i in range(count))
+    return ConsumerStatus(name, "things", None, tuple(shards))
+
+
+def measured(found: Status, name: str, *, by_shard: bool = False) -> dict[tuple[str, ...], float]:
+    measure(found, series := Series(found.schema, by_shard=by_shard))
+    return series.values[f"penstock_{name}"]
+
+
+@pytest.fixture
+def found(connection: Connection, streamer: Streamer, redis_client: Any) -> Status:
+    """The status of a pipeline with one log, of two shards."""
     streamer.drain()
-    found = status(connection, redis_client)
-    shards = tuple(ConsumerShard(i, 1, 2, 3.0, 1, 0, 0, 0, "it failed", None, None, unread=False) for i in range(1024))
-    wide = with_consumers(found, [ConsumerStatus("one", "things", None, shards)])
-    many = with_consumers(found, [ConsumerStatus(f"c{i}", "things", None, shards[:2]) for i in range(3000)])
-
-    def count_series(of: Status) -> int:
-        measure(of, series := Series(of.schema, by_shard=False))
-        return sum(len(family.samples) for family in series.families() if "consumer" in family.name)
-
-    one = with_consumers(found, [ConsumerStatus("one", "things", None, shards[:1])])
-    assert count_series(wide) == count_series(one) + MAX_SHARDS - 1
-    assert count_series(many) < 1002 * count_series(one) + 2000
+    return status(connection, redis_client)
 
 
-def with_consumers(found: Status, consumers: list[ConsumerStatus]) -> Status:
-    values = {name: getattr(found, name) for name in Status.__dataclass_fields__}
-    return Status(**values | {"consumers": tuple(consumers)})
+@pytest.mark.parametrize("count", [MAX_NAMES - 1, MAX_NAMES, MAX_NAMES + 1, MAX_NAMES + 7])
+def test_names_beyond_the_most_share_one_and_nothing_of_them_is_lost(
+    found: Status, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    [channel] = [each for each in found.channels if each.channel == "things"]
+    more = channel.shards[0], *(replace(each, sequenced=3, unknown=True) for each in channel.shards[1:])
+    schedule = RegisteredSchedule("s", "jobs", "1h", "UTC", None, None, 5.0, None, None, "")
+    wide = replace(
+        found,
+        consumers=tuple(make_consumer(f"c{number}", 2) for number in range(count)),
+        channels=tuple(replace(channel, channel=f"c{number}", shards=more) for number in range(count)),
+        schedules=tuple(replace(schedule, name=f"s{number}", late_s=number) for number in range(count)),
+    )
+    beyond = max(0, count - MAX_NAMES)
+
+    for name, own, others, of_others in (
+        ("consumer_lag_records", ("c0", "things"), (OTHER, OTHER), 4 * beyond),
+        ("consumer_lag_seconds", ("c0", "things"), (OTHER, OTHER), 4.0),
+        ("sequenced_records_total", ("c0",), (OTHER,), 3 * beyond),
+        ("unread_records", ("c0",), (OTHER,), 3 * beyond),
+        ("schedule_late_seconds", ("s0",), (OTHER,), count - 1),
+    ):
+        values = measured(wide, name)
+        assert len(values) == min(count, MAX_NAMES) + (1 if beyond else 0)
+        assert own in values
+        assert values.get(others) == (of_others if beyond else None)
+
+
+@pytest.mark.parametrize("count", [1, MAX_SHARDS - 1, MAX_SHARDS, MAX_SHARDS + 1, 1024])
+def test_shards_beyond_the_most_have_no_series_of_their_own(found: Status, count: int) -> None:
+    [channel] = [each for each in found.channels if each.channel == "things"]
+    shards = tuple(
+        replace(channel.shards[0], shard=number, sequenced=2, damage="it is another's") for number in range(count)
+    )
+    wide = replace(found, consumers=(make_consumer("c", count),), channels=(replace(channel, shards=shards),))
+    for name, label in (("consumer_lag_records", ("c", "things")), ("sequenced_records_total", ("things",))):
+        split = {(*label, str(number)): 2 for number in range(count)} if count <= MAX_SHARDS else {label: 2 * count}
+        assert measured(wide, name, by_shard=True) == split
+        assert measured(wide, name) == {label: 2 * count}
+    for name, label in (("consumer_halted", ("c", "things")), ("shard_damaged", ("things",))):
+        flags = {(*label, str(number)): 1 for number in range(min(count, MAX_SHARDS))}
+        assert measured(wide, name) == measured(wide, name, by_shard=True) == flags
+
+
+SUMMED = {
+    *(
+        "isolated_records",
+        "staged_records",
+        "sequenced_records_total",
+        "published_records_total",
+        "unpublished_records",
+    ),
+    *("unread_records", "log_records", "log_entries", "log_memory_bytes", "log_memory_limit_bytes"),
+    *("consumer_applied_records_total", "consumer_skipped_records_total", "consumer_checkpoint_offset"),
+    *("consumer_lag_records", "consumer_evicted_records", "consumer_dead_letters", "queue_messages", "queue_tenants"),
+    *(f"queue_{name}_messages_total" for name in ("written", "done", "dead_lettered", "reclaimed", "lost")),
+    *("ick_members", "ick_records_total", "ick_dirtied_total"),
+}
+"""What shards add up; of all else they show the greatest."""
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_values_of_the_same_labels_are_added_or_the_greatest_of_them_is_shown(name: str) -> None:
+    series, bare = Series("penstock", by_shard=False), name.removeprefix("penstock_")
+    for value in (3.0, 5.0, None, 4.0):
+        series.add(bare, value, "a")
+    series.add(bare, 1.0, "b")
+
+    assert series.values[name] == {("a",): 12.0 if bare in SUMMED else 5.0, ("b",): 1.0}
 
 
 @pytest.fixture

@@ -163,21 +163,22 @@ def measure(found: Status, series: Series) -> None:
     series.add("oldest_transaction_age_seconds", 0.0 if oldest is None else oldest.age_s)
     series.add("isolated_records", found.faults.isolated.count)
     stopped = {each.shard for each in found.faults.stopped}
-    for number, channel in enumerate(found.channels):
-        name = _name(number, channel.channel)
+    names = {each.channel: _name(number, each.channel) for number, each in enumerate(found.channels)}
+    for channel in found.channels:
+        name = names[channel.channel]
         _add_channel(series, name, channel)
         _flag(series, "shard_stopped", (name,), {s.shard for s in stopped if s.channel == channel.channel})
     for shard, count, _ in found.unread:
-        series.add("unread_records", count, shard.channel)
+        series.add("unread_records", count, names.get(shard.channel, OTHER))
     for number, consumer in enumerate(found.consumers):
         labels = (consumer.consumer, consumer.channel) if number < MAX_NAMES else (OTHER, OTHER)
         _add_consumer(series, found, consumer, labels)
     for run in found.reconciliations:
-        names = (run.name, run.consumer)
-        series.add("reconciliation_last_run_timestamp_seconds", run.begun_at.timestamp(), *names)
-        series.add("reconciliation_last_outcome", 1, *names, run.outcome)
-        series.add("reconciliation_differences", run.differences, *names)
-        series.add("reconciliation_repaired_rows", run.repaired, *names)
+        labels = (run.name, run.consumer)
+        series.add("reconciliation_last_run_timestamp_seconds", run.begun_at.timestamp(), *labels)
+        series.add("reconciliation_last_outcome", 1, *labels, run.outcome)
+        series.add("reconciliation_differences", run.differences, *labels)
+        series.add("reconciliation_repaired_rows", run.repaired, *labels)
     for number, schedule in enumerate(found.schedules):
         series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
 

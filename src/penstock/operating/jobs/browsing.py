@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal, get_args
 
@@ -99,10 +100,12 @@ def find_jobs(  # noqa: PLR0913  the same
     """
     check_queue(connection, channel, scope)
     sql = statements("penstock.operating.jobs", scope.schema)
-    [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
+    reading = partial(postgres_errors, f"reading the jobs of {channel}")
+    with reading():
+        [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
     given = {**of.parameters(channel), "newest": newest}
     while True:
-        with postgres_errors(f"reading the jobs of {channel}"):
+        with reading():
             rows = connection.execute(sql["jobs"], {**given, "after": after, "limit": size}).fetchall()
         jobs = [_make_job(channel, *row) for row in rows]
         jobs = jobs if client is None else _add_states(client, jobs, scope)
