@@ -21,7 +21,7 @@ from coverage import CoverageData
 
 from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
 from mutants.nursery import prepare, run_pytest
-from mutants.queries import lua_mutants, mutants_of_strings, sql_mutants
+from mutants.queries import find_block, lua_mutants, mutants_of_strings, sql_mutants
 
 PLACE = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
@@ -157,14 +157,20 @@ def find_mutants(only: str) -> list[Mutant]:
     return found
 
 
-def find_breaches() -> list[Mutant]:
-    """For each guarantee of the page the mistake that breaks it."""
+def read_mistakes(file: Path) -> list[Mutant]:
+    """The mistakes of a file: ``before`` and ``after`` in a ``path``, and perhaps the ``test`` that must catch it."""
     found = []
-    for defect in tomllib.loads(GUARANTEES.read_text())["defect"]:
-        path, before = defect["path"], defect["before"]
-        line = (ROOT / path).read_text().partition(before)[0].count("\n") + 1
-        name = f"guarantee {defect['guarantee']}"
-        found.append(Mutant(path, line, name, partial(_replaced, before, defect["after"]), test=defect["test"]))
+    for defect in tomllib.loads(file.read_text())["defect"]:
+        path, before, after = defect["path"], defect["before"], defect["after"]
+        text = (ROOT / path).read_text()
+        if text.count(before) != 1:
+            sys.exit(f"{file}: this is not once in {path}: {before}")
+        same = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), 0)
+        place = text.index(before) + same
+        block = find_block(path, place)
+        name = f"guarantee {defect['guarantee']}" if "guarantee" in defect else "mistake"
+        make = partial(_replaced, before, after)
+        found.append(Mutant(path, text.count("\n", 0, place) + 1, name, make, block, defect.get("test")))
     return found
 
 
@@ -312,15 +318,20 @@ def main() -> int:
     parser.add_argument(
         "--record", nargs="*", metavar="TESTS", help="learn which tests execute what: all, or those that are new"
     )
+    parser.add_argument("--file", type=Path, help="the mistakes of a file like tests/mutants/guarantees.toml")
     parser.add_argument(
-        "--guarantees", action="store_true", help="a mistake for each guarantee, which its test must catch"
+        "--guarantees",
+        dest="file",
+        action="store_const",
+        const=GUARANTEES,
+        help="a mistake for each guarantee, which its test must catch",
     )
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
     if options.record is not None:
         return record(options.record)
-    if options.guarantees:
-        mutants = chosen = find_breaches()
+    if options.file:
+        mutants = chosen = read_mistakes(options.file)
     else:
         mutants = [mutant for mutant in find_mutants(options.only) if area(mutant) in (options.area or AREAS)]
         chosen = mutants if options.only else [*choose(mutants, options.count, options.seed)]
@@ -330,7 +341,7 @@ def main() -> int:
             print(mutant.key)
         return 0
     prepare()
-    runner = MutantRunner(None if options.guarantees else Recorded.read(), options.jobs)
+    runner = MutantRunner(None if options.file == GUARANTEES else Recorded.read(), options.jobs)
     outcomes = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for outcome in pool.map(runner, chosen):
@@ -346,7 +357,7 @@ def main() -> int:
     )
     lines = [*report(outcomes, equivalent)]
     print("\n".join(["", *lines]))
-    if not (options.only or options.area or options.guarantees):
+    if not (options.only or options.area or options.file):
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         )

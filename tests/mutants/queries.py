@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 from mutants.mutations import ROOT, Mutant, splice
 
@@ -39,12 +39,26 @@ _SIMPLE = [
 def sql_mutants(path: str) -> Iterator[Mutant]:
     """The mutants of the named statements of a file."""
     text = (ROOT / path).read_text()
-    names = [(match.end(), match[1]) for match in _STATEMENT.finditer(text)]
     for start, end, replacement, operator in _sql_changes(text):
-        at = bisect_right([place for place, _ in names], start) - 1
-        if at >= 0:
+        if block := find_block(path, start):
             line = text.count("\n", 0, start) + 1
-            yield Mutant(path, line, operator, partial(splice, start, end, replacement), block=f"sql:{names[at][1]}")
+            yield Mutant(path, line, operator, partial(splice, start, end, replacement), block=block)
+
+
+def find_block(path: str, place: int) -> str | None:
+    """The statement or script in which a place of a file is; None where coverage sees lines."""
+    if path.endswith(".lua"):
+        return f"lua:{path.removeprefix('lua/').removesuffix('.lua')}"
+    if not path.endswith(".sql"):
+        return None
+    names = _statements(path)
+    at = bisect_right([start for start, _ in names], place) - 1
+    return f"sql:{names[at][1]}" if at >= 0 else None
+
+
+@cache
+def _statements(path: str) -> list[tuple[int, str]]:
+    return [(match.end(), match[1]) for match in _STATEMENT.finditer((ROOT / path).read_text())]
 
 
 def _sql_changes(text: str) -> Iterator[tuple[int, int, str, str]]:
@@ -123,13 +137,12 @@ def lua_mutants(path: str) -> Iterator[Mutant]:
     """The mutants of a script or a fragment."""
     text = (ROOT / path).read_text()
     hidden = _blank(text, r"--[^\n]*|\"[^\"\n]*\"")
-    name = path.removeprefix("lua/").removesuffix(".lua")
+    block = find_block(path, 0)
     for pattern, replacement, operator in _LUA:
         for match in re.finditer(pattern, text if "call" in pattern else hidden):
             line = text.count("\n", 0, match.start()) + 1
-            yield Mutant(
-                path, line, operator, partial(splice, match.start(), match.end(), replacement), block=f"lua:{name}"
-            )
+            make = partial(splice, match.start(), match.end(), replacement)
+            yield Mutant(path, line, operator, make, block)
 
 
 def mutants_of_strings(path: str) -> Iterator[Mutant]:
