@@ -12,29 +12,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from fixtures.clocks import stop_clock
-from penstock.database.statements import statements
+from fixtures.clocks import Execute, executing
 from penstock.declaring.outcomes import RESERVED
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 INSTANT = timedelta(microseconds=1)
 HERE = {"channel": "jobs", "shard": 0}
 
-Execute = Callable[..., list[Any]]
-
 
 @pytest.fixture
 def execute(connection: psycopg.Connection) -> Execute:
-    """Executes a named statement of the streamer's for one shard; without ``keep``, it is rolled back."""
-    stop_clock(connection, NOW)
-    sql = statements("penstock.streaming", "penstock")
-
-    def run(name: str, *, then: str = "", **values: Any) -> list[Any]:
-        with connection.transaction(force_rollback=True):
-            cursor = connection.execute(sql[name], {**HERE, **values})
-            return (connection.execute(then.encode()) if then else cursor).fetchall()
-
-    return run
+    """Executes a named statement of the streamer's for one shard."""
+    return executing(connection, NOW, **HERE)
 
 
 LIMITS = (1, 40, 41, 10_000)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf, nan
+from math import nan
 from time import monotonic
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.channels.queue.queue_messages import Message
 from penstock.channels.queue.shard import QueueShape, TakenMessages, worker_name
 from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, Held, LeaseBook, pause_s
 from penstock.clients.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
-from penstock.errors import DeclarationError, ForeignQueue, InvalidMessage, PenstockError, ServerUnavailable
+from penstock.errors import ForeignQueue, InvalidMessage, PenstockError, ServerUnavailable
 
 MESSAGE = Message(0, "m", "t", "", 1, 0, 0, b"", "")
 LONG_S = 1000.0
@@ -160,23 +160,6 @@ def test_a_request_is_the_same_until_its_reply_has_come_and_another_one_afterwar
     tokens = {token for token, _ in (*before.values(), *rounds.requests.values())}
     assert len(tokens) == 3
     assert all(token.startswith("w/") for token in tokens)
-
-
-@pytest.mark.parametrize(
-    ("name", "taken", "refused"),
-    [
-        ("lease_s", (0.05, 86_400.0), (0.049, 86_400.1, nan)),
-        ("limit_s", (0.001, inf), (0.0, -1.0, nan)),
-        ("attempts", (1,), (0,)),
-        ("preferred", (None, 0, 255), (-1, 256)),
-    ],
-)
-def test_an_option_is_taken_up_to_its_ends(name: str, taken: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
-    for value in taken:
-        assert getattr(ReaderOptions(**{name: value}), name) == value
-    for value in refused:
-        with pytest.raises(DeclarationError):
-            ReaderOptions(**{name: value})
 
 
 @pytest.mark.parametrize(("attempts", "longest"), [(1, 1), (2, 2), (9, 256), (10, 300), (1000, 300)])
