@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import product
 
 import psycopg
 import pytest
@@ -66,8 +67,13 @@ def test_a_commit_that_staged_nothing_does_not_nudge(
 
 
 def test_by_default_the_first_commit_after_a_pause_nudges(
-    sessions: sessionmaker[Session], listener: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    sessions: sessionmaker[Session],
+    application: Engine,
+    pipeline: Pipeline,
+    listener: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of each engine in each schema: another streamer looks after each of them."""
     clock = [100.0]
     monkeypatch.setattr(nudge, "monotonic", lambda: clock[0])
     sent = []
@@ -78,6 +84,17 @@ def test_by_default_the_first_commit_after_a_pause_nudges(
         sent.append(len(heard(listener)))
 
     assert sent == [1, 0, 0, 1, 0, 1]
+    listener.execute("LISTEN other_nudge")
+    another, others = create_engine(application.url), []
+    for engine, schema in product((application, another), ("penstock", "other") * 2):
+        with Session(engine) as session:
+            pipeline.attach(session, nudge=False)
+            session.add(Ride(id=100 + len(others)))
+            nudge.note_staged(session, session.connection(), schema, nudge=None)
+            session.commit()
+        others.append(heard(listener))
+    another.dispose()
+    assert others == [[], ["other_nudge"], [], [], ["penstock_nudge"], ["other_nudge"], [], []]
 
 
 def test_an_application_that_disabled_nudges_sends_none(
