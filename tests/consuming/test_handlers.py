@@ -742,25 +742,6 @@ def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_u
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
-@pytest.mark.usefixtures("twenty_records")
-def test_a_session_lock_of_a_handler_does_not_outlive_its_failure(reader: Reader) -> None:
-    """A rollback does not release a session's lock; after a failure the worker opens a new connection."""
-
-    def locks(session: Session, records: Sequence[Record]) -> None:
-        if any(record.id == 2 for record in records):
-            session.execute(text("SELECT pg_advisory_lock(7)"))
-            raise ValueError
-        apply(session, records)
-
-    reader.declare(locks, attempts=1)
-    reader.drain()
-
-    held = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND datname = current_database()"
-    eventually(lambda: reader.connection.execute(held).fetchone() == (0,), "it is released")
-    assert [number for number, _ in reader.dead()] == [2]
-    assert len(reader.effects()) == 19
-
-
 # --- what is logged ---
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-import psycopg
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import text
@@ -16,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
-from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
+from fixtures.reader import ALL, Handler, Reader, apply, apply_all
 from penstock.errors import HandlerExited
 from penstock.records import Record
 from staging.test_connections import make_django
@@ -114,47 +113,6 @@ def test_the_text_of_an_exception_in_a_forgotten_task_is_not_logged(
         gc.collect()
 
     assert "secret" not in caplog.text + str(logs)
-
-
-# --- records that it changes ---
-
-
-@pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-@pytest.mark.usefixtures("twenty_records")
-def test_another_attempt_gets_the_data_as_it_was_staged(reader: Reader, each: bool) -> None:  # noqa: FBT001
-    """Guarantee 17: a handler may change its records, and lose a conflict."""
-    loses = iter([True])
-
-    def to_cents(session: Session, given: Any) -> None:
-        for record in [given] if each else given:
-            record.data["number"] *= 100
-            effect = {"id": record.data["number"], "key": record.key}
-            session.execute(INSERT, effect)
-        if next(loses, False):
-            raise psycopg.errors.SerializationFailure
-
-    reader.declare(to_cents, each=each)
-    reader.drain()
-
-    assert reader.effects() == sorted([number * 100 for number in range(1, 11)] * 2)
-
-
-@pytest.mark.usefixtures("twenty_records")
-def test_a_handler_that_changes_its_data_can_be_called_again(reader: Reader) -> None:
-    """Guarantee 21: a serialization failure dead-letters nothing."""
-    loses = iter([True])
-
-    def takes_apart(session: Session, records: Sequence[Record]) -> None:
-        for record in records:
-            record.data.pop("number")
-        apply(session, records)
-        if next(loses, False):
-            raise psycopg.errors.SerializationFailure
-
-    reader.declare(takes_apart)
-    reader.drain()
-
-    assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
 # --- transactions that it ends ---

@@ -18,8 +18,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
-from penstock.operating import channels
-from penstock.operating.channels import Retirement, adopt_channel, list_channels, retire_channel
+from penstock.operating.channels import adopt_channel, list_channels, retire_channel
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status.gathering import status
 from penstock.records import BEGINNING, Record, Shard, ShardName
@@ -294,31 +293,6 @@ def published(client: redis.Redis) -> int:
         len([*read(client, "penstock", ShardName("kept", shard.shard), BEGINNING, 1_000_000)])
         for shard in kept.shard_names
     )
-
-
-def test_nothing_is_sequenced_or_registered_while_a_channel_is_retired(
-    filled: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Guarantee 9: a tick that had read the registry before would add to its journal afterwards."""
-    locked: list[str] = []
-
-    read = channels.read_plan
-
-    def watch(*arguments: Any) -> Retirement:
-        for table in ("ticks", "journal", "channels"):
-            with psycopg.connect(database_url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
-                other.execute(f"LOCK TABLE penstock.{table} IN ROW EXCLUSIVE MODE NOWAIT".encode())
-            locked.append(table)
-        return read(*arguments)
-
-    monkeypatch.setattr(channels, "read_plan", watch)
-    retire_channel(connection, redis_client, "old", discard=True, apply=True, pause=lambda _: None)
-
-    assert locked == ["ticks", "journal", "channels"]
 
 
 def test_without_redis_a_channel_is_said_to_be_retired_in_postgres(

@@ -124,7 +124,7 @@ def test_every_fragment_begins_a_script() -> None:
         assert not re.search(r"\S.*--", body), name  # comments are on lines of their own
 
 
-def test_a_script_has_just_those_functions_of_its_fragments_that_it_names() -> None:
+def test_a_script_has_just_those_find_functions_its_fragments_that_it_names() -> None:
     """Lua makes all of them anew at each call.  A local function that is missing would be an error of that call."""
     for name in SCRIPTS:
         body = (LUA / f"{name}.lua").read_text()

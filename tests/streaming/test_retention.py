@@ -14,9 +14,8 @@ from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.errors import ServerUnavailable
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
@@ -79,21 +78,6 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
     left = staged_count(connection)
     assert 0 < left < 200
     assert sum(map(len, logged(things).values())) == left
-
-
-def test_retention_waits_for_a_consumer_that_registers(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, database_url: str
-) -> None:
-    """Otherwise it would remove what that consumer begins with."""
-    streamer.drain()  # which registers the channel
-    where = {"channel": things.name}
-    lock = statements("penstock.database", DEFAULT_SCOPE.schema)["lock_channel"]
-    connection.execute("SET lock_timeout = '20ms'")
-    with connect_postgres(database_url, application="test") as other, other.transaction():
-        assert other.execute(lock, where).rowcount == 1
-        with pytest.raises(ServerUnavailable):
-            retain(connection, redis_client, DEFAULT_SCOPE, things, {})
-    retain(connection, redis_client, DEFAULT_SCOPE, things, {})
 
 
 def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_shards(

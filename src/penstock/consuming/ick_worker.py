@@ -93,7 +93,7 @@ class IckMembers(Source[ReservedMember]):
                     members=[each.member for each in members],
                     latencies_us=[max(0, checkpoint.clock_us - each.since_us) for each in members if each.since_us],
                 ),
-                texts,
+                [*texts],  # the handler's own: it may take members from it
                 [Advance(checkpoint, checkpoint.offset, applied=len(members))],
                 settle=lambda executor: self._dead_letters.forget_members(executor, shard, texts),
             )

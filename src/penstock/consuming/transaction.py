@@ -313,6 +313,7 @@ class HandlerTransaction:
             if keep:
                 self._connection.info.pop(AFTER_COMMIT, None)
                 self._connection.rollback()
+                self._executor(self._connection).release_locks()
                 return
             with suppress(Exception):
                 self._connection.rollback()  # the locks of a connection that is only closed last until Postgres notices

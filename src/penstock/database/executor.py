@@ -69,6 +69,12 @@ class CommittingExecutor(Executor, Protocol):
         If it fails, nothing is committed.
         """
 
+    def release_locks(self) -> None:
+        """Releases what a handler that has failed has locked for its session, which a rollback does not; outside of a transaction.
+
+        Nothing behind a pooler: the session is not the handler's there.
+        """
+
 
 def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None) -> CommittingExecutor:
     """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
@@ -166,6 +172,10 @@ class _Guarded(ABC):
             self.commit_after(query, params)
         else:
             self._exchange(query % _literals(params) + b"; COMMIT")
+
+    def release_locks(self) -> None:
+        if self._connection.prepare_threshold is not None:
+            self._exchange(b"SELECT pg_catalog.pg_advisory_unlock_all()")
 
     @abstractmethod
     def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:

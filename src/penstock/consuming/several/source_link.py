@@ -106,9 +106,9 @@ class SourceLink:
             )
         self._database, self._is_retired = database, False
         with connection.transaction():
-            shards = self._registered_shards(connection)
-            # Retention takes the same lock, so it does not remove what is begun with.
+            # Retention takes the same lock, so it does not remove what is begun with; and so does a change of the number of shards.
             connection.execute(statements("penstock.database", self._scope.schema)["lock_channel"], self._where)
+            shards = self._registered_shards(connection)
             known = [positions.get(shard) for shard in shards]
             values = {
                 **self._where,
