@@ -6,8 +6,10 @@ A condition that is dropped in a query, or a case that is forgotten in a sum, ch
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
 from html import unescape
+from typing import Any
 
 import pytest
 import redis
@@ -17,11 +19,15 @@ from starlette.testclient import TestClient
 
 from fixtures.command_line import CommandLine
 from fixtures.crowd import UNIT_S, pipeline
+from penstock.cli.app import load_commands
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
-from penstock.console.pages import find_troubles
+from penstock.console.pages import PAGES, find_troubles
 from penstock.database.connections import Connection
-from penstock.observing.state_metrics import StateCollector
+from penstock.observing.state_metrics import METRICS, StateCollector
+from penstock.operating import letters
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.status.gathering import status
 from penstock.streaming.faults import Faults, IsolatedRecords
 
@@ -310,6 +316,129 @@ orders/1 7 0 - 6 5 2 0 … UTC
 orders/2 1 4 8 d 1 0 0 0 … UTC
 """
 
+CHANNELS_LISTED = """
+channel kind shards keep entries records consumers remarks
+calm ick 1 1000 d 0
+grown log 2 1000 d plain 7 grower, halfway
+idle queue 1 1000 d 0
+index ick 2 1000 d 5 search
+jobs queue 1 1000 d 15 work
+old log 1 1000 d packed 2 stranger not declared
+orders log 3 1000 d plain 22 abroad, done, halted, late, partly, paused, replay-7, waits
+"""
+
+TENANTS = """
+tenant waiting in flight state shard
+a 5 2 ready jobs/0
+"""
+
+LETTERS = """
+consumer channel error letters first at last at
+halted orders ValueError 5 … …
+gone orders ValueError 4 … …
+late old ValueError 3 … …
+late orders ValueError 3 … …
+done orders ValueError 1 … …
+reader rides@eu ValueError 1 … …
+search index ValueError 1 … …
+"""
+
+LETTERS_OF_THE_CONSOLE = """
+ValueError halted orders 5 … UTC … UTC
+ValueError gone orders 4 … UTC … UTC
+ValueError late old 3 … UTC … UTC
+ValueError late orders 3 … UTC … UTC
+ValueError done orders 1 … UTC … UTC
+ValueError reader rides@eu 1 … UTC … UTC
+ValueError search index 1 … UTC … UTC
+"""
+
+DOCTOR = """
+error channels: 6 records (the first is 45) are for 'lost/0', whose channel is not registered, or lacks the shard: they are not published
+warning channels: never is declared and was never streamed
+warning channels: old is registered, but the pipeline does not declare it: its records are kept forever
+warning icks: index: 5 members waiting, the oldest for … min; held by ann-…
+warning queues: jobs: 1 dead letter
+warning schedules: nightly has been due for … min: no streamer runs that declares it as it is registered
+"""
+"""Beside the troubles of a status, and what is said of the servers."""
+
+SHARDS_OF_JOBS = """
+0 0 15 14 5 2 0 1 5 … s work 0
+"""
+
+SCHEDULES_OF_JOBS = """
+ended 0 3 1 * * UTC … UTC -
+monthly 0 3 1 * * UTC … UTC … UTC
+nightly 0 3 * * * UTC - … UTC
+"""
+
+CHECKPOINTS_OF_HALTED = """
+orders/0 10 0 - 10 0 0 0 … UTC
+orders/1 3 4 9 d 3 0 0 0 … UTC halted ValueError: a bad one
+orders/2 4 1 8 d 4 0 0 0 … UTC halted LookupError: another
+"""
+
+RUNS = """
+copies late … UTC repair repaired 91 23 4 30 d -
+totals done … UTC compare running - - 0 - -
+"""
+
+COUNTING = {
+    *("status", "metrics", "doctor", "consumers list", "channels list", "channels tenants", "dead-letters list")
+}
+"""The commands whose figures are above."""
+
+NOT_COUNTING = {
+    *(
+        "demo",
+        "init",
+        "run",
+        "stream",
+        "consume",
+        "work",
+        "asyncapi",
+        "console",
+        "probe",
+        "verify",
+        "reconcile",
+        "replay",
+    ),
+    *(
+        "tail",
+        "trace",
+        "explain",
+        "dead-letters show",
+        "jobs show",
+        "jobs list",
+        "queues limits",
+    ),  # show each by itself
+    *("dead-letters drop", "dead-letters retry", "jobs cancel", "jobs move-due", "jobs retry", "queues limit"),
+    *(f"consumers {verb}" for verb in ("pause", "rename", "resume", "retire")),
+    *(f"channels {verb}" for verb in ("adopt", "pause", "reshard", "resume", "retire")),
+    *(f"reset {what}" for what in ("checkpoint", "epoch", "ick", "source")),
+}
+
+PAGES_THAT_COUNT = {
+    *("/", "/channels", "/channels/{name}", "/channels/{name}/tenants", "/consumers", "/consumers/{name}"),
+    *("/dead-letters", "/reconciliations", "/doctor"),
+}
+PAGES_THAT_DO_NOT = {
+    *("/channels/{name}/contents", "/channels/{name}/limits", "/actions", "/find"),
+    "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}",
+}
+
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+FILTERS: dict[str, list[tuple[Any, int]]] = {
+    "consumer": [("late", 6), ("halted", 5), ("lat", 0)],
+    "channel": [("orders", 13), ("old", 3), ("rides@eu", 1), ("order", 0)],
+    "key": [("k", 14), ("l", 4), ("K", 0)],
+    "error": [("ValueError", 15), ("LookupError", 3), ("ValueErr", 0)],
+    "since": [(DAY, 18), (DAY + timedelta(days=3), 6), (DAY + timedelta(days=3, seconds=1), 3), (DAY + timedelta(days=9), 0)],
+    "until": [(DAY, 0), (DAY + timedelta(days=3), 12), (DAY + timedelta(days=3, seconds=1), 15), (DAY + timedelta(days=9), 18)],
+}  # fmt: skip
+"""Of 18 dead letters, each of which has failed as many days later as its offset."""
+
 Samples = dict[tuple[str, ...], float]
 
 
@@ -410,8 +539,8 @@ def test_what_is_wrong_makes_the_status_unsound_each_by_itself(
     assert {name for name, part in parts.items() if part.sound} == {"done", "late", "waits", "grower"}
     troubles = "\n".join(f"{each.grade} {each.message}" for each in find_troubles(found))
     assert normal(troubles) == normal(TROUBLES)
-    letters = {each.consumer for each in found.consumers if found.has_letters(each.consumer)}
-    assert letters == {"done", "late", "halted", "reader"}, "not those of an Ick"
+    with_letters = {each.consumer for each in found.consumers if found.has_letters(each.consumer)}
+    assert with_letters == {"done", "late", "halted", "reader"}, "not those of an Ick"
 
 
 def test_the_console_counts_everybody_once(database_url: str, redis_url: str) -> None:
@@ -420,6 +549,8 @@ def test_the_console_counts_everybody_once(database_url: str, redis_url: str) ->
     try:
         paths = ("/", "/consumers", "/channels", "/channels/orders", "/channels/index", "/consumers/late")
         overview, consumers, channels, orders, index, late = (client.get(path).text for path in paths)
+        more = ("/channels/jobs", "/channels/jobs/tenants", "/consumers/halted", "/dead-letters", "/reconciliations")
+        jobs, tenants, halted, dead, runs = (client.get(path).text for path in more)
     finally:
         console.close()
 
@@ -433,6 +564,14 @@ def test_the_console_counts_everybody_once(database_url: str, redis_url: str) ->
     assert rows(orders, "<h2>Shards</h2>") == normal(SHARDS_OF_ORDERS)
     assert rows(late, "<h2>Checkpoints</h2>") == normal(CHECKPOINTS_OF_LATE)
     assert rows(orders, "<h2>Readers</h2>") == [each for each in normal(LANES) if " orders " in each]
+    assert rows(jobs, "<h2>Readers</h2>") == [each for each in normal(LANES) if " jobs " in each]
+    assert rows(jobs, "<h2>Schedules</h2>") == normal(SCHEDULES_OF_JOBS)
+    assert rows(jobs, "<h2>Shards</h2>") == normal(SHARDS_OF_JOBS)
+    assert rows(tenants, "<h1>") == ["a ready 5 2 0"]
+    assert rows(halted, "<h2>Checkpoints</h2>") == normal(CHECKPOINTS_OF_HALTED)
+    assert rows(dead, "<h2>By reason</h2>") == normal(LETTERS_OF_THE_CONSOLE)
+    assert len(rows(dead, "<h2>Newest first</h2>")) == 18
+    assert rows(runs, "<h1>") == normal(RUNS)
 
 
 @pytest.fixture
@@ -450,4 +589,52 @@ def test_the_commands_count_everybody_once(shown: CommandLine) -> None:
     assert re.match(
         r"epoch 1 · tick 3, .* ago · oldest transaction .* \(process \d+, shop, idle in transaction\)$", head
     )
-    assert normal(shown("consumers", "list").stdout) == normal(CONSUMERS)
+    for words, listed in (
+        ("consumers list", CONSUMERS),
+        ("channels list", CHANNELS_LISTED),
+        ("channels tenants jobs", TENANTS),
+        ("dead-letters list --by-reason", LETTERS),
+    ):
+        assert normal(shown(*words.split()).stdout) == normal(listed), words
+
+
+def test_the_doctor_counts_what_a_status_alone_does_not_show(connection: Connection, redis_client: redis.Redis) -> None:
+    found = diagnose(connection, redis_client, pipeline)
+
+    wrong = [each for each in found if each.grade != "ok" and each.check in {"channels", "icks", "queues", "schedules"}]
+    lines = "\n".join(sorted(f"{each.grade} {each.check}: {each.message}" for each in wrong))
+    assert normal(lines) == normal(DOCTOR)
+    troubles = {each.message for each in judge_status(status(connection, redis_client, pipeline))}
+    assert len(troubles & {each.message for each in found}) > len(troubles) - 3, "but for those whose age differs"
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_takes_the_same_letters_wherever_they_are_listed_or_counted(name: str, connection: Connection) -> None:
+    connection.execute(
+        """UPDATE penstock.dead_letters SET failed_at = timestamptz '2026-01-01Z' + "offset" * interval '1 day'"""
+    )
+    connection.execute("UPDATE penstock.dead_letters SET key = 'l' WHERE consumer = 'gone'")
+    connection.execute("UPDATE penstock.dead_letters SET reason = 'LookupError: ValueError' WHERE channel = 'old'")
+    for value, count in FILTERS[name]:
+        of = letters.LetterFilter(**{name: value})
+        listed = letters.newest(connection, of, limit=99)
+        assert len(listed) == count, value
+        assert sum(each.letters for each in letters.group(connection, of)) == count, value
+        for consumer in ("late", "halted", "gone"):
+            mine = {each.place for each in listed if each.consumer == consumer}
+            if name != "consumer":
+                assert {each.place for each in letters.of_consumer(connection, consumer, of)} == mine
+
+
+def test_every_figure_command_page_and_filter_is_listed() -> None:
+    commands = {
+        f"{name} {verb}".strip()
+        for name, each in load_commands().items()
+        for verb in getattr(each, "commands", None) or [""]
+    }
+    others = {line.split()[0] for line in OTHER_METRICS.strip().splitlines()}
+
+    assert commands == COUNTING | NOT_COUNTING
+    assert PAGES.keys() == PAGES_THAT_COUNT | PAGES_THAT_DO_NOT
+    assert {name.removeprefix("penstock_") for name in METRICS} == {*COLUMNS.values()} | others | VARYING
+    assert [each.name for each in fields(letters.LetterFilter)] == [*FILTERS]
