@@ -92,6 +92,19 @@ def test_a_channel_whose_records_are_unread_is_retired_only_if_they_may_be_lost(
     assert find_keys(redis_client, name)
 
 
+def test_what_commits_after_the_last_tick_is_unread(
+    filled: Streamer, connection: Connection, redis_client: redis.Redis, database_url: str
+) -> None:
+    """Also that of a transaction which was open at the tick."""
+    with connect_postgres(database_url, application="test") as late, late.transaction():
+        stage_rows(late, kept, 1)
+        stage_rows(connection, kept, 2)
+        filled.drain()
+    stage_rows(connection, kept, 4)
+
+    assert retire(connection, redis_client, "kept").unread == 20 + 1 + 2 + 4
+
+
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("name", ["old", "kept", "dirty", "jobs"])
 def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(

@@ -187,6 +187,21 @@ def test_what_was_carried_out_is_repeated_only_on_demand(connection: Connection,
     assert len(staged(connection)) == 80
 
 
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ({"shard": 0}, {"shard": 1}),
+        ({"key": "k0"}, {"key": "k1"}),
+        ({"start": Offset(1)}, {"start": Offset(2)}),
+        ({"end": Offset(5)}, {"end": Offset(6)}),
+        ({"end": Offset(5), "shard": 0}, {"end": Offset(5)}),
+    ],
+    ids=str,
+)
+def test_a_replay_of_another_part_is_another(part: dict[str, Any], other: dict[str, Any], ask: Ask) -> None:
+    assert [ask(apply=True, **each).replay for each in (part, other)] == [1, 2]
+
+
 def test_streaming_does_not_wait_while_records_are_counted(
     connection: Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,13 +355,14 @@ def test_records_that_were_deleted_by_hand_stop_it(connection: Connection, ask: 
     assert len(staged(connection)) == 7
 
 
-def test_a_key_that_no_tenant_can_have_stops_it(connection: Connection, ask: Ask, streamer: Streamer) -> None:
+@pytest.mark.parametrize("key", ["long" * 100, "ü" * 130])
+def test_a_key_that_no_tenant_can_have_stops_it(key: str, connection: Connection, ask: Ask, streamer: Streamer) -> None:
     drop_limits(connection)
-    stage_rows(connection, things, 1, "long" * 100)
+    stage_rows(connection, things, 1, key)
     streamer.drain()
 
     with pytest.raises(NotReplayable, match="256 bytes"):
-        ask("jobs", apply=True, start=datetime.now(UTC) - timedelta(days=1), key="long" * 100 + "1")
+        ask("jobs", apply=True, start=datetime.now(UTC) - timedelta(days=1), key=f"{key}1")
 
     assert staged(connection, "jobs") == []
 
