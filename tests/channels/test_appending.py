@@ -8,7 +8,7 @@ import redis
 
 from fixtures.clients import connect_redis
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, FencedOff, Foreign, Reply, Unusable, append_together
+from penstock.channels.log.appending import Appended, Batch, FencedOff, Reply, Unusable, append_together
 from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
@@ -71,17 +71,6 @@ def test_a_log_whose_last_entry_was_deleted_by_hand_takes_nothing_more(
 
     assert isinstance(append(batch(2, (12, 2), (13, 3))), Unusable)
     assert entry_ids(redis_client) == [b"1-0"]
-
-
-@pytest.mark.parametrize("other", [(99, 2), (12, 99)], ids=["another id", "another time"])
-def test_a_record_is_the_same_only_if_both_its_id_and_its_time_are(
-    append: Append, redis_client: redis.Redis, other: tuple[int, int]
-) -> None:
-    """A Postgres that lost commits gives their ids out again; a clock that was set gives the same time again."""
-    append(batch(1, (11, 1), (12, 2)))
-
-    assert append(batch(2, other, (13, 3))) == Foreign(Offset(2), "12")
-    assert redis_client.xlen(STREAM) == 2
 
 
 def entry(**names: str) -> Any:

@@ -295,24 +295,6 @@ def test_another_record_at_the_same_offset_stops_the_streamer(
         streamer.round()
 
 
-@pytest.mark.plain_entries
-def test_a_reused_id_is_not_taken_for_the_same_record(
-    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
-) -> None:
-    """Guarantee 10: a Postgres that lost commits reuses their ids; the time of staging tells the records apart."""
-    stage_rows(connection, things, 2)
-    streamer.drain()
-    client: Any = redis_client  # the stubs are narrower than what it accepts
-    for key in client.keys("*:log"):
-        for entry_id, fields in client.xrange(key):
-            client.delete(key)
-            client.xadd(key, fields | {b"ts": b"5"}, id=entry_id)
-
-    assert streamer._publisher is not None
-    with pytest.raises(HistoryDiverged, match=r"the journal has \d there of another time: "):
-        streamer._publisher.resend(1)
-
-
 def test_a_publisher_of_an_older_epoch_is_fenced_out(
     streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:

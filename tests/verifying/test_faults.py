@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.flow import entry_of_a_record
 from fixtures.verifying import Verify
 from penstock import Ick, Log, Queue
 from penstock.batches.columns import Columns
@@ -188,6 +189,13 @@ def one_more(world: World, at: int) -> list[Wrong]:
     return [(FindingKind.DOUBLED, "log", at, 1)]
 
 
+def at_another_id(world: World, at: int) -> list[Wrong]:
+    """It is there, but not where it belongs."""
+    one_more(world, at)
+    world.client.xdel(STREAM, f"{at}-0")
+    return [(FindingKind.INVERTED, "log", at, 1), (FindingKind.MISSING, "log", at, 1)]
+
+
 def put(name: bytes, value: bytes) -> Callable[[Fields], Fields]:
     return lambda fields: fields | {name: value}
 
@@ -204,6 +212,12 @@ OF_PLAIN_ENTRIES: dict[str, Defect] = {
     "its entry has a field more": entry(FindingKind.INVERTED, put(b"more", b"7")),
     "its fields are in another order": entry(FindingKind.INVERTED, lambda fields: dict(reversed(fields.items()))),
     "there is an entry more": one_more,
+    "its entry has another id": at_another_id,
+    "there is an entry more, and none before it": lambda world, at: (
+        (entry_gone(world, at - 1) if at > 1 else []) + one_more(world, at)
+    ),
+    # It is missing from the staged rows, and not from its place in the log.
+    "there is an entry more, and no staged row": lambda world, at: gone(world, at) + one_more(world, at),
 }
 
 
@@ -230,7 +244,11 @@ def test_a_fault_is_found_alone_and_beside_another(world: World, *, beside: bool
             with world.as_it_was():
                 wrong = make(world, at)
                 wrong += another(world, 5) if beside else []
-                found[name, at], expected[name, at] = read_findings(world.verified()), sorted(wrong)
+                done = world.verified()
+                found[name, at], expected[name, at] = read_findings(done), sorted(wrong)
+                for each in done.findings:
+                    if each.kind in {FindingKind.CHANGED, FindingKind.MISSING} and each.count == 1:
+                        assert each.record == world.rows[each.offset - 1][0], (name, at)
 
     assert found == expected
 
@@ -244,6 +262,26 @@ def test_two_rows_of_the_journal_that_hold_an_offset_and_leave_another_are_found
         (FindingKind.DOUBLED, "journal", 2, 1),
         (FindingKind.MISSING, "journal", 4, 1),
     ]
+
+
+@pytest.mark.parametrize("world", ["ick"], indirect=True)
+def test_what_is_twice_in_the_journal_or_out_of_order_is_counted_within_what_is_verified(world: World) -> None:
+    """The first tick and the last one have each other's places, and then the same records."""
+    first, last = [[row[0] for row in tick_rows] for tick_rows in (world.rows[:2], world.rows[-2:])]
+    place = "UPDATE penstock.journal SET record_ids = %s WHERE first_offset = %s"
+    for ids, at in ((last, 1), (first, RECORDS - 1)):
+        world.connection.execute(place, [ids, at])
+    overtaken = {start: world.verified(start=Offset(start)).overtaken for start in (1, 2, 3, RECORDS - 1, RECORDS)}
+    assert overtaken == {1: 4, 2: 3, 3: 2, RECORDS - 1: 0, RECORDS: 0}
+    with world.as_it_was():
+        assert another(world, 5) == read_findings(world.verified()), (
+            "whatever else is wrong, an order of two ticks is not"
+        )
+
+    world.connection.execute(place, [first, 1])
+    twice = {start: world.verified(start=Offset(start)).counts[FindingKind.DOUBLED] for start in (1, 2)}
+    assert twice == {1: 2, 2: 1}
+    assert FindingKind.DOUBLED not in world.verified(start=Offset(3)).counts
 
 
 @pytest.mark.parametrize("world", CHANNELS, indirect=True)
@@ -346,13 +384,34 @@ def test_a_record_of_a_shard_that_nobody_reads_is_found(
     assert found == [("consumer reader", 1, 1)] + [("consumers", 1, 1)] * (not is_read)
 
 
+def test_a_log_that_is_beyond_its_journal_makes_up_for_no_other_one(world: World) -> None:
+    """What is not published yet is counted by shard."""
+    world.connection.execute(STAGE.replace("0,", "1,").encode())
+    world.connection.execute("UPDATE penstock.channels SET shards = 2")
+    tick(world.connection, DEFAULT_SCOPE)
+    fields: Any = entry_of_a_record(999_999)
+    world.client.xadd(STREAM, fields, id=f"{RECORDS + 1}-0")
+    done = world.verified()
+
+    assert (done.unpublished, done.records) == (2, RECORDS + 2)
+    assert read_findings(done) == [(FindingKind.SURPLUS, "log", RECORDS + 1, 1)]
+
+
 def test_a_log_may_come_up_to_a_checkpoint_within_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that began with the tables stands at the end of the journal, and the publisher is on its way."""
     world.connection.execute(CHECKPOINT.encode())
     world.client.flushall()
-    monkeypatch.setattr(bounds, "sleep", lambda _seconds: world.fill())
+    waits: list[float] = []
 
-    assert read_findings(world.verified()) == []
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        world.fill()
+
+    monkeypatch.setattr(bounds, "sleep", wait)
+
+    for _ in range(2):
+        assert read_findings(world.verified()) == []
+    assert len(waits) == 1, "none for a log that is there"
 
 
 def test_what_is_not_kept_is_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

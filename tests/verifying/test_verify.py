@@ -104,10 +104,14 @@ def test_a_batch_may_be_read_in_parts(
     assert (done.findings, done.records) == ([], 50)
 
 
-def test_large_payloads_are_read_a_few_at_a_time(connection: Connection, streamer: Streamer) -> None:
+@pytest.mark.parametrize(("data", "headers"), [("large", "NULL"), ("'{}'", "large")])
+def test_large_records_are_read_a_few_at_a_time(
+    connection: Connection, streamer: Streamer, data: str, headers: str
+) -> None:
     connection.execute(
-        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
-        "SELECT 'things', 0, 'k', 'a', 'o', to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 32768) n"
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
+        f"SELECT 'things', 0, 'k', 'a', 'o', {data}, {headers} FROM ("
+        "SELECT jsonb_build_object('h', string_agg(md5(n::text), '')) AS large FROM generate_series(1, 32768) n) one".encode()
     )
     streamer.drain()
 
@@ -124,17 +128,6 @@ def test_deleted_entries_are_missing(consumed: Connection, verified: Verify, red
     found = only(verified())
 
     assert (found.kind, found.where, found.offset, found.count) == (FindingKind.MISSING, "log", 41, 3)
-
-
-@pytest.mark.parametrize("end", [0, -1])
-def test_a_deleted_entry_at_an_end_is_missing(
-    consumed: Connection, verified: Verify, redis_client: redis.Redis, end: int
-) -> None:
-    entries: Any = redis_client.xrange(STREAM)
-    redis_client.xdel(STREAM, entries[end][0])
-    found = only(verified())
-
-    assert (found.kind, f"{found.offset}-0".encode()) == (FindingKind.MISSING, entries[end][0])
 
 
 @pytest.mark.parametrize(
@@ -248,18 +241,6 @@ def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -
 
     assert (found.kind, found.offset, found.record) == (FindingKind.CHANGED, 12, record)
     assert found.text.startswith("action and data of record")
-
-
-def test_a_moved_or_deleted_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
-    moved, gone = number_at(consumed, 12), number_at(consumed, 13)
-    consumed.execute("UPDATE penstock.staged_records SET shard = 1 WHERE id = %s", (moved,))
-    consumed.execute("DELETE FROM penstock.staged_records WHERE id = %s", (gone,))
-    done = verified()
-
-    assert [(f.kind, f.where, f.record) for f in done.findings] == [
-        (FindingKind.CHANGED, "staged", moved),
-        (FindingKind.MISSING, "staged", gone),
-    ]
 
 
 def test_a_hole_in_the_journal_is_named_with_the_records_it_left(consumed: Connection, verified: Verify) -> None:
@@ -394,13 +375,7 @@ def test_transactions_without_a_common_lock_may_overtake_and_are_counted(
     assert (done.clean, done.overtaken) == (True, 3)
 
 
-def test_a_verification_can_start_at_a_later_offset_or_time(
-    consumed: Connection, verified: Verify, redis_client: redis.Redis
-) -> None:
-    redis_client.xdel(STREAM, "41-0")
-
-    assert verified(start=Offset(42)).clean
-    assert not verified(start=Offset(41)).clean
+def test_a_verification_can_start_at_a_time_that_postgres_can_parse(consumed: Connection, verified: Verify) -> None:
     assert verified(start="yesterday").records == 200
     assert verified(start="tomorrow").records == 0
     with pytest.raises(InvalidSetting, match="takes an offset, or a time"):

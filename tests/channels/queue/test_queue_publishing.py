@@ -121,6 +121,18 @@ def test_what_is_written_apart_moves_no_position_and_is_known_again(writer: Queu
     assert writer.write(make_batch(6, 6)).reply == Appended(Offset(6), 1)
 
 
+def test_an_id_that_a_message_of_another_tenant_has_is_taken(writer: QueueWriter, redis_client: redis.Redis) -> None:
+    """It is another history's record; and the message stays what it was."""
+    queue = FairQueue(redis_client, "jobs", streams=4)
+    writer.write(make_batch(1, 5, begins=True))
+    records = [make_record(0, id=RecordId(105), tenant=tenant) for tenant in ("t", "other")]
+    found = writer.write(QueueBatch(SHARD, Epoch(3), Offset(0), Offset(0), False, (), records))
+
+    assert [result.word for result in found.results] == ["known", "taken"]
+    with queue.reader() as reader:
+        assert {lease.message.tenant for lease in reader.read(10)} == {"t"}
+
+
 def test_what_a_queue_refuses_is_said_of_each_message(writer: QueueWriter, redis_client: redis.Redis) -> None:
     """By name, by window, and for want of room."""
     until, window = ("n", "running", ""), ("w", "window", "5000")
