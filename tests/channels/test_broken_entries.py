@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from fixtures.broken_entries import BROKEN, DAMAGED, FOREIGN, OURS
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from fixtures.damaged_entries import rewrite
 from fixtures.flow import running, stage_rows
 from penstock import Ick, Log, Pipeline
@@ -27,7 +28,7 @@ from penstock.records import Offset, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.plain_entries
+pytestmark = pytest.mark.things(entries="plain")
 
 ODD_IDS = ["1000-1", "18446744073709551615-0", "9223372036854775808-0"]
 
@@ -108,9 +109,9 @@ def test_a_follower_reads_the_other_shards_beside_a_key_of_another_type(
 
 
 @pytest.fixture
-def reader(flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch, redis_url: str, database_url: str) -> Any:
+def reader(flow: Pipeline, things: Log, set_constants: SetConstants, redis_url: str, database_url: str) -> Any:
     """A consumer's worker, and the keys that it has seen."""
-    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
+    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
     seen: list[str] = []
 
     @flow.consumer(reads=things, name="reader")
@@ -149,7 +150,7 @@ def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
         assert "ForeignLog" in waiting
         redis_client.delete(stream)
         streamer.close()
-        streamer._unusable.check_now()
+        streamer.opened().publisher.unusable.check_now()
         streamer.drain()
         eventually(lambda: len(seen) == 80, "it goes on")
     assert len(set(seen)) == 80
@@ -169,9 +170,9 @@ def test_a_shard_that_was_left_out_is_not_read_again_at_once(
     published: Log,
     stream: str,
     redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 60.0)
+    set_constants("consuming.worker", HALTED_PAUSE_S=60.0)
     worker, seen = reader
     redis_client.delete(stream)
     redis_client.xadd(stream, {"who": "me"}, id="1-0")
@@ -208,13 +209,9 @@ def test_a_consumer_starts_beside_a_foreign_log(
 
 
 def test_a_consumer_of_an_ick_leaves_a_damaged_shard_out(
-    connection: Connection,
-    redis_client: redis.Redis,
-    redis_url: str,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, redis_client: redis.Redis, redis_url: str, database_url: str, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
+    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
     index = Ick("index", shards=2)
     pipeline = Pipeline([index])
     seen: list[str] = []

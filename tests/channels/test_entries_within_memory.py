@@ -34,6 +34,8 @@ from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 
+pytestmark = pytest.mark.things(shards=1, compression="zstd")
+
 SHARD = ShardName("things", Shard(0))
 STREAM = "penstock:{things/0}:log"
 MORE = 400 * 1024 * 1024
@@ -153,11 +155,6 @@ def change(entries: list[Any], random: Random, bombs: Sequence[Fields]) -> None:
             each[1][name] = mutate(random, each[1][name])
         if random.random() < BOMBS_OF_ALL:
             each[1] = random.choice(bombs)
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1, compression="zstd")
 
 
 @pytest.fixture

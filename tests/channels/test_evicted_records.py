@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,13 +22,10 @@ from penstock.operating.channels import reshard
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
 
+pytestmark = pytest.mark.things(shards=1)
+
 Readers = Callable[..., Any]
 """Makes a reader: ``make(database_url, redis_url)``."""
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1, keep=timedelta(hours=1))
 
 
 @pytest.fixture(params=["plain", "asyncio"])

@@ -86,7 +86,7 @@ def test_a_wait_without_records_returns_nothing(follower: Follower, shard: Shard
     assert follower.wait({shard: Offset(1000)}, None) == {}
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:
@@ -103,7 +103,7 @@ def test_reordered_and_additional_fields_are_read_and_a_foreign_entry_is_refused
         follower.wait({shard: Offset(1000)}, None)
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 @pytest.mark.usefixtures("shard")
 def test_a_read_asks_for_more_entries_step_by_step(client: redis.Redis, things: Log) -> None:
     """Small entries may be followed by some of ten thousand records; and a worker that begins does not read far ahead."""
@@ -140,19 +140,18 @@ def test_a_late_reply_is_not_taken_for_the_next_one(
 
 
 def test_a_follower_of_several_shards_wakes_once_when_all_of_them_have_records(
-    follower: Follower, streamer: Streamer, connection: Connection, things: Log
+    follower: Follower, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """The records that the streamer publishes in one round arrive as one delivery, not as one per shard."""
     streamer.drain()
-    if not wakes_once(streamer):
+    if not wakes_once(redis_client):
         pytest.skip("before Redis 7.2 a waiting client gets the first of the streams alone")
     stage_rows(connection, things, 10)
     streamer.drain()  # loads the script
-    assert streamer._publisher is not None
-    tails = dict(streamer._publisher.tails)
+    tails = dict(streamer.opened().publisher.tails)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(follower.wait, tails, 60_000)
-        eventually(lambda: blocked_clients(streamer) == 1, "the follower waits")
+        eventually(lambda: blocked_clients(redis_client) == 1, "the follower waits")
         stage_rows(connection, things, 10)
         streamer.drain()
         found = waiting.result(90)
@@ -160,10 +159,10 @@ def test_a_follower_of_several_shards_wakes_once_when_all_of_them_have_records(
     assert set(found) == set(things.shard_names)
 
 
-def wakes_once(streamer: Streamer) -> bool:
-    info = streamer._client.info("server")
+def wakes_once(client: Any) -> bool:
+    info = client.info("server")
     return "valkey_version" in info or tuple(map(int, info["redis_version"].split("."))) >= (7, 2)
 
 
-def blocked_clients(streamer: Streamer) -> int:
-    return int(streamer._client.info("clients")["blocked_clients"])
+def blocked_clients(client: Any) -> int:
+    return int(client.info("clients")["blocked_clients"])

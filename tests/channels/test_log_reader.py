@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.constants import SetConstants
 from fixtures.logs import START_US, FilledLog, MakeReader
 from penstock import Log
 from penstock.clients import LogReader, LogSlice
@@ -271,7 +272,7 @@ def test_a_read_of_several_shards_is_woken_by_each_of_them(
 
 
 def test_no_wake_up_is_lost_between_a_read_and_its_wait(
-    filled_log: FilledLog, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+    filled_log: FilledLog, make_reader: MakeReader, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes after the read, and before Redis knows of the wait, ends the wait at once."""
     reader = make_reader(shards=2)
@@ -283,7 +284,7 @@ def test_no_wake_up_is_lost_between_a_read_and_its_wait(
         return wait(*waiting)
 
     monkeypatch.setattr(inner, "_wait", late)
-    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 60)  # nobody polls before
+    set_constants("clients.log.log_reader", MAX_WAIT_S=60)  # nobody polls before
     at = monotonic()
 
     assert offsets(reader.read_any({0: 1, 1: 1}, 10, block_s=60)[1]) == [1]
@@ -309,9 +310,9 @@ def test_a_log_that_lost_its_newest_records_differs_from_one_that_has_none_yet(
 
 
 def test_a_reader_that_waits_notices_that_the_log_lost_its_newest_records(
-    filled_log: FilledLog, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+    filled_log: FilledLog, make_reader: MakeReader, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.clients.log.log_reader.MAX_WAIT_S", 0.1)
+    set_constants("clients.log.log_reader", MAX_WAIT_S=0.1)
     filled_log.add(20)
     reader = make_reader()
     reader.read(0, 1, 20)

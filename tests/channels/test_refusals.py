@@ -1,6 +1,5 @@
 """A Redis that answers but refuses writes: no refusal counts as success, no record is lost, and the write is retried."""
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import redis
 
 from fixtures.flow import stage_rows
-from fixtures.servers import Programs
+from fixtures.redis import cannot_save
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedRedis
@@ -20,16 +19,7 @@ from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.plain_entries
-
-
-def cannot_save(client: Any, directory: Path) -> None:
-    """Snapshots fail, as on a full disk."""
-    shutil.rmtree(directory)
-    client.config_set("save", "1 1")
-    client.set("anything", "1")
-    client.bgsave()
-    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save")
+pytestmark = pytest.mark.things(entries="plain")
 
 
 REFUSALS: dict[str, Callable[[Any, Path], None]] = {
@@ -37,15 +27,6 @@ REFUSALS: dict[str, Callable[[Any, Path], None]] = {
     "Not enough good replicas": lambda client, _: client.config_set("min-replicas-to-write", "1"),
     "unable to persist": cannot_save,
 }
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path, programs: Programs) -> Iterator[EmbeddedRedis]:
-    """A Redis of the test's own, which it may stop or fill."""
-    server = EmbeddedRedis(tmp_path / "redis", settings={"appendonly": "no"}, binary=programs.redis)
-    server.start()
-    yield server
-    server.remove()
 
 
 @pytest.fixture
@@ -117,7 +98,7 @@ def test_a_redis_that_is_still_loading_is_waited_for(
         client.mset({f"other {number}": "x" * 100 for number in range(2000)})
         client.save()
     own_redis.kill()
-    own_redis._settings |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
+    own_redis.settings |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     stage_rows(connection, things, 20)
     refusals: list[str] = []
 

@@ -222,7 +222,7 @@ def tls_postgres(directory: Path, certificates: Certificates) -> Iterator[Embedd
         target.chmod(0o600)
         owner = server.data_directory.stat()
         os.chown(target, owner.st_uid, owner.st_gid)
-    server._settings["ssl"] = "on"
+    server.settings["ssl"] = "on"
     restart(server)
     initialise(server.url)
     yield server

@@ -22,7 +22,6 @@ from penstock.testing import eventually
 # Each starts a JVM, because it ends with the test, or before.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-
 Start = Callable[..., subprocess.Popen[str]]
 
 ELSEWHERE = "spark.hadoop.fs.defaultFS=hdfs://nowhere.invalid:8020"

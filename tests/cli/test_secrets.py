@@ -37,8 +37,7 @@ COMMANDS = [
 
 @pytest.fixture
 def secret_redis(tmp_path: Path) -> Iterator[str]:
-    server = EmbeddedRedis(tmp_path / "redis", settings={"requirepass": PASSWORD}, port=0)
-    server._password = PASSWORD  # Valkey accepts any password; this one is searched for in the output
+    server = EmbeddedRedis(tmp_path / "redis", port=0, password=PASSWORD)
     server.start()
     yield server.url
     server.remove()

@@ -10,9 +10,11 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from fixtures.clocks import Clock
+from fixtures.constants import SetConstants
 from fixtures.documents import ROOT, run_page
 from penstock import Pipeline
-from penstock.console import Visitor, access, make_console
+from penstock.console import Visitor, make_console
 from penstock.console.access import (
     COOKIE,
     MAX_FAILURES,
@@ -123,16 +125,6 @@ def test_a_file_of_users_that_is_not_whole_is_refused_without_its_secrets(tmp_pa
         read_users(tmp_path / "missing.toml")
 
 
-class Clock:
-    """The clock of a test."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 PASSWORD = "correct horse"
 
 
@@ -186,8 +178,8 @@ def test_failures_of_a_name_from_an_address_are_counted_for_a_minute(known: Entr
     assert can_enter()
 
 
-def test_of_many_names_that_failed_the_oldest_is_forgotten(known: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MAX_TRIED", 1)
+def test_of_many_names_that_failed_the_oldest_is_forgotten(known: Entrance, set_constants: SetConstants) -> None:
+    set_constants("console.access", MAX_TRIED=1)
     for host in ("a", "b"):
         for _ in range(MAX_FAILURES):
             known.log_in("ann", "wrong", host)

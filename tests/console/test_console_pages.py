@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from console.conftest import As, Visitors
 from console.test_console_matrix import LETTER, PATHS
+from fixtures.constants import SetConstants
 from fixtures.roles import UrlFor
 from penstock import Pipeline
 from penstock.console import make_console, pages
@@ -23,9 +24,9 @@ from penstock.operating.doctor.diagnosis import diagnose
 
 @pytest.mark.usefixtures("scene")
 def test_older_letters_are_found_though_the_last_one_shown_was_dropped(
-    see_as: As, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    see_as: As, connection: Connection, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(pages, "LETTERS", 1)
+    set_constants("console.pages", LETTERS=1)
     client = see_as(*RIGHTS)
     connection.execute(
         """

@@ -16,20 +16,18 @@ from starlette.testclient import TestClient
 from console import conftest
 from console.conftest import Visitors
 from console.test_console_matrix import STATES, VISITORS, list_addresses
+from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from penstock import Pipeline
-from penstock.channels import server as redis_server
 from penstock.channels.ick.shard_states import oldest
 from penstock.channels.log.streams import read_newest
 from penstock.channels.queue.inspection import busiest_tenants, oldest_messages
 from penstock.channels.server import connect_redis
 from penstock.cli.commands import probe as probe_command
-from penstock.console import actions, make_console, pages, status_sampler
-from penstock.database import connections
+from penstock.console import make_console
 from penstock.database.connections import connect_postgres
 from penstock.database.transactions import Timeouts
 from penstock.errors import ServerUnavailable
-from penstock.observing import state_metrics
 from penstock.observing.state_metrics import StateCollector
 from penstock.operating import letters
 from penstock.operating.channels import list_channels
@@ -54,20 +52,13 @@ SERVERS = {"postgres": "Postgres", "redis": "Redis"}
 
 
 @pytest.fixture(params=LIMITS)
-def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def name(request: pytest.FixtureRequest, set_constants: SetConstants, limit_silence: Callable[[float], None]) -> str:
     """The server that will say nothing."""
-    for module in (actions, pages, status_sampler, state_metrics):
-        monkeypatch.setattr(module, "TIMEOUTS", LIMITS[request.param])
-    for module, constant in ((redis_server, "REPLY_TIMEOUT_S"), (redis_server, "CONNECT_TIMEOUT_S")):
-        monkeypatch.setattr(module, constant, ENDLESS_S)
-    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", ENDLESS_S)
-    monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", int(ENDLESS_S))
-    for module, constant in (
-        (status_sampler, "WATCHED_S"),
-        (status_sampler, "BUSY_SHARE"),
-        (state_metrics, "CACHED_S"),
-    ):
-        monkeypatch.setattr(module, constant, 0)
+    limits = LIMITS[request.param]
+    set_constants("console.status_sampler", TIMEOUTS=limits, WATCHED_S=0, BUSY_SHARE=0)
+    set_constants("observing.state_metrics", TIMEOUTS=limits, CACHED_S=0)
+    set_constants("channels.server", REPLY_TIMEOUT_S=ENDLESS_S, CONNECT_TIMEOUT_S=ENDLESS_S)
+    limit_silence(ENDLESS_S)
     return str(request.param)
 
 
@@ -189,9 +180,9 @@ def test_what_a_command_reads_ends_and_names_the_server(
 
 
 def test_a_probe_of_a_process_that_does_not_answer_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    set_constants: SetConstants, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(probe_command, "TIMEOUT_S", 0.1)
+    set_constants("cli.commands.probe", TIMEOUT_S=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/readyz"
         with pytest.raises(typer.Exit) as ended:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from penstock import Pipeline
 from penstock.console import status_sampler
@@ -92,10 +93,9 @@ def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(set_constants: SetConstants) -> None:
     """Samples follow each other without a pause."""
-    monkeypatch.setattr(status_sampler, "WATCHED_S", 0.0)
-    monkeypatch.setattr(status_sampler, "BUSY_SHARE", 0)
+    set_constants("console.status_sampler", WATCHED_S=0.0, BUSY_SHARE=0)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -137,12 +137,13 @@ def closing(sampler: StatusSampler) -> Iterator[StatusSampler]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(set_constants: SetConstants) -> None:
     """Nothing is read but when it is wanted, and a viewer waits for it."""
-    monkeypatch.setattr(status_sampler, "WATCHED_S", 3600.0)
-    monkeypatch.setattr(status_sampler, "WAIT_S", 3600.0)
-    monkeypatch.setattr(
-        status_sampler, "TIMEOUTS", replace(status_sampler.TIMEOUTS, reply_s=3600.0, statement_s=3600.0)
+    set_constants(
+        "console.status_sampler",
+        WATCHED_S=3600.0,
+        WAIT_S=3600.0,
+        TIMEOUTS=replace(status_sampler.TIMEOUTS, reply_s=3600.0, statement_s=3600.0),
     )
 
 

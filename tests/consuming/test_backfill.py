@@ -16,10 +16,7 @@ from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1)
+pytestmark = pytest.mark.things(shards=1)
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from fixtures.losing import STATES, losses, make_losing
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup, letter_retry
+from penstock.consuming import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
@@ -37,9 +38,9 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
     table: str,
     event: str,
     state: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr(letter_retry, "ASK_EVERY_S", 0.01)
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
     refused, done = {3, 30}, set[int]()
 
     @flow.consumer(reads=things, name="reader", attempts=1)

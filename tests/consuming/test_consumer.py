@@ -1,6 +1,6 @@
 """A consumer applies the effect of each record once, in order, with its checkpoint."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import sleep
 
 import psycopg
@@ -9,26 +9,17 @@ import redis
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
+from fixtures.crash_points import Killed, at_crash_points
 from fixtures.intervals import take_for_fast
 from fixtures.reader import Handler, Reader, apply
 from penstock import Snooze
 from penstock.channels.log.streams import extents
 from penstock.consuming import Consumed
 from penstock.errors import HistoryDiverged
-from penstock.observer import install_crashpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record, ShardName
 from penstock.testing import eventually
-
-
-class CrashError(Exception):
-    """Simulates the end of the process at a crash point."""
-
-
-@pytest.fixture
-def no_crashpoint() -> Iterator[None]:
-    yield
-    install_crashpoint(None)
 
 
 def checked(check: Callable[[Record], None]) -> Handler:
@@ -103,7 +94,6 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
         ("together.after_commit", 100),
     ],
 )
-@pytest.mark.usefixtures("no_crashpoint")
 def test_a_crash_at_any_point_leaves_each_effect_once(reader: Reader, point: str, batch: int) -> None:
     """Guarantee 4: effect and checkpoint are one transaction."""
     reader.declare(apply, batch=batch)
@@ -114,15 +104,15 @@ def test_a_crash_at_any_point_leaves_each_effect_once(reader: Reader, point: str
 
     def crash(name: str) -> None:
         if name == point and next(crashes, False):
-            raise CrashError
+            raise Killed
 
-    install_crashpoint(crash)
-    for _ in range(4):
-        try:
-            worker.drain()
-        except CrashError:
-            worker.close()
-            crashed += 1
+    with at_crash_points(crash):
+        for _ in range(4):
+            try:
+                worker.drain()
+            except Killed:
+                worker.close()
+                crashed += 1
     worker.drain()
 
     assert crashed > 0
@@ -275,7 +265,7 @@ def test_keys_are_parked_in_every_shard(reader: Reader) -> None:
     assert reader.effects() == []
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_a_gap_in_one_shard_does_not_hold_up_another(reader: Reader, redis_client: redis.Redis) -> None:
     """The other shard goes on, and the gap is filled."""
     reader.declare(apply)
@@ -305,9 +295,9 @@ def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader) -> N
 
 
 def test_a_halted_shard_is_logged_when_it_halts_and_not_at_each_look(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.0)
+    set_constants("consuming.worker", HALTED_PAUSE_S=0.0)
     reader.declare(apply)
     worker = take_for_fast(reader.worker())
     reader.stage(20, 20)
@@ -415,7 +405,7 @@ def test_a_handler_that_raises_snooze_is_retried_until_it_succeeds(reader: Reade
     assert (reader.effects(), reader.dead()) == ([1, 2, 3, 4], [])
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_a_log_that_lost_records_is_filled_from_the_journal(reader: Reader, redis_client: redis.Redis) -> None:
     """Guarantee 12: a gap is filled from Postgres, never skipped."""
     reader.declare(apply, batch=10)
@@ -458,7 +448,7 @@ def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(reader: Reade
     eventually(applied_again, "all is applied again")
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_a_gap_that_cannot_be_filled_halts_the_shard(reader: Reader, redis_client: redis.Redis) -> None:
     """Guarantee 12: a gap is never silent."""
     reader.declare(apply)

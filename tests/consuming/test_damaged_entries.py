@@ -10,6 +10,7 @@ import redis
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
 from fixtures.flow import entry_of_a_record, running, stage_rows
 from fixtures.libraries import Zstandard
@@ -261,14 +262,9 @@ def test_a_damaged_payload_is_dead_lettered_as_the_journal_has_it(
 
 @pytest.mark.parametrize("codec", ["zstd"])
 def test_a_missing_library_stops_the_shard_and_nothing_else(
-    codec: str,
-    published: Log,
-    worker: LogWorker,
-    seen: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    zstandard: Zstandard,
+    codec: str, published: Log, worker: LogWorker, seen: list[int], set_constants: SetConstants, zstandard: Zstandard
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.HALTED_PAUSE_S", 0.05)
+    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
     zstandard.remove()
     with pytest.raises(CodecMissing, match=r"pip install 'penstock-outbox\[zstd\]'"):
         worker.drain()
@@ -319,9 +315,9 @@ def test_verify_in_small_ranges_names_it_in_each(
     published: Log,
     verified: Verify,
     redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr("penstock.verifying.verification.OFFSETS_A_READ", 7)
+    set_constants("verifying.verification", OFFSETS_A_READ=7)
     damage(redis_client, "none", how)
 
     assert verified().counts == counts

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +18,9 @@ from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record, ShardName
 from penstock.streaming import Streamer
 
+pytestmark = pytest.mark.things(redis_memory=60_000)
+
 Seen = dict[ShardName, list[int]]
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=2, keep=timedelta(hours=1), redis_memory=60_000)
 
 
 @pytest.fixture

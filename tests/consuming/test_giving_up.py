@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from fixtures.clients import connect_redis
+from fixtures.crash_points import Killed, at_crash_points
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
@@ -14,20 +15,12 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
-from penstock.observer import install_crashpoint
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 
+pytestmark = pytest.mark.things(shards=1)
+
 POISON = 3
-
-
-class CrashError(Exception):
-    """Simulates the end of the process."""
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1)
 
 
 @pytest.fixture
@@ -39,7 +32,6 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
 
     with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as opened:
         yield opened
-    install_crashpoint(None)
 
 
 @pytest.fixture
@@ -70,13 +62,12 @@ def test_nobody_sees_a_dead_letter_without_its_checkpoint_or_the_reverse(
         with connect_postgres(database_url, application="other") as other:
             seen.add(state(other))
         if point == crash_at and max(seen)[1] == POISON - 1:
-            install_crashpoint(None)
-            raise CrashError
+            raise Killed
 
-    install_crashpoint(look)
     try:
-        worker.drain()
-    except CrashError:
+        with at_crash_points(look):
+            worker.drain()
+    except Killed:
         worker.close()
         seen.add(state(connection))
         worker.drain()

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
 from penstock import Ick, Log, Pipeline, Snooze, stage
@@ -439,10 +440,10 @@ def test_a_handler_may_use_savepoints(reader: Reader) -> None:
 
 
 def test_a_handler_that_always_loses_conflicts_is_waited_for_with_growing_pauses(
-    reader: Reader, connection: Connection, things: Log, streamer: Streamer, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, connection: Connection, things: Log, streamer: Streamer, set_constants: SetConstants
 ) -> None:
     """Guarantee 17: what others write is no fault of a record."""
-    monkeypatch.setattr("penstock.consuming.delivery.MAX_CONFLICT_PAUSE_S", 0.02)
+    set_constants("consuming.delivery", MAX_CONFLICT_PAUSE_S=0.02)
     attempts: list[int] = []
 
     def loses(_: Session, record: Record) -> None:

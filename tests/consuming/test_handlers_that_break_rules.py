@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
+from fixtures.intervals import take_for_fast
 from fixtures.reader import ALL, Handler, Reader, apply, apply_all
 from penstock.errors import HandlerExited
 from penstock.records import Record
@@ -124,12 +126,12 @@ def commits(session: Session, records: Sequence[Record]) -> None:
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_that_commits_several_shards_is_called_once(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_commits_several_shards_is_called_once(reader: Reader, set_constants: SetConstants) -> None:
     """Guarantee 5: another call would double its effects."""
-    monkeypatch.setattr("penstock.consuming.log.log_worker.TOGETHER_S", math.inf)
+    set_constants("consuming.log.log_worker", TOGETHER_S=math.inf)
     reader.declare(commits)
     worker = reader.worker()
-    worker._record_s = 0.0
+    take_for_fast(worker)
     worker.drain()
 
     assert reader.effects() == ALL

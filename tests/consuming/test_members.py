@@ -12,8 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.crashing import repeated
-from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, declare_index, mark_changed
+from fixtures.dirty import check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
 from penstock import Cancel, DeadLetter, Ick, Log, Pipeline
@@ -29,22 +30,13 @@ from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.channels("index")
+
 
 @pytest.fixture
 def index() -> Ick:
     """An Ick of two shards with `keep` zero."""
     return Ick("index", shards=2, keep=timedelta(0))
-
-
-@pytest.fixture
-def flow(index: Ick) -> Pipeline:
-    return Pipeline([index])
-
-
-@pytest.fixture
-def documents(connection: Connection) -> Connection:
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 MakeWorker = Callable[..., IckWorker]
@@ -126,7 +118,7 @@ def test_a_batch_that_is_sent_again_marks_no_processed_member(
     streamer.drain()
     make_worker().drain()
 
-    *_, publisher = streamer._opened()
+    publisher = streamer.opened().publisher
     resent = publisher.resend(10)
 
     assert (resent.added, resent.known) == (0, 3)
@@ -236,7 +228,7 @@ def test_a_stream_written_as_a_log_is_no_position_of_an_ick(
     """A streamer that does not yet know that the channel is an Ick appends records, and marks none."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.open()
-    *_, publisher = streamer._opened()
+    publisher = streamer.opened().publisher
     documents.execute("UPDATE penstock.channels SET kind = 'log'")
     streamer.drain()
     assert waiting(redis_client) == {}
@@ -307,10 +299,10 @@ def test_the_reservation_of_a_dead_consumer_is_taken_over(
     streamer: Streamer,
     make_worker: MakeWorker,
     redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     """Guarantees 4 and 6: its reservation is stale, and it has no transaction open on the shard."""
-    monkeypatch.setattr("penstock.consuming.ick_worker.TAKEOVER_AFTER_S", 0.1)
+    set_constants("consuming.ick_worker", TAKEOVER_AFTER_S=0.1)
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
     for shard in index.shard_names:

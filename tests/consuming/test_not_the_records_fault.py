@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.reader import ALL, Handler, Reader, apply, apply_all
 from penstock import Snooze
 from penstock.consuming import delivery
@@ -97,9 +98,9 @@ def test_a_task_in_a_group_may_raise_snooze(reader: Reader) -> None:
 
 
 def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.log.log_worker.REREAD_CHECKPOINTS_S", 0.05)
+    set_constants("consuming.log.log_worker", REREAD_CHECKPOINTS_S=0.05)
     reader.stage(1)
 
     def waits(_: Session, __: Sequence[Record]) -> None:
@@ -267,11 +268,10 @@ def test_another_attempt_sees_what_was_committed_in_the_pause(
 
 
 def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 13: a table locked for minutes dead-letters nothing, whatever happened the day before."""
-    monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(delivery, "MAX_BACKOFF_S", 0.002)
+    set_constants("consuming.delivery", FIRST_PAUSE_S=0.001, MAX_BACKOFF_S=0.002)
     refusals = iter([True])
 
     def refused(session: Session, record: Record) -> None:
@@ -301,10 +301,10 @@ def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
     assert reader.dead() == []
 
 
-def test_attempts_at_one_record_are_not_counted_for_the_next(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_at_one_record_are_not_counted_for_the_next(reader: Reader, set_constants: SetConstants) -> None:
     """Guarantee 21: another process has applied the first one in the meantime."""
-    monkeypatch.setattr("penstock.consuming.deliverer.MAX_PAUSE_S", 0.01)
-    monkeypatch.setattr(delivery, "MAX_BACKOFF_S", 0.05)
+    set_constants("consuming.deliverer", MAX_PAUSE_S=0.01)
+    set_constants("consuming.delivery", MAX_BACKOFF_S=0.05)
     calls: list[int] = []
 
     def refuses(session: Session, record: Record) -> None:

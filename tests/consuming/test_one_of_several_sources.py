@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride
 from fixtures.command_line import CommandLine, load_settings
+from fixtures.crash_points import at_crash_points
 from fixtures.flow import retain_now, running
 from fixtures.postgres import engine_url
 from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_totals, keys
@@ -41,7 +42,6 @@ from penstock.errors import (
     Unknown,
 )
 from penstock.journal.journal_reader import JournaledRecord
-from penstock.observer import install_crashpoint
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, rename, retire
 from penstock.operating.doctor.diagnosis import diagnose
@@ -477,12 +477,9 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions, redis
         for shard in regions.eu.channel.shard_names:
             entries: Any = redis_client.xrange(log_keys("penstock", shard).stream)
             redis_client.xdel(log_keys("penstock", shard).stream, entries[1][0])
-        install_crashpoint(look)
-        try:
+        with at_crash_points(look):
             assert worker.drain() == 59
             assert worker.drain() == 0
-        finally:
-            install_crashpoint(None)
 
     assert regions.rows("SELECT channel, key FROM penstock.dead_letters") == [("things@eu", "k3")]
     assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []

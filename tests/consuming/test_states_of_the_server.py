@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from fixtures.clients import RedisClient
+from fixtures.constants import SetConstants
 from fixtures.dirty import DOCUMENTS, check_copy, copy_documents, mark_changed
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
@@ -167,11 +168,11 @@ def test_an_async_handler_waits_for_a_right(consumer_reader: Reader) -> None:
 
 
 def test_status_doctor_log_and_trouble_say_what_is_waited_for(
-    consumer_reader: Reader, monkeypatch: pytest.MonkeyPatch, database_url: str, redis_client: RedisClient
+    consumer_reader: Reader, set_constants: SetConstants, database_url: str, redis_client: RedisClient
 ) -> None:
     """Guarantee 48: nothing waits in silence."""
-    monkeypatch.setattr("penstock.operating.doctor.pipeline_checks.SLOW_S", 0.0)
-    monkeypatch.setattr("penstock.streaming.troubles.WAITING_S", 0)
+    set_constants("operating.doctor.pipeline_checks", SLOW_S=0.0)
+    set_constants("streaming.troubles", WAITING_S=0)
     reported: list[TroubleReport] = []
     watch = TroubleWatch([reported.append], database_url, consumer_reader.flow.scope)
     connection = consumer_reader.connection

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.constants import SetConstants
 from penstock.database.connections import Connection
 from penstock.django import DjangoPipeline
 from penstock.operating.pausing import list_actions
@@ -79,9 +80,9 @@ def names(found: dict[str, Any]) -> list[str]:
     return [name for name, _ in found["letters"]]
 
 
-def test_the_newest_letters_are_listed_a_page_at_a_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_letters_are_listed_a_page_at_a_time(ask: Ask, set_constants: SetConstants) -> None:
     whole = names(ask(VIEW)[1])
-    monkeypatch.setattr("penstock.django.admin.PAGE", 4)
+    set_constants("django.admin", PAGE=4)
     pages, query = [], ""
     for _ in range(9):
         answer, found = ask(VIEW, query=query)

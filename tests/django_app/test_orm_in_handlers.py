@@ -14,6 +14,7 @@ from sqlalchemy.util import greenlet_spawn
 from structlog.testing import capture_logs
 
 from fixtures.contexts import ACCOUNT, Calls
+from fixtures.crash_points import killed_at
 from fixtures.intervals import check_now
 from fixtures.jobs import JOBS, Bench
 from fixtures.reader import ALL, Reader, apply
@@ -22,7 +23,6 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.django import DjangoPipeline
-from penstock.observer import install_crashpoint
 from penstock.testing import make_job
 
 
@@ -60,10 +60,6 @@ async def write_each_async(_: object, records: Sequence[Record]) -> None:
         await make_model().objects.acreate(record_id=record.id, key=record.key)
 
 
-class _Crash(BaseException):
-    """A process that dies there."""
-
-
 @pytest.mark.parametrize("point", ["consumer.after_apply", "consumer.before_commit"])
 @pytest.mark.parametrize("handler", [write_each, write_each_async])
 @pytest.mark.usefixtures("twenty_records")
@@ -71,18 +67,9 @@ def test_what_the_orm_writes_and_the_checkpoint_commit_together_or_not_at_all(
     reader: Reader, handler: Callable[..., Any], point: str
 ) -> None:
     """Guarantee 27: a crash before COMMIT takes both back."""
-
-    def crash(name: str) -> None:
-        if name == point:
-            raise _Crash
-
     reader.declare(handler)
-    install_crashpoint(crash)
-    try:
-        with pytest.raises(_Crash):
-            reader.drain()
-    finally:
-        install_crashpoint(None)
+    with killed_at(point):
+        reader.drain()
     assert (reader.effects(), reader.checkpoints('"offset"')) == ([], [0, 0])
 
     reader.drain()

@@ -13,8 +13,9 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
+from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restart, restore_data
-from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers, directories, processes
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers, processes
 from penstock.errors import ServerUnavailable
 from penstock.testing import eventually
 
@@ -140,10 +141,8 @@ def test_databases_are_made_from_templates_and_dropped_under_sessions(postgres: 
         psycopg.connect(copy)
 
 
-def test_a_second_owner_learns_the_first_ones_process(
-    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directories, "GRACE_S", 0.1)
+def test_a_second_owner_learns_the_first_ones_process(postgres: EmbeddedPostgres, set_constants: SetConstants) -> None:
+    set_constants("embedded.directories", GRACE_S=0.1)
 
     with pytest.raises(ServerUnavailable, match="in use") as refusal:
         EmbeddedPostgres(postgres.directory).start()

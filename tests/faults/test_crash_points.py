@@ -14,6 +14,7 @@ from fixtures.crash_points import (
     RECONCILING_CRASH_POINTS,
     REPEAT_POINTS,
     SPARK_CRASH_POINTS,
+    at_crash_points,
 )
 from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
 from fixtures.dirty import check_copy
@@ -22,7 +23,6 @@ from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch, append_together
 from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
-from penstock.observer import install_crashpoint
 from penstock.records import Epoch, Offset
 
 ONCE = {
@@ -90,11 +90,8 @@ def test_without_an_installed_crash_the_work_passes_every_point(
 ) -> None:
     """All but those of an epoch and of a reset, which need a diverged history."""
     passed: set[str] = set()
-    install_crashpoint(passed.add)
-    try:
+    with at_crash_points(passed.add):
         work(database_url, redis_url)
-    finally:
-        install_crashpoint(None)
 
     unusual = {point for point in CRASH_POINTS if point.startswith(("epoch.", "reset."))}
     assert passed == set(CRASH_POINTS) - unusual

@@ -11,14 +11,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
 from fixtures.truth import change, check_exact, declare_consumers
 from penstock import Log, Pipeline
-from penstock.channels import server
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.database import connections
 from penstock.database.connections import Connection
 from penstock.errors import ServerUnavailable
 from penstock.records import Record
@@ -100,7 +99,7 @@ def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     while postgres_proxy.harmed == commits:
         change(books, KEYS)
         workers.close()
-        workers.streamer._upkeep.retain_at = 0.0  # retention is one of the commits
+        workers.streamer.upkeep.retain_at = 0.0  # retention is one of the commits
         postgres_proxy.harm(COMMIT, harm, skip=commits)
         workers.drain()
         postgres_proxy.heal()
@@ -230,13 +229,10 @@ def at_work(workers: Workers) -> Iterator[None]:
 
 
 @pytest.fixture
-def short_time_limits(monkeypatch: pytest.MonkeyPatch) -> float:
+def short_time_limits(set_constants: SetConstants, limit_silence: Callable[[float], None]) -> float:
     """Sets all time limits to about a second, so that tests need not wait for them."""
-    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", 1.0)
-    monkeypatch.setattr(connections.HandlerConnection, "longest_silence_s", 1.0)
-    monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
-    monkeypatch.setattr(server, "REPLY_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 1.0)
+    limit_silence(1.0)
+    set_constants("channels.server", REPLY_TIMEOUT_S=1.0, CONNECT_TIMEOUT_S=1.0)
     return 1.0
 
 

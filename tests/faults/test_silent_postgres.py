@@ -15,15 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import Proxy, behind
 from fixtures.reader import Reader, apply, apply_all
 from penstock import Job, Pipeline
 from penstock.consuming import make_worker
-from penstock.database import connections
 from penstock.observer import LoopBegan, RoundEnded
-from penstock.observing import probes as module
 from penstock.observing.probes import Probes
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -32,12 +31,9 @@ LIMIT_S = 1.0
 
 
 @pytest.fixture(autouse=True)
-def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_limits(limit_silence: Callable[[float], None]) -> None:
     """Those of our own statements alone."""
-    monkeypatch.setattr(connections.WorkerConnection, "longest_silence_s", LIMIT_S)
-    monkeypatch.setattr(connections.HandlerConnection, "longest_silence_s", LIMIT_S)
-    monkeypatch.setattr(connections.AsyncHandlerConnection, "longest_silence_s", LIMIT_S)
-    monkeypatch.setitem(connections._KEEPALIVE, "connect_timeout", 2)
+    limit_silence(LIMIT_S)
 
 
 def check_silence(proxy: Proxy, loop: Callable[..., None], work: Callable[[], Any], done: Callable[[], int]) -> None:
@@ -119,10 +115,10 @@ def test_a_streamer_gives_up_a_silent_connection(reader: Reader, flow: Pipeline,
 
 
 def test_a_loop_that_waits_for_a_reply_for_long_is_not_ready(
-    database_url: str, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    database_url: str, postgres_proxy: Proxy, set_constants: SetConstants
 ) -> None:
     """Guarantee 15: it is alive, since it goes on by itself."""
-    monkeypatch.setattr(module, "REPLY_S", 0.0)
+    set_constants("observing.probes", REPLY_S=0.0)
     probes, begun = Probes(), threading.Event()
     with closing(psycopg.connect(behind(postgres_proxy, database_url), autocommit=True)) as opened:
         postgres_proxy.hold_back()

@@ -6,22 +6,21 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import Bench
 from fixtures.losing import STATES, losses, make_losing
 from penstock import Cancel, DeadLetter, Job, Pipeline
-from penstock.consuming import WorkerSetup, letter_retry
-from penstock.consuming.queue import queue_worker
+from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.operating.letters import of_consumer, request_retries
 from penstock.testing import eventually
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letter_retry, "ASK_EVERY_S", 0.01)
-    monkeypatch.setattr(queue_worker, "CHECK_S", 0.01)
-    monkeypatch.setattr(queue_worker, "EXPIRED_EVERY_S", 0.01)
+def often(set_constants: SetConstants) -> None:
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
+    set_constants("consuming.queue.queue_worker", CHECK_S=0.01, EXPIRED_EVERY_S=0.01)
 
 
 OF_A_QUEUE = [

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.contexts import ACCOUNT, Calls
 from fixtures.flow import running
 from fixtures.jobs import Bench
@@ -95,9 +96,9 @@ def test_a_job_that_cancels_its_own_task_fails_and_its_neighbours_are_done(
 
 
 def test_a_worker_that_ends_gives_back_an_async_job_and_charges_no_attempt(
-    bench: Bench, start_worker: Callable[..., QueueWorker], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, start_worker: Callable[..., QueueWorker], set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 0.1)
+    set_constants("consuming.queue.queue_worker", GRACE_S=0.1)
     begun: list[int] = []
 
     async def handle(_: AsyncSession, job: Job) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import JOBS, Bench
 from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, find_group_async, stage_many
@@ -231,22 +232,26 @@ LOG = Log("rides")
 def test_what_cannot_be_a_group_is_refused(
     report: Any,
     sessions: sessionmaker[Session],
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     stage: Callable[[Session, Any], int],
     message: str,
 ) -> None:
-    monkeypatch.setattr("penstock.staging.explicit.MAX_MEMBERS", 2)
+    set_constants("staging.explicit", MAX_MEMBERS=2)
     with sessions() as session, pytest.raises(InvalidRecord, match=message):
         stage(session, report.job("", tenant="t"))
 
 
 def test_groups_are_ended_for_a_while_and_the_others_later(
-    working: Pipeline, sessions: sessionmaker[Session], bench: Bench, monkeypatch: pytest.MonkeyPatch
+    working: Pipeline,
+    sessions: sessionmaker[Session],
+    bench: Bench,
+    set_constants: SetConstants,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Records wait for the streamer's thread meanwhile."""
-    monkeypatch.setattr("penstock.streaming.scheduler.MAX_ENDED", 2)
+    set_constants("streaming.scheduler", MAX_ENDED=2)
     monkeypatch.setattr("penstock.streaming.scheduler.monotonic", count().__next__)
-    monkeypatch.setattr("penstock.streaming.scheduler.GROUPS_S", 3)
+    set_constants("streaming.scheduler", GROUPS_S=3)
     with sessions.begin() as session:
         for number in range(7):
             stage_many(session, [], to=JOBS, group=str(number))

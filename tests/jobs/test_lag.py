@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.jobs import Bench
 from penstock import Job, Pipeline, Snooze
 from penstock.console.pages import find_troubles
@@ -165,13 +166,9 @@ def test_jobs_at_work_and_jobs_without_room_are_lag(
 
 
 def test_a_worker_that_is_behind_is_advised_a_command_that_is_taken(
-    bench: Bench,
-    working: Pipeline,
-    stage: Stage,
-    start_worker: Callable[..., QueueWorker],
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, working: Pipeline, stage: Stage, start_worker: Callable[..., QueueWorker], set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.operating.doctor.pipeline_checks.SLOW_S", -1.0)
+    set_constants("operating.doctor.pipeline_checks", SLOW_S=-1.0)
     start_worker(handler)
     [job] = stage()
 

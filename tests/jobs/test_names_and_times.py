@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import JOBS, Bench
 from penstock import DeadLetter, Job, Pipeline, Unique, cancel, retry, stage
 from penstock.channels.queue import NewMessage
 from penstock.consuming import WorkerSetup
-from penstock.consuming.queue import queue_worker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.errors import InvalidMessage, InvalidRecord
 from penstock.operating.jobs.browsing import JobFilter
@@ -31,12 +31,11 @@ Sessions = sessionmaker[Session]
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.consuming.letter_retry.ASK_EVERY_S", 0.01)
-    monkeypatch.setattr("penstock.streaming.streamer.MAINTAIN_EVERY_S", 0.01)
-    monkeypatch.setattr("penstock.streaming.queues.RETRY_PAUSE", timedelta(milliseconds=20))
-    monkeypatch.setattr(queue_worker, "CHECK_S", 0.01)
-    monkeypatch.setattr(queue_worker, "EXPIRED_EVERY_S", 0.01)
+def often(set_constants: SetConstants) -> None:
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
+    set_constants("streaming.streamer", MAINTAIN_EVERY_S=0.01)
+    set_constants("streaming.queues", RETRY_PAUSE=timedelta(milliseconds=20))
+    set_constants("consuming.queue.queue_worker", CHECK_S=0.01, EXPIRED_EVERY_S=0.01)
 
 
 def stage_job(session: Session, data: Any = None, **options: Any) -> int:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from fixtures.jobs import JOBS, Bench
 from penstock import DeadLetter, Job, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
@@ -58,12 +58,9 @@ def test_a_retry_says_what_it_does_to_each_job_and_does_it(
 
 
 def test_a_dead_letter_is_staged_again_by_a_worker_if_operator_or_application_asks_for_it(
-    bench: Bench,
-    start_worker: Callable[..., QueueWorker],
-    sessions: sessionmaker[Session],
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, start_worker: Callable[..., QueueWorker], sessions: sessionmaker[Session], set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.letter_retry.ASK_EVERY_S", 0.0)
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.0)
 
     def refuse(_: Session, job: Job) -> DeadLetter:
         return DeadLetter("no address")

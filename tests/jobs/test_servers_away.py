@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.crash_points import at_crash_points
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import Harm, Proxy, behind
@@ -158,19 +159,14 @@ def test_a_job_that_two_workers_have_at_once_has_one_effect(
     def give_away(point: str) -> None:
         if point == "jobs.after_apply":
             install_crashpoint(None)
-            shard = bench.queue._shape.shards[0]
-            bench.client.zadd(f"{shard.keys.root}q-leases", {str(record): 1})  # it ended long ago
+            bench.client.zadd("penstock:{jobs/0}:q-leases", {str(record): 1})  # it ended long ago
             with bench.queue.reader() as other:
                 [lease] = other.read()
                 assert lease.message.id == str(record)
                 lease.release()
 
-    install_crashpoint(give_away)
-    try:
-        with QueueWorker(WorkerSetup(working, spec, database_url, redis_url)) as worker:
-            worker.drain(consumed.append)
-    finally:
-        install_crashpoint(None)
+    with at_crash_points(give_away), QueueWorker(WorkerSetup(working, spec, database_url, redis_url)) as worker:
+        worker.drain(consumed.append)
     assert sum(each.stale for each in consumed) == 1
     check(bench, [record])
     assert len(bench.queue) == 0

@@ -12,13 +12,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
+from fixtures.crash_points import at_crash_points
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from penstock import Cancel, DeadLetter, Job, Pipeline, Snooze
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.declaring.unique import TenantLimits
-from penstock.observer import install_crashpoint
 from penstock.testing import eventually
 
 
@@ -57,10 +58,10 @@ def test_each_job_has_one_effect_and_its_row_is_gone(
 
 
 def test_the_end_of_a_job_waits_for_no_others_if_others_wait_for_it(
-    working: Pipeline, bench: Bench, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, set_constants: SetConstants
 ) -> None:
     """Two tenants at their limits: until these jobs are settled, slots get no others."""
-    monkeypatch.setattr("penstock.consuming.queue.queue_worker.TOGETHER_S", 60.0)
+    set_constants("consuming.queue.queue_worker", TOGETHER_S=60.0)
     declare_plain(working, concurrency=1)
     for tenant in ("a", "b"):
         bench.queue.limit(tenant, TenantLimits(in_flight=1))
@@ -219,16 +220,13 @@ def test_a_poison_job_is_dead_lettered_in_one_transaction_after_its_attempts(sta
 
 def test_nobody_sees_a_dead_letter_beside_an_unfinished_job(start_worker: Any, bench: Bench) -> None:
     seen = set()
-    install_crashpoint(lambda _: seen.add((len(bench.letters), len(bench.unfinished))))
 
     def handler(_session: Session, _job: Job) -> None:
         raise ValueError
 
     bench.stage()
-    try:
+    with at_crash_points(lambda _: seen.add((len(bench.letters), len(bench.unfinished)))):
         start_worker(handler, attempts=1).drain()
-    finally:
-        install_crashpoint(None)
     assert seen == {(0, 1), (1, 0)}
 
 

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.jobs import ADD_EFFECT, Bench
 from penstock import Job
 from penstock.errors import HandlerHung
@@ -42,9 +43,9 @@ def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Benc
 
 
 def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
-    start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    start_worker: Any, bench: Bench, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 60.0)
+    set_constants("consuming.queue.queue_worker", GRACE_S=60.0)
     begun, release = threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:
@@ -98,9 +99,9 @@ def test_jobs_read_ahead_go_back_if_the_slots_are_at_long_ones(start_worker: Any
 
 
 def test_what_outlasts_the_grace_time_is_given_back_and_cannot_commit(
-    start_worker: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    start_worker: Any, bench: Bench, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.queue.queue_worker.GRACE_S", 0.2)
+    set_constants("consuming.queue.queue_worker", GRACE_S=0.2)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handler(session: Session, job: Job) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.exc import DBAPIError
 
+from fixtures.constants import SetConstants
 from fixtures.migrations import NEXT, get_revision, tables
 from fixtures.postgres import engine_url
 from penstock.database.statements import directory
@@ -100,8 +101,8 @@ def test_the_newest_revision_is_read_from_the_names_of_the_files() -> None:
     ["SELECT pg_advisory_xact_lock(hashtextextended('penstock migrations', 0))", "LOCK TABLE penstock.staged_records"],
 )
 @pytest.mark.usefixtures("next_migrations")
-def test_an_init_that_waits_says_for_whom(lock: str, fresh_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.schema.initialise.WATCH_S", 0.05)
+def test_an_init_that_waits_says_for_whom(lock: str, fresh_url: str, set_constants: SetConstants) -> None:
+    set_constants("schema.initialise", WATCH_S=0.05)
     initialise(fresh_url, revision="penstock_0001")
     said: list[str] = []
 

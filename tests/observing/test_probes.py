@@ -17,7 +17,9 @@ import psycopg
 import pytest
 from psycopg.errors import QueryCanceled
 
+from fixtures.clocks import Clock
 from fixtures.command_line import CommandLine, Started
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.probing import ask
 from fixtures.reader import Reader
@@ -26,7 +28,6 @@ from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
 from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway, Staged
 from penstock.observing import listener as listener_module
-from penstock.observing import probes as module
 from penstock.observing.listener import MAX_CONNECTIONS, Answer, Listener
 from penstock.observing.probes import Probes, notified_systemd
 from penstock.streaming import Streamer
@@ -49,16 +50,6 @@ def test_a_process_is_ready_once_each_loop_has_reached_both_servers_and_while_it
     assert probes.livez().status == 200
     probes(RoundEnded("reader", 0.1))
     assert probes.unready() == []
-
-
-class Clock:
-    """The clock of a test."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 DRIVERS = ("psycopg.waiting", "redis", "py4j.clientserver")
@@ -117,10 +108,10 @@ def test_each_event_of_a_loop_is_heard_and_those_of_other_threads_are_not() -> N
 
 
 def test_a_loop_that_waits_for_a_reply_is_alive_however_long_that_takes(
-    probes: Probes, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    probes: Probes, database_url: str, connection: Connection, set_constants: SetConstants
 ) -> None:
     """As a streamer does at its first tick after a long outage: to end it would make it begin again."""
-    monkeypatch.setattr(module, "SILENT_S", -1.0)
+    set_constants("observing.probes", SILENT_S=-1.0)
     ready, over = threading.Event(), threading.Event()
     with psycopg.connect(database_url) as opened:
 

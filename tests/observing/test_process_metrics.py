@@ -12,12 +12,9 @@ from penstock.engines.stealing import Recruiter
 from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
 from penstock.observing.process_metrics import MAX_ERRORS, METRICS, SECONDS, ProcessMetrics
 
+pytestmark = pytest.mark.channels(Log("things"))
+
 HOSTILE = 'a"b\\c\n{}'
-
-
-@pytest.fixture
-def pipeline() -> Pipeline:
-    return Pipeline([Log("things")])
 
 
 def samples(metrics: ProcessMetrics) -> dict[tuple[str, ...], float]:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
@@ -22,7 +23,6 @@ from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
 from penstock.database.transactions import Timeouts
-from penstock.observing import state_metrics
 from penstock.observing.state_metrics import MAX_NAMES, MAX_SHARDS, METRICS, OTHER, Series, StateCollector, measure
 from penstock.operating.pausing import pause
 from penstock.operating.status.gathering import status
@@ -176,23 +176,26 @@ def read_up(collector: StateCollector) -> tuple[float, float, bool]:
 
 
 def test_one_reading_serves_all_scrapes_of_two_seconds_and_a_slow_one_those_of_a_minute(
-    database_url: str, redis_url: str, streamer: Streamer, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    database_url: str, redis_url: str, streamer: Streamer, postgres_proxy: Proxy, set_constants: SetConstants
 ) -> None:
     """A scrape does not wait for a server that says nothing."""
     now = [1000.0]
     streamer.drain()
-    monkeypatch.setattr(state_metrics, "TIMEOUTS", Timeouts(connect_s=600, reply_s=600, statement_s=600, lock_s=600))
-    monkeypatch.setattr(state_metrics, "ANSWER_S", 600.0)
+    set_constants(
+        "observing.state_metrics",
+        TIMEOUTS=Timeouts(connect_s=600, reply_s=600, statement_s=600, lock_s=600),
+        ANSWER_S=600.0,
+    )
     collector = StateCollector(None, behind(postgres_proxy, database_url), redis_url, clock=lambda: now[0])
     shown: dict[float, tuple[int, tuple[float, float, bool]]] = {}
     for now[0] in (1000, 1000, 1001.9, 1002, 1003.9):
         shown[now[0]] = (collector.readings, read_up(collector))
     postgres_proxy.hold_back()
-    monkeypatch.setattr(state_metrics, "ANSWER_S", 0.05)
+    set_constants("observing.state_metrics", ANSWER_S=0.05)
     for now[0] in (1004, 1061.9, 1062):
         shown[now[0]] = (collector.readings, read_up(collector))
     postgres_proxy.heal()
-    monkeypatch.setattr(state_metrics, "ANSWER_S", 600.0)
+    set_constants("observing.state_metrics", ANSWER_S=600.0)
     shown[0] = (0, read_up(collector))
 
     up, down = (1, 1, True), (0, 0, False)

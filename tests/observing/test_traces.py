@@ -31,6 +31,7 @@ ReadableSpan = Any
 """One of the SDK."""
 
 ORDERS, BILLS, JOBS = Log("orders", shards=1), Log("bills", shards=2), Queue("receipts", streams=2, hand=1)
+pytestmark = pytest.mark.channels(ORDERS, BILLS, JOBS)
 
 APPLICATION = """
 from opentelemetry import trace
@@ -76,11 +77,6 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
     yield ended
     provider.shutdown()
-
-
-@pytest.fixture
-def pipeline() -> Pipeline:
-    return Pipeline([ORDERS, BILLS, JOBS])
 
 
 @pytest.fixture

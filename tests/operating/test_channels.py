@@ -9,7 +9,7 @@ import pytest
 import redis
 from sqlalchemy.orm import Session
 
-from fixtures.crashing import killed_at
+from fixtures.crash_points import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage
 from penstock.channels.log.streams import read

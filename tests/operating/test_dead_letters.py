@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup, letter_retry
@@ -120,7 +121,7 @@ def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) 
 
 
 def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its own process; a request ends when it is taken, so that what fails again is not tried for ever."""
     assert request_retries(desk.connection, desk.letters()) == 3
@@ -129,7 +130,7 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
     def reasons() -> dict[int, tuple[int, bool]]:
         return {each.offset: (each.attempts, each.retry_requested_at is not None) for each in desk.letters()}
 
-    monkeypatch.setattr(letter_retry, "ASK_EVERY_S", 0.01)
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
     asked = count()
     real = letter_retry.RequestedRetries.retry
     monkeypatch.setattr(letter_retry.RequestedRetries, "retry", lambda *args: (next(asked), real(*args)))

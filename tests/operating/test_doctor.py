@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
@@ -19,8 +20,6 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers
 from penstock.errors import UnsafeSetting
-from penstock.operating.doctor import database_checks as server_checks
-from penstock.operating.doctor import pipeline_checks as flow_checks
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.status.gathering import status
@@ -117,9 +116,9 @@ def test_an_older_schema_is_fixed_by_init(connection: Connection, redis_client: 
 
 
 def test_a_long_transaction_is_named(
-    connection: Connection, redis_client: redis.Redis, database_url: str, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, redis_client: redis.Redis, database_url: str, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(server_checks, "LONG_S", 0)
+    set_constants("operating.doctor.database_checks", LONG_S=0)
     with connect_postgres(database_url, application="report") as slow:
         slow.execute("BEGIN")
         slow.execute("SELECT 1")
@@ -131,9 +130,9 @@ def test_a_long_transaction_is_named(
 
 
 def test_a_prepared_transaction_is_named(
-    connection: Connection, redis_client: redis.Redis, database_url: str, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, redis_client: redis.Redis, database_url: str, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(server_checks, "LONG_S", 0)
+    set_constants("operating.doctor.database_checks", LONG_S=0)
     with connect_postgres(database_url, application="test") as preparing:
         preparing.execute("BEGIN")
         preparing.execute("SELECT pg_current_xact_id()")
@@ -269,13 +268,13 @@ def test_what_no_pipeline_here_can_declare_is_neither_retired_nor_started(
     things: Log,
     streamer: Streamer,
     reader: LogWorker,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     name: str,
     reported_by: str | None,
     said: str,
 ) -> None:
     """Retiring it would cancel the replay, or let a source lose what a consumer elsewhere has not read."""
-    monkeypatch.setattr(flow_checks, "SLOW_S", -1.0)
+    set_constants("operating.doctor.pipeline_checks", SLOW_S=-1.0)
     stage_rows(connection, things, 3)
     streamer.drain()
     connection.execute("UPDATE penstock.checkpoints SET consumer = %s, reported_by = %s", [name, reported_by])
@@ -309,9 +308,9 @@ def test_a_halted_shard_is_shown_with_the_command_to_resume_it(
 
 
 def test_records_that_no_streamer_publishes_are_an_error(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(flow_checks, "STALLED_S", 0.0)
+    set_constants("operating.doctor.pipeline_checks", STALLED_S=0.0)
     stage_rows(connection, things, 3)
 
     finding = only(diagnose(connection, redis_client, flow), "streamer", "error")

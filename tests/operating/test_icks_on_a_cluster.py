@@ -18,11 +18,7 @@ from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 
 INDEX = Ick("index", shards=2)
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([INDEX])
+pytestmark = pytest.mark.channels(INDEX)
 
 
 @pytest.fixture

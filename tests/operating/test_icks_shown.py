@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import redis
 
-from fixtures.dirty import DOCUMENTS, mark_changed
+from fixtures.constants import SetConstants
+from fixtures.dirty import mark_changed
 from fixtures.intervals import refresh_now
+from fixtures.redis import everything
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick.shard_states import oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
 from penstock.errors import Unknown
-from penstock.operating.doctor import redis_checks as ick_checks
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.reset.checkpoint import reset_ick
@@ -23,22 +24,13 @@ from penstock.operating.status.snapshot import IckStatus
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 
+pytestmark = pytest.mark.channels("index")
+
 
 @pytest.fixture
 def index() -> Ick:
     """An Ick of two shards."""
     return Ick("index", shards=2, keep=timedelta(hours=1))
-
-
-@pytest.fixture
-def flow(index: Ick) -> Pipeline:
-    return Pipeline([index])
-
-
-@pytest.fixture
-def documents(connection: Connection) -> Connection:
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 def get_keys(shard: int) -> IckShardKeys:
@@ -48,11 +40,6 @@ def get_keys(shard: int) -> IckShardKeys:
 def icks(connection: Connection, client: Any, flow: Pipeline) -> list[IckStatus]:
     shards = status(connection, client, flow).channels[0].shards
     return [shard.ick for shard in shards if shard.ick is not None]
-
-
-def everything(client: redis.Redis) -> dict[bytes, Any]:
-    keys: Any = client.keys()
-    return {key: client.dump(key) for key in keys}
 
 
 def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
@@ -186,13 +173,9 @@ def test_the_doctor_names_a_key_that_will_expire(
 
 
 def test_the_doctor_reports_members_that_no_consumer_processes(
-    documents: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    monkeypatch: pytest.MonkeyPatch,
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(ick_checks, "SLOW_S", 0.0)
+    set_constants("operating.doctor.redis_checks", SLOW_S=0.0)
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
 

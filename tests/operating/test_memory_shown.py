@@ -1,7 +1,6 @@
 """What a log takes in Redis is shown, and who has not read what left it; `verify` does not take that for a loss."""
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,12 +21,8 @@ from penstock.streaming import Streamer
 from penstock.verifying.comparing import FindingKind
 
 BUDGET = 60_000
+pytestmark = pytest.mark.things(redis_memory=BUDGET)
 LOG = "penstock:{things/0}:log"
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=2, keep=timedelta(hours=1), redis_memory=BUDGET)
 
 
 @pytest.fixture

@@ -25,16 +25,13 @@ from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.channels(Queue("jobs", keep=timedelta(0)))
+
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
 SELECT 'jobs', 0, %s, 'send', 'receipt', '{"fare": 12}', %s::jsonb
 FROM generate_series(1, %s)
 """
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([Queue("jobs", keep=timedelta(0))])
 
 
 def stage(connection: Connection, tenant: str = "a", count: int = 1, own: str = "{}") -> None:

@@ -9,13 +9,14 @@ import pytest
 import redis
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
+from fixtures.redis import everything
 from penstock import Log, Pipeline, Queue
 from penstock.channels.queue.inspection import CheckedShard, oldest_messages
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ForeignQueue
-from penstock.operating.doctor import redis_checks as queue_checks
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.doctor.redis_checks import check_clocks
@@ -26,21 +27,13 @@ from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.verifying.verification import InlineExaminer, verify
 
+pytestmark = pytest.mark.channels(Queue("jobs", keep=timedelta(0)), Log("things", shards=1))
+
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
 SELECT 'jobs', 0, %s, 'send', 'receipt', jsonb_build_object('number', i), %s::jsonb
 FROM generate_series(1, %s) AS i
 """
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([Queue("jobs", keep=timedelta(0)), Log("things", shards=1)])
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs")
 
 
 def stage(connection: Connection, count: int, tenant: str = "a", headers: str | None = None) -> None:
@@ -55,11 +48,6 @@ def shown(connection: Connection, client: Any, flow: Pipeline) -> ShardStatus:
     [jobs] = [c for c in status(connection, client, flow).channels if c.channel == "jobs"]
     assert jobs.kind == "queue"
     return jobs.shards[0]
-
-
-def everything(client: redis.Redis) -> dict[bytes, Any]:
-    keys: Any = client.keys()
-    return {key: client.dump(key) for key in keys}
 
 
 def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
@@ -169,7 +157,7 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     flow: Pipeline,
     streamer: Streamer,
     queue: FairQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     stage(connection, 3)
     streamer.drain()
@@ -180,7 +168,7 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     [found] = of(findings, "queues")
     assert found.message.startswith("1 undamaged; 3 messages not done")
 
-    monkeypatch.setattr(queue_checks, "SLOW_S", -1.0)
+    set_constants("operating.doctor.redis_checks", SLOW_S=-1.0)
     [found] = of(diagnose(connection, redis_client, flow), "queues")
     assert found.grade == "warning"
     assert "3 messages waiting or worked on" in found.message

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import redis
 from fixtures.clients import connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.flow import stage_rows
-from fixtures.servers import Programs
+from fixtures.redis import cannot_save
 from fixtures.topologies import Cluster, Watched
 from penstock import Log, Pipeline
 from penstock.channels.refusals import WriteRefusal, find_refusal
@@ -24,15 +23,6 @@ from penstock.operating.tracing.causes import explain
 from penstock.operating.tracing.story import Diagnosis
 from penstock.streaming import Streamer
 from penstock.testing import eventually
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path, programs: Programs) -> Iterator[EmbeddedRedis]:
-    """A Redis of the test's own, which it may stop or fill."""
-    server = EmbeddedRedis(tmp_path / "redis", settings={"appendonly": "no"}, binary=programs.redis)
-    server.start()
-    yield server
-    server.remove()
 
 
 @pytest.fixture
@@ -76,15 +66,6 @@ def is_replica(client: Any, _: Path) -> None:
 
 def has_no_replicas(client: Any, _: Path) -> None:
     client.config_set("min-replicas-to-write", "1")
-
-
-def cannot_save(client: Any, directory: Path) -> None:
-    """Snapshots fail, as on a full disk."""
-    shutil.rmtree(directory)
-    client.config_set("save", "1 1")
-    client.set("anything", "1")
-    client.bgsave()
-    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "it cannot save")
 
 
 @pytest.mark.parametrize(

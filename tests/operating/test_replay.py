@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, drop_limits, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
@@ -38,8 +39,8 @@ def flow() -> Pipeline:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "BATCH", 7)
+def small_batches(set_constants: SetConstants) -> None:
+    set_constants("operating.replay", BATCH=7)
 
 
 @pytest.fixture

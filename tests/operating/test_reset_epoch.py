@@ -10,6 +10,7 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restore_data
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
@@ -288,9 +289,9 @@ def test_records_committed_beside_a_running_transaction_are_not_taken_for_anothe
 
 
 def test_a_prepared_transaction_that_has_staged_stops_the_reset(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(epoch_module, "LOCK_TIMEOUT_S", 1)
+    set_constants("operating.reset.epoch", LOCK_TIMEOUT_S=1)
     scene.stream(database_url)
     pretend_loss(scene, 3)
     with connect_postgres(database_url, application="prepared") as prepared:

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
@@ -60,10 +61,10 @@ def handlers() -> Iterator[Handlers]:
 
 
 @pytest.fixture
-def flow(handlers: Handlers, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    monkeypatch.setattr("penstock.operating.worker_sessions.LONG_S", 0.0)
-    for name in ("operating.doctor.pipeline_checks.SLOW_S", "operating.tracing.story.BUSY_S"):
-        monkeypatch.setattr(f"penstock.{name}", 0.0)
+def flow(handlers: Handlers, connection: Connection, set_constants: SetConstants) -> Pipeline:
+    set_constants("operating.worker_sessions", LONG_S=0.0)
+    set_constants("operating.doctor.pipeline_checks", SLOW_S=0.0)
+    set_constants("operating.tracing.story", BUSY_S=0.0)
     connection.execute("CREATE TABLE public.effects (note text)")
     made = Pipeline([THINGS, JOBS])
 

@@ -130,7 +130,7 @@ def stage_in_async_sessions(actor: Actor) -> None:
 def stream(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
-        streamer._upkeep.retain_at = 0.0
+        streamer.upkeep.retain_at = 0.0
         streamer.round()
 
 

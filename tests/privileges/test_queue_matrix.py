@@ -72,7 +72,7 @@ def publish(actor: Actor) -> None:
     with Streamer(pipeline, actor.database_url, actor.redis_url) as streamer:
         streamer.drain()
         assert not streamer._groups._failed  # without a group, nobody needs the rights of a producer
-        streamer._upkeep.retain_at = 0.0
+        streamer.upkeep.retain_at = 0.0
         maintain_now(streamer)
         streamer.round()
 

@@ -11,6 +11,7 @@ from fixtures.clients import RedisClient, connect_redis
 from fixtures.command_line import CommandLine
 from fixtures.damage import restart
 from fixtures.roles import UrlFor
+from fixtures.servers import Programs
 from fixtures.topologies import Cluster
 from penstock import Log, Pipeline
 from penstock.channels.acl import COMMANDS, acl_grant, acl_lines, find_users, save_users
@@ -167,12 +168,12 @@ def test_without_a_password_nobody_can_log_in(redis_client: RedisClient, redis_u
         redis_client.execute_command("ACL", "DELUSER", "fresh_viewer")
 
 
-def test_the_file_is_one_that_redis_loads(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
+def test_the_file_is_one_that_redis_loads(tmp_path: Path, programs: Programs) -> None:
     users = tmp_path / "users.acl"
     users.write_text("user default on nopass ~* &* +@all\n")
     with users.open("a") as file:
         file.writelines(f"{line} >secret\n" for line in acl_lines("shop", "shop", "file"))
-    server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": str(users)}, binary=redis_server._binary)
+    server = EmbeddedRedis(tmp_path / "redis", settings={"aclfile": str(users)}, binary=programs.redis)
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:
@@ -221,12 +222,12 @@ def find(connection: Connection, client: redis.Redis) -> CheckResult:
 
 @pytest.mark.parametrize("where", ["aclfile", "redis.conf"])
 def test_users_that_were_saved_outlive_a_restart(
-    where: str, tmp_path: Path, redis_server: EmbeddedRedis, bare: CommandLine, connection: Connection
+    where: str, tmp_path: Path, programs: Programs, bare: CommandLine, connection: Connection
 ) -> None:
     """With the default user off, the administrator may still log in."""
     (tmp_path / "users.acl").touch()
     settings = {"aclfile": str(tmp_path / "users.acl")} if where == "aclfile" else {}
-    server = KeptRedis(tmp_path / "redis", settings=settings, binary=redis_server._binary)
+    server = KeptRedis(tmp_path / "redis", settings=settings, binary=programs.redis)
     server.start()
     try:
         path = server.url.removeprefix("unix://")
@@ -258,9 +259,9 @@ def test_users_that_were_saved_outlive_a_restart(
 
 
 def test_users_that_no_file_keeps_are_said_to_be_lost(
-    tmp_path: Path, redis_server: EmbeddedRedis, bare: CommandLine, connection: Connection
+    tmp_path: Path, programs: Programs, bare: CommandLine, connection: Connection
 ) -> None:
-    server = FilelessRedis(tmp_path / "redis", binary=redis_server._binary)
+    server = FilelessRedis(tmp_path / "redis", binary=programs.redis)
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
@@ -124,7 +125,7 @@ def test_a_cut_delays_no_producer_and_no_later_tick(accounts: Connection, connec
 
 
 def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
-    connection: Connection, connect: Connect, things: Log, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, connect: Connect, things: Log, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 3: while the cut holds its locks, the server limits how long the transaction may be idle."""
     stage_rows(connection, things, 10)
@@ -136,7 +137,7 @@ def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
         return export_snapshot(holder)
 
     cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
-    monkeypatch.setattr(cutting, "SUSPENDED_S", 0.2)
+    set_constants("reconciling.cut", SUSPENDED_S=0.2)
     monkeypatch.setattr(cutting, "export_snapshot", asleep)
 
     with pytest.raises(ServerUnavailable, match="idle-in-transaction"), cut(connect, DEFAULT_SCOPE):
@@ -268,15 +269,11 @@ def test_a_checkpoint_that_is_moved_back_while_its_state_is_pinned_is_noticed(
 
 
 def test_a_run_that_waits_postpones_the_end_of_its_barrier(
-    streamer: Streamer,
-    paused_worker: LogWorker,
-    connection: Connection,
-    connect: Connect,
-    monkeypatch: pytest.MonkeyPatch,
+    streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect, set_constants: SetConstants
 ) -> None:
     """Otherwise a consumer that takes longer than that to come to the cut goes past it."""
     change(connection, 3)
-    monkeypatch.setattr(import_module("penstock.reconciling.cut"), "EXPIRES_S", 0.03)
+    set_constants("reconciling.cut", EXPIRES_S=0.03)
     barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
     ends = "SELECT max(expires_at) FROM penstock.barriers"
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.formats import create_with_values, set_unusual
 from fixtures.reconciling import Run
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, InvalidSetting, Refused, SnapshotLost, Unknown
-from penstock.reconciling import reconciliation as reconciling
 from penstock.reconciling.comparison import CanonicalTables, DifferenceKind, needs_spark
 from penstock.reconciling.cut import export_snapshot
 from penstock.reconciling.inline_comparer import InlineComparer
@@ -106,12 +106,12 @@ def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> 
 
 
 def test_a_repair_reads_the_keys_of_its_batch_alone(
-    run: Run, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    run: Run, connection: Connection, set_constants: SetConstants
 ) -> None:
     connection.execute("CREATE TABLE public.state (a int[], b text, v int)")
     connection.execute("INSERT INTO public.state SELECT ARRAY[i], i::text, 0 FROM generate_series(1, 30) i")
     query = "SELECT ARRAY[i] AS a, i::text AS b, i AS v FROM generate_series(1, 20) i"
-    monkeypatch.setattr(reconciling, "REPAIR_BATCH", 7)
+    set_constants("reconciling.reconciliation", REPAIR_BATCH=7)
 
     assert run(query, "repair", key=("a", "b")).repaired == 30
     assert run(query, key=("a", "b")).clean

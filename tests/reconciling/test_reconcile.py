@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy import column, func, select, table, text
 from sqlalchemy.orm import Session
 
-from fixtures.crash_points import RECONCILING_CRASH_POINTS
+from fixtures.crash_points import RECONCILING_CRASH_POINTS, killed_at
 from fixtures.flow import at_work
 from fixtures.spark import IN_SESSION
 from penstock import Log, Pipeline
@@ -21,7 +21,6 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import BarrierMissed, DeclarationError, PenstockError, Refused
-from penstock.observer import install_crashpoint
 from penstock.reconciling.comparison import DifferenceKind
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer, Reconciled, reconcile
@@ -38,10 +37,6 @@ WITH changed AS (
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 VALUES ('things', %(account)s %% 2, %(account)s::text, 'change', 'account', jsonb_build_object('cents', %(cents)s))
 """
-
-
-class CrashError(Exception):
-    """Simulates the end of the process at a crash point."""
 
 
 @pytest.fixture
@@ -284,20 +279,10 @@ def test_a_run_that_dies_at_any_point_is_harmless(
     change(bank, 200)
     settle(flow, database_url, redis_url)
     seed_drift(bank)
-
-    def crash(name: str) -> None:
-        if name == point:
-            install_crashpoint(None)
-            raise CrashError(name)
-
     intent = "repair" if point.startswith("repair") else "replace"
     with working():
-        install_crashpoint(crash)
-        try:
-            with pytest.raises(CrashError):
-                run(intent=intent)
-        finally:
-            install_crashpoint(None)
+        with killed_at(point):
+            run(intent=intent)
         run(intent=intent)
         assert run().clean
 

@@ -7,14 +7,13 @@ from typing import Any, Protocol
 import pytest
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
-from penstock.reconciling import reconciliation as running
-from penstock.reconciling import state_repair as repairing
 from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Reconciled, reconcile
@@ -131,14 +130,14 @@ def test_rows_that_the_consumer_brought_up_to_date_meanwhile_are_left_alone(
 
 
 def test_fewer_of_large_rows_are_repaired_at_once(
-    repair: Repair, connection: Connection, flow: Pipeline, monkeypatch: pytest.MonkeyPatch
+    repair: Repair, connection: Connection, flow: Pipeline, set_constants: SetConstants
 ) -> None:
     """They pass through memory as JSON: five thousand of a megabyte would not fit."""
     connection.execute("ALTER TABLE public.state ALTER COLUMN value SET STORAGE EXTERNAL")
     connection.execute("INSERT INTO public.state SELECT i, repeat('x', 100000) FROM generate_series(5, 24) i")
     connection.execute("ANALYZE public.state")
     spec = flow.get_reconciliation("state")
-    monkeypatch.setattr(repairing, "BATCH_BYTES", 500_000)
+    set_constants("reconciling.state_repair", BATCH_BYTES=500_000)
 
     assert 1 < choose_batch(connection, DEFAULT_SCOPE, spec, 5000) < 10
     assert choose_batch(connection, DEFAULT_SCOPE, spec, 3) == 3
@@ -203,10 +202,10 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
 
 
 def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
-    repair: Repair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    repair: Repair, connection: Connection, set_constants: SetConstants
 ) -> None:
     """Guarantee 28: keys that another engine, or another declaration, has written would be found nowhere, and count as equal."""
-    monkeypatch.setattr(running, "REPAIR_BATCH", 1)
+    set_constants("reconciling.reconciliation", REPAIR_BATCH=1)
     with pytest.raises(BarrierMissed):  # in the second batch
         repair('UPDATE penstock.checkpoints SET "offset" = 1', after=4)
     connection.execute('UPDATE penstock.checkpoints SET "offset" = 0')
@@ -241,14 +240,14 @@ def test_a_whole_repair_forgets_what_an_earlier_one_left(repair: Repair, connect
 
 
 def test_more_differences_than_are_kept_are_not_repaired_in_part(
-    repair: Repair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    repair: Repair, connection: Connection, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(running, "DIFFERENCES_KEPT", 3)
+    set_constants("reconciling.comparison", DIFFERENCES_KEPT=3)
     with pytest.raises(Refused, match=r"4 keys of public\.state differ.*--whole"):
         repair()
     assert rows(connection) == UNREPAIRED
 
-    monkeypatch.setattr(running, "DIFFERENCES_KEPT", 4)
+    set_constants("reconciling.comparison", DIFFERENCES_KEPT=4)
     assert repair().repaired == 4
 
 

@@ -63,7 +63,7 @@ def test_postgres_restored_to_an_older_base_backup_under_load(history: History) 
         for chore in (chores.stream(), chores.consume("one")):
             with pytest.raises(HistoryDiverged, match="penstock reset epoch"):
                 go_on_with(chore, load)
-        chores._tools().close()
+        chores.close()
         plan = reset(history)
         history.start()
         history.await_effects()

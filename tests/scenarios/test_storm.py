@@ -383,7 +383,7 @@ def redis_fails_over(storm: Storm) -> None:
     watched.primary.start()
     watched.primary, watched.replica = watched.replica, watched.primary
     with redis.Redis.from_url(watched.replica.url) as client:
-        client.replicaof("127.0.0.1", watched.primary._port)  # a Sentinel would, some seconds later
+        client.replicaof("127.0.0.1", watched.primary.port)  # a Sentinel would, some seconds later
     storm.find_primary()
 
 

@@ -8,6 +8,8 @@ from penstock import Log
 from penstock.database.connections import Connection
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.things(shards=4)
+
 APPLICATION = """
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from penstock import Log, Pipeline
@@ -33,11 +35,6 @@ def count_orders(session, record):
 @pytest.fixture
 def application_source() -> str:
     return APPLICATION
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=4)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Spark reads what a log with a memory budget has evicted from the journal."""
 
-from datetime import timedelta
-
 import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import extents
@@ -20,12 +19,7 @@ from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=2, keep=timedelta(hours=1), redis_memory=40_000)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.things(redis_memory=40_000)]
 
 
 def publish(streamer: Streamer, connection: Connection, channel: Log, count: int) -> None:
@@ -73,10 +67,10 @@ def test_a_set_based_consumer_far_behind_catches_up(
     things: Log,
     database_url: str,
     redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     """Guarantee 12: in several DataFrames of each place, and exactly."""
-    monkeypatch.setattr("penstock.engines.spark.dataframes.RECORDS_A_BATCH", 1000)
+    set_constants("engines.spark.dataframes", RECORDS_A_BATCH=1000)
     connection.execute('CREATE TABLE public.applied (shard int, "offset" bigint)')
 
     @flow.consumer(reads=things, dataframe=True)

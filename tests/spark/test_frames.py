@@ -1,7 +1,7 @@
 """Set-based consumers: a DataFrame and its checkpoints in one transaction."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
-from fixtures.crash_points import SPARK_CRASH_POINTS
+from fixtures.crash_points import SPARK_CRASH_POINTS, killed_at
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
@@ -22,7 +22,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
-from penstock.observer import install_crashpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.reconciling.cut import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE
@@ -30,10 +29,6 @@ from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 Run = Callable[..., None]
-
-
-class CrashError(Exception):
-    """Simulates the end of the process at a crash point."""
 
 
 @pytest.fixture
@@ -71,20 +66,6 @@ def run(spark: SparkSession, flow: Pipeline, consumer: ConsumerSpec, database_ur
     return apply
 
 
-@pytest.fixture
-def crash_at() -> Iterator[Callable[[str], None]]:
-    def install(point: str) -> None:
-        def crash(name: str) -> None:
-            if name == point:
-                install_crashpoint(None)
-                raise CrashError(name)
-
-        install_crashpoint(crash)
-
-    yield install
-    install_crashpoint(None)
-
-
 def counted(connection: Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT key, records FROM public.counts").fetchall())
 
@@ -104,13 +85,12 @@ def test_every_record_counts_once_however_often_the_consumer_is_started(
 
 @pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
-    run: Run, crash_at: Callable[[str], None], streamer: Streamer, connection: Connection, things: Log, point: str
+    run: Run, streamer: Streamer, connection: Connection, things: Log, point: str
 ) -> None:
     """Guarantee 4."""
     stage_rows(connection, things, 100, "a")
     streamer.drain()
-    crash_at(point)
-    with pytest.raises(CrashError):
+    with killed_at(point):
         run()
     assert counted(connection) == ({"a": 100} if point.endswith("after_commit") else {})
 
@@ -148,7 +128,7 @@ def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
     assert counted(connection) == {"a": 100}
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_records_that_the_log_has_lost_come_from_postgres(
     run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:

@@ -198,7 +198,7 @@ def test_a_table_that_is_missing_for_a_while_is_waited_for(bench: Bench, streame
     assert of_consumer(bench.connection, "reader") == []
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_a_shard_whose_records_are_gone_everywhere_halts_and_the_other_goes_on(
     bench: Bench, streamer: Streamer, redis_client: redis.Redis
 ) -> None:

@@ -17,17 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
-from penstock import Ick, Pipeline
+from penstock import Ick
 from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2)
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([INDEX])
+pytestmark = pytest.mark.channels(INDEX)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Channels whose shards are on the three nodes of a Redis Cluster: Spark verifies, reads, follows and marks them."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -28,16 +27,7 @@ from penstock.verifying.verification import verify
 
 LOG = "penstock:{things/0}:log"
 INDEX = Ick("index", shards=2)
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=2, keep=timedelta(hours=1))
-
-
-@pytest.fixture
-def flow(things: Log) -> Pipeline:
-    return Pipeline([things, INDEX])
+pytestmark = pytest.mark.channels("things", INDEX)
 
 
 def test_a_log_and_an_ick_are_read_marked_and_verified(

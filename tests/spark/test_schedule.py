@@ -85,6 +85,7 @@ def test_without_a_cluster_nothing_is_waited_for(clock: list[float], slots: Fake
 def test_the_wait_ends_with_the_application(clock: list[float], slots: FakeSlots) -> None:
     slots.now = 0
     make(slots).wait_for_slots(lambda: clock[0] > 200)
+    assert 200 < clock[0] < 202
 
 
 @pytest.mark.parametrize(("now", "tasks"), [(1, 1), (2, 2), (6, 6)])

@@ -87,7 +87,7 @@ def test_an_end_offset_of_a_progress_can_be_given_as_startingoffsets_and_has_a_l
     assert [each.total for each in lag({"sources": [source]})] == [0]
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_a_query_whose_first_batch_failed_names_the_records_that_were_removed_until_it_is_started_again(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log, tmp_path: Path
 ) -> None:

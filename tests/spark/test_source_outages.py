@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from penstock.errors import InvalidSetting, ServerUnavailable
-from penstock.spark.sources import record_store
 from penstock.spark.sources.record_readers import StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
@@ -32,10 +32,9 @@ def test_a_query_reads_on_when_its_server_is_back(
     redis_proxy: Proxy,
     postgres_proxy: Proxy,
     make_store: Callable[[Options], LogStore | JournalStore],
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr(record_store, "ENTRIES_A_READ", 1)
-    monkeypatch.setattr(record_store, "RECORDS_A_QUERY", 10)
+    set_constants("spark.sources.record_store", ENTRIES_A_READ=1, RECORDS_A_QUERY=10)
     proxy = redis_proxy if make_store is LogStore else postgres_proxy
     urls = {
         "redisUrl": behind(redis_proxy, where["redisUrl"]),

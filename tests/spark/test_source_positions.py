@@ -9,6 +9,7 @@ import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from fixtures.constants import SetConstants
 from fixtures.flow import retain_now, stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
@@ -16,7 +17,6 @@ from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, retire
-from penstock.spark.sources import record_readers
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader, from_offset
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
@@ -221,10 +221,10 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
     streamer: Streamer,
     things: Log,
     store: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     """Guarantee 6.  It waited for ever, with a lag of 0."""
-    monkeypatch.setattr(record_readers, "GROWS_AFTER_S", 0.0)
+    set_constants("spark.sources.record_readers", GROWS_AFTER_S=0.0)
     given = where | {"startingOffsets": "earliest", "consumer": "archive"}
     reader = StreamReader(store(parse(given, streaming=True)))
     found: list[int] = []

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from fixtures.broken_entries import BROKEN, OURS
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.flow import ReadLog, stage_rows
+from fixtures.intervals import refresh_now
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
@@ -233,7 +234,7 @@ def read_on(reader: StreamReader, at: SparkOffset | None = None) -> tuple[list[i
     return sorted(i for batch in batches for i in batch.column("id").to_pylist()), end
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
     where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:
@@ -260,7 +261,7 @@ def test_an_emptied_log_is_waited_for(
     redis_client.flushall()
     second, at = follow(at)
     stage_rows(connection, things, 10, "after")
-    streamer._refresh_at = 0.0
+    refresh_now(streamer)
     streamer.drain()
     third, _ = follow(at)
 
@@ -269,7 +270,7 @@ def test_an_emptied_log_is_waited_for(
     assert third == list(range(101, 111))
 
 
-@pytest.mark.plain_entries
+@pytest.mark.things(entries="plain")
 def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
     where: dict[str, str], redis_client: redis.Redis, things: Log
 ) -> None:

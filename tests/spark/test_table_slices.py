@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.constants import SetConstants
 from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting, PenstockError, SnapshotLost, Unknown
 from penstock.records import Offset, Shard, ShardName
@@ -38,9 +39,9 @@ class Recorded:
 
 
 def test_slices_by_a_column_take_one_sort_of_a_sample(
-    connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, database_url: str, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(table_reader, "SAMPLE_BYTES", 500_000)
+    set_constants("spark.sources.table_reader", SAMPLE_BYTES=500_000)
     connection.execute(
         "CREATE TABLE public.kinds AS SELECT i AS whole, md5(i::text) AS name FROM generate_series(1, 30000) i"
     )

@@ -9,6 +9,7 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
+from fixtures.constants import SetConstants
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
 from fixtures.flow import stage_rows
@@ -20,7 +21,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import log_examiner as engine
 from penstock.streaming import Streamer, tick
-from penstock.verifying import bounds, verification
 from penstock.verifying.comparing import FindingKind
 from penstock.verifying.verification import InlineExaminer, Verified, verify
 
@@ -94,12 +94,14 @@ def both(
     database_url: str,
     redis_url: str,
     redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> Any:
     """Verifies on both engines, in ranges so small that each fault has its own; returns what Spark tells, which is the same."""
-    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(engine, "OFFSETS_A_TASK", 10)
-    monkeypatch.setattr(verification, "OFFSETS_A_READ", 10)  # of the inline engine: Spark's tasks are other processes
+    set_constants("verifying.bounds", CATCH_UP_TIMEOUT_S=0.2)
+    set_constants("spark.reconcile.log_examiner", OFFSETS_A_TASK=10)
+    set_constants(
+        "verifying.verification", OFFSETS_A_READ=10
+    )  # of the inline engine: Spark's tasks are other processes
 
     def run() -> Verified:
         on_spark, inline = (

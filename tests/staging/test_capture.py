@@ -9,6 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from structlog.testing import capture_logs
 
 from fixtures.application import Base, StagedRecords
+from fixtures.constants import SetConstants
 from penstock import Ick, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
@@ -103,10 +104,10 @@ def test_a_streamer_that_runs_logs_once_that_changes_are_not_captured(
     database_url: str,
     redis_url: str,
     connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     """Guarantee 42: DDL does not wait for a restart."""
-    monkeypatch.setattr("penstock.streaming.retention.CAPTURE_EVERY_S", 0.0)
+    set_constants("streaming.retention", CAPTURE_EVERY_S=0.0)
     pipeline = declare(rides)
     install_triggers(database_url, pipeline)
     with Streamer(pipeline, database_url, redis_url) as streamer, capture_logs() as logs:
@@ -257,10 +258,10 @@ def test_a_role_that_does_not_own_the_table_gets_one_line(
 
 
 def test_a_table_in_use_is_not_queued_for_long(
-    rides: Log, application: Engine, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    rides: Log, application: Engine, database_url: str, connection: Connection, set_constants: SetConstants
 ) -> None:
     """While a CREATE TRIGGER waits for a long transaction, every writer would wait behind it."""
-    monkeypatch.setattr("penstock.schema.capture.LOCK_TIMEOUT_S", 0.1)
+    set_constants("schema.capture", LOCK_TIMEOUT_S=0.1)
     with connection.transaction():
         connection.execute("INSERT INTO parcels (id) VALUES (1)")
         with pytest.raises(ServerUnavailable, match=r"trigger of parcels.*LockNotAvailable"):

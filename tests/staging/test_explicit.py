@@ -11,11 +11,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Ride, Staged, StagedRecords
+from fixtures.constants import SetConstants
 from fixtures.postgres import engine_url
 from penstock import Log, Pipeline, Staging, stage, stage_many
 from penstock import observer as events_of
 from penstock.errors import InvalidRecord, NotAttached, StagingError
-from penstock.staging import rows as staging_rows
 from penstock.staging.rows import split_rows
 
 Sessions = sessionmaker[Session]
@@ -54,9 +54,9 @@ def test_what_staging_writes_is_an_event_a_statement(
     assert events == [events_of.Staged("rides", 3), events_of.Staged("rides", 1), events_of.Staged("rides", 1)]
 
 
-def test_many_records_are_divided_among_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_divided_among_statements(set_constants: SetConstants) -> None:
     """Each is in one of them, in its order; one that is longer than a statement should be has its own."""
-    monkeypatch.setattr(staging_rows, "MAX_STATEMENT_CHARACTERS", 20)
+    set_constants("staging.rows", MAX_STATEMENT_CHARACTERS=20)
     rows = [f'["{"x" * (30 if number == 5 else 4)}{number}"]' for number in range(10)]
 
     divided = [json.loads(each) for each in split_rows(rows)]

@@ -19,6 +19,7 @@ from penstock.errors import DeclarationError, InvalidRecord
 from penstock.staging.triggers import make_trigger
 
 receipts, rides = Queue("receipts", shards=3), Log("rides")
+pytestmark = pytest.mark.channels(receipts, rides)
 JOB: Any = {"action": "send", "object": "receipt", "data": {"fare": 5}}
 DUE = datetime(2026, 12, 1, 8, tzinfo=UTC)
 
@@ -42,11 +43,6 @@ class Captured(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     account: Mapped[str | None]
     region: Mapped[int | None] = mapped_column(default=1)
-
-
-@pytest.fixture
-def pipeline() -> Pipeline:
-    return Pipeline([receipts, rides])
 
 
 @pytest.fixture

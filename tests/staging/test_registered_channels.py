@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride, StagedRecords
+from fixtures.constants import SetConstants
 from fixtures.postgres import engine_url
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage, stage_async
 from penstock.database.connections import Connection
@@ -18,7 +19,6 @@ from penstock.database.registry import register_channel
 from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
-from penstock.staging import rows
 
 Sessions = sessionmaker[Session]
 
@@ -151,9 +151,9 @@ def test_an_application_may_be_deployed_before_its_workers(
     rides: Log,
     connection: Connection,
     staged: StagedRecords,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr(rows, "CHECK_UNREGISTERED_EVERY_S", 0.0)
+    set_constants("staging.rows", CHECK_UNREGISTERED_EVERY_S=0.0)
     by_hooks(other_sessions, "")
     assert len(staged()) == 1
 

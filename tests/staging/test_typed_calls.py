@@ -46,11 +46,7 @@ class Typed(TypedDict):
 
 
 receipts, rides = Queue("receipts", shards=3), Log("rides", payload=SendReceipt)
-
-
-@pytest.fixture
-def pipeline() -> Pipeline:
-    return Pipeline([receipts, rides])
+pytestmark = pytest.mark.channels(receipts, rides)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def make(database_url: str, redis_url: str) -> Iterator[Callable[..., Chores]]:
 
     yield make
     for chores in made:
-        chores._tools().close()
+        chores.close()
 
 
 def drain(*chores: Callable[[], Outcome]) -> list[Outcome]:
@@ -427,7 +427,7 @@ def test_chores_of_many_threads_beside_a_streamer_and_workers_are_harmless(
         while not stop():
             for part in parts:
                 part()
-        chores._tools().close()
+        chores.close()
 
     with at_work(flow, database_url, redis_url, steal, steal), Load(database_url) as load:
         load.go_on(0.5)
@@ -463,7 +463,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
         nonlocal slices
         slices += 1
         chores.consume("indexer")()
-        chores._tools().close()
+        chores.close()
         return books.execute("SELECT count(*) FROM public.copies").fetchone() == (8,)
 
     eventually(is_done, "the members are taken over", timeout_s=90, interval_s=0.6)
@@ -481,13 +481,12 @@ def test_a_statement_that_takes_too_long_stops_no_other_chore(
     drain(chores.stream())
     streamer = chores._tools()._streamer
     assert streamer is not None
-    assert streamer._connection is not None
-    usual = streamer._connection.timeouts  # type: ignore[attr-defined]
-    streamer._connection.timeouts = Timeouts(statement_s=0.1, lock_s=5.0)  # type: ignore[attr-defined]
+    usual = streamer.opened().connection.timeouts  # type: ignore[attr-defined]
+    streamer.opened().connection.timeouts = Timeouts(statement_s=0.1, lock_s=5.0)  # type: ignore[attr-defined]
     with books.transaction():
         books.execute("LOCK TABLE penstock.staged_records")  # as if it were long
         assert chores.sweep()() is Outcome.GAVE_UP
-    streamer._connection.timeouts = usual  # type: ignore[attr-defined]
+    streamer.opened().connection.timeouts = usual  # type: ignore[attr-defined]
     stage_rows(books, things, 1, "more")
 
     assert chores.stream()() is Outcome.FINISHED

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.dirty import check_copy, declare_index, mark_changed
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import APPEND, COMMIT, Harm, Proxy, behind
@@ -38,13 +39,12 @@ def chores(
     yield made
     postgres_proxy.heal()
     redis_proxy.heal()
-    made._tools().close()
+    made.close()
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools_module, "FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr(tools_module, "MAX_PAUSE_S", 0.2)
+def _short_pauses(set_constants: SetConstants) -> None:
+    set_constants("engines.stealing.tools", FIRST_PAUSE_S=0.2, MAX_PAUSE_S=0.2)
 
 
 def stage(connection: Connection) -> None:
@@ -130,7 +130,7 @@ def test_chores_give_up_and_go_on_when_the_server_is_back(
     check(books, redis_client, things, chores)
     stage(books)
     if not is_open:
-        chores._tools().close()
+        chores.close()
     proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
 
     with trouble(kind, proxy):
@@ -167,7 +167,7 @@ def test_a_cut_at_any_request_leaves_everything_to_the_next_slice(
     cuts = 0
     while proxy.harmed == cuts:
         stage(books)
-        chores._tools().close()
+        chores.close()
         proxy.harm(marker, harm, skip=cuts)
         for part in flow_parts(chores):
             part()
@@ -238,5 +238,5 @@ def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_i
         return bench.unfinished == []
 
     eventually(is_done, "all jobs are done", timeout_s=60, interval_s=0.1)
-    made._tools().close()
+    made.close()
     assert bench.effects == ids

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from fixtures.constants import SetConstants
 from fixtures.recruiting import MakeRecruiter, RunProgram
 from penstock.engines.stealing import Outcome, Recruiter, time_left_s, when_idle
 from penstock.engines.stealing import recruiter as recruiter_module
@@ -219,9 +220,9 @@ def test_a_recruiter_with_four_threads_that_hang_stops_until_one_returns(
 
 
 @pytest.fixture
-def patient_recruiter(make_recruiter: MakeRecruiter, monkeypatch: pytest.MonkeyPatch) -> Recruiter:
+def patient_recruiter(make_recruiter: MakeRecruiter, set_constants: SetConstants) -> Recruiter:
     """It waits for its job when it is closed, however slow the machine."""
-    monkeypatch.setattr(recruiter_module, "MAX_END_S", 60.0)
+    set_constants("engines.stealing.recruiter", MAX_END_S=60.0)
     return make_recruiter(budget_s=60.0, hangs_s=100.0, idle_s=0.05)
 
 
@@ -443,12 +444,12 @@ def test_a_job_is_shown_the_end_of_the_process(run_program: RunProgram) -> None:
 
 
 def test_all_recruiters_are_asked_to_end_before_one_is_waited_for(
-    make_recruiter: MakeRecruiter, monkeypatch: pytest.MonkeyPatch
+    make_recruiter: MakeRecruiter, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the end of the process does; each job waits for the other one."""
     recruiters = [make_recruiter(budget_s=100, hangs_s=200) for _ in range(2)]
     monkeypatch.setattr(recruiter_module, "_recruiters", recruiters)
-    monkeypatch.setattr(recruiter_module, "MAX_END_S", 100.0)
+    set_constants("engines.stealing.recruiter", MAX_END_S=100.0)
     began, both_asked = threading.Semaphore(0), threading.Barrier(2)
 
     def job() -> None:

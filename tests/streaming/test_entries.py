@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
@@ -69,13 +70,9 @@ def test_a_log_changes_its_entries_in_place_and_back(
 
 
 def test_a_streamer_at_work_takes_the_new_form_over(
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
+    set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
     plain, packed = declare(entries="plain"), declare()
     with Streamer(Pipeline([plain]), database_url, redis_url) as streamer:
         stage_rows(connection, plain, 20)
@@ -149,10 +146,10 @@ def test_without_the_library_other_channels_flow_and_the_channel_follows_once_it
     redis_url: str,
     logged: Callable[[Log], dict[ShardName, list[Record]]],
     zstandard: Zstandard,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     count: int,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.tails.RETRY_EVERY_S", 0.0)
+    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
     zstandard.remove()
     things, others = declare(compression="zstd"), Log("others", shards=2)
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from penstock import Log
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
@@ -36,18 +37,18 @@ def test_a_tick_returns_no_record_beyond_its_bytes(connection: Connection, monke
 
 
 def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, set_constants: SetConstants
 ) -> None:
     """Those after it have room for a tenth more, so that none is read twice."""
     size = stage_alike(connection, 5)
     tick(connection, DEFAULT_SCOPE)
-    monkeypatch.setattr("penstock.streaming.unpublished.BATCH_BYTES", 2 * size)
+    set_constants("streaming.unpublished", BATCH_BYTES=2 * size)
     reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [2, 1, 1, 1]
 
 
-def test_batches_grow_again_after_a_large_payload(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_grow_again_after_a_large_payload(connection: Connection, set_constants: SetConstants) -> None:
     """Two of them once had a whole round's small records published one by one."""
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -55,7 +56,7 @@ def test_batches_grow_again_after_a_large_payload(connection: Connection, monkey
         "FROM generate_series(1, 32) i"
     )
     tick(connection, DEFAULT_SCOPE)
-    monkeypatch.setattr("penstock.streaming.unpublished.BATCH_BYTES", 900)
+    set_constants("streaming.unpublished", BATCH_BYTES=900)
     reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(32)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [1, 1, 1, 2, 4, 8, 15]
@@ -81,14 +82,14 @@ def test_a_batch_has_every_key_and_every_microsecond(connection: Connection) -> 
 
 
 def test_a_transaction_of_retention_removes_no_row_beyond_its_records(
-    connection: Connection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
     """It says that the shard has more to remove."""
     things = Log("things", shards=1, keep=timedelta(0))
     for _ in range(4):
         stage_alike(connection, 10)
         tick(connection, DEFAULT_SCOPE)
-    monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 20)
+    set_constants("streaming.retention", RECORDS_PER_TRANSACTION=20)
     removed = retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(40)}, until=0.0)
 
     assert (removed.records, removed.left) == (20, (ONE,))

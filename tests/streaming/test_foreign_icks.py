@@ -5,22 +5,19 @@ from typing import Any
 import pytest
 import redis
 
-from penstock import Ick, Pipeline
+from penstock import Ick
 from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged
 from penstock.streaming import Streamer
 from penstock.streaming.unpublished import unpublished
+
+pytestmark = pytest.mark.channels(Ick("index", shards=1))
 
 POSITION = "penstock:{index/0}:log"
 MARK = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'index', 0, 'm' || i, 'dirty', 'member', 'null' FROM generate_series(1, 3) AS i
 """
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([Ick("index", shards=1)])
 
 
 @pytest.mark.parametrize("another", [{b"id": b"999"}, {b"ts": b"5"}], ids=["id", "time"])
@@ -39,7 +36,7 @@ def test_nothing_is_marked_after_a_batch_that_ends_with_another_record(
     client.delete(POSITION)
     client.xadd(POSITION, fields | another, id=last)
     connection.execute(MARK)
-    _, sequencer, publisher = streamer._opened()
+    _, sequencer, publisher = streamer.opened()
     publisher.ends.advance_target(sequencer.tick().tails)
     defaults: Any = unpublished.__kwdefaults__
     monkeypatch.setitem(defaults, "most", 3)

@@ -3,7 +3,8 @@
 import pytest
 
 from fixtures.clients import RedisClient
-from penstock import Pipeline, Queue
+from fixtures.constants import SetConstants
+from penstock import Queue
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
@@ -12,6 +13,8 @@ from penstock.streaming import Streamer
 from penstock.streaming.queues import REFILL_A_TENANT, REFILL_TENANTS
 from penstock.testing import eventually
 
+pytestmark = pytest.mark.channels(Queue("jobs"))
+
 TENANTS = 1000
 
 STAGE = """
@@ -19,11 +22,6 @@ INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'jobs', 0, 't' || lpad(t::text, 4, '0'), 'send', 'receipt', '"waits"'
 FROM generate_series(0, %s - 1) AS t, generate_series(1, %s) AS r
 """
-
-
-@pytest.fixture
-def flow() -> Pipeline:
-    return Pipeline([Queue("jobs")])
 
 
 def name(number: int) -> str:
@@ -50,14 +48,13 @@ def waiting(connection: Connection, tenant: str = "%") -> int:
 
 
 def care(streamer: Streamer) -> int:
-    assert streamer._publisher is not None
-    return streamer._publisher.maintain_queues()
+    return streamer.opened().publisher.maintain_queues()
 
 
 @pytest.fixture
-def shortest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def shortest_rounds(set_constants: SetConstants) -> None:
     """A round does as little as it may: as on a machine that is so slow that its time is over after the first step."""
-    monkeypatch.setattr("penstock.streaming.queues.MAINTAIN_S", 0.0)
+    set_constants("streaming.queues", MAINTAIN_S=0.0)
 
 
 @pytest.mark.usefixtures("shortest_rounds")

@@ -5,6 +5,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, drop_limits, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
@@ -371,9 +372,9 @@ def test_a_row_with_an_old_xid_that_the_next_tick_finds_is_not_isolated(
 
 
 def test_rows_are_examined_for_old_xids_a_part_at_a_time(
-    streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+    streamer: Streamer, connection: Connection, things: Log, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.faults.MAX_EXAMINED", 10)
+    set_constants("streaming.faults", MAX_EXAMINED=10)
     [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
     stage_rows(connection, things, 1)
     streamer.drain()  # a tick sees that it has ended

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine, Started
+from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
@@ -315,11 +316,11 @@ def test_a_primary_that_stays_read_only_is_refused(
     connection: Connection,
     database_url: str,
     redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     worked: bool,  # noqa: FBT001
 ) -> None:
     """Guarantee 11: at once by a streamer that starts, later by one that has worked."""
-    monkeypatch.setattr("penstock.streaming.streamer.READ_ONLY_S", 0.2)
+    set_constants("streaming.streamer", READ_ONLY_S=0.2)
     streamer = Streamer(flow, database_url, redis_url)
     if worked:
         rounds = count()

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
@@ -151,9 +152,9 @@ def test_a_budget_smaller_than_a_batch_keeps_the_newest_entry(
     redis_url: str,
     redis_client: redis.Redis,
     logged: ReadLog,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 60.0)  # all of them in one round, on any machine
+    set_constants("streaming.publisher", ROUND_S=60.0)  # all of them in one round, on any machine
     tiny = Log("things", shards=2, entries=entries, redis_memory=1)
     stage_rows(connection, tiny, 3000)
     with streaming(tiny, database_url, redis_url) as streamer:

@@ -46,7 +46,7 @@ def test_a_nudged_round_sequences_without_looking_first(
 ) -> None:
     """A round trip less for a lone record; nothing is written if the nudge was a false one."""
     streamer.round()
-    sequencer = streamer._sequencer
+    sequencer = streamer.opened().sequencer
     monkeypatch.setattr(sequencer, "newest_tick", lambda: pytest.fail("it looked first"))
     ticks = "SELECT count(*) FROM penstock.ticks"
     before = connection.execute(ticks).fetchone()

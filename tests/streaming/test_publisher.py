@@ -9,6 +9,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, entry_of_a_record, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
@@ -95,8 +96,7 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     stage_rows(connection, things, 30)
     left = tick(connection, DEFAULT_SCOPE)
     stage_rows(connection, things, 30)
-    assert streamer._publisher is not None
-    streamer._publisher.ends.advance_target(left.tails)
+    streamer.opened().publisher.ends.advance_target(left.tails)
 
     with capture_logs() as logs:
         assert streamer.round().added == 60
@@ -128,8 +128,7 @@ def test_a_lost_reply_does_not_double_a_record(
     streamer.drain()
     before = logged(things)
 
-    assert streamer._publisher is not None
-    resent = streamer._publisher.resend(40)
+    resent = streamer.opened().publisher.resend(40)
 
     assert (resent.added, resent.known > 0) == (0, True)
     assert logged(things) == before
@@ -331,13 +330,13 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
     connection: Connection,
     database_url: str,
     redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     seconds: float,
     tails: set[int],
 ) -> None:
     """Busy shards do not starve the others; while there is time, the round continues."""
-    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", seconds)
-    monkeypatch.setattr("penstock.streaming.unpublished.PACKED_RECORDS", 50)
+    set_constants("streaming.publisher", ROUND_S=seconds)
+    set_constants("streaming.unpublished", PACKED_RECORDS=50)
     many = Log("many", shards=64, keep=timedelta(hours=1))
     streamer = Streamer(Pipeline([many]), database_url, redis_url)
     try:
@@ -347,9 +346,8 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
             "SELECT 'many', shard, 'k', 'a', 'o', '1' FROM generate_series(0, 63) shard, generate_series(1, 51)"
         )
         streamer.round()
-        assert streamer._publisher is not None
 
-        assert {streamer._publisher.tails[shard] for shard in many.shard_names} == tails
+        assert {streamer.opened().publisher.tails[shard] for shard in many.shard_names} == tails
     finally:
         streamer.close()
 
@@ -378,9 +376,8 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
 ) -> None:
     """The streamer neither spins, waiting for records that never come, nor goes on as if nothing had been."""
     streamer.drain()
-    assert streamer._publisher is not None
     stage_rows(connection, things, 20)
-    streamer._publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+    streamer.opened().publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
     connection.execute("DELETE FROM penstock.journal")
     with capture_logs() as logs:
         done = [streamer.round() for _ in range(3)]

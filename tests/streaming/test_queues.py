@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.clients import RedisClient, connect_redis
-from fixtures.crash_points import QUEUE_CRASH_POINTS
+from fixtures.constants import SetConstants
+from fixtures.crash_points import QUEUE_CRASH_POINTS, Killed, at_crash_points
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
 from penstock.clients import FairQueue, Lease
@@ -656,10 +657,6 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
     assert worker.work() == [*range(len(headers))]
 
 
-class Killed(BaseException):
-    """Ends a streamer as a kill does: nothing of it runs afterwards."""
-
-
 @pytest.mark.parametrize("passing", [1, 3])
 @pytest.mark.parametrize(
     "point", ["publisher.before_append", "publisher.after_append", *QUEUE_CRASH_POINTS, "retention.before_commit"]
@@ -688,8 +685,7 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
             settle_down(streamer)
 
     worker.queue.limit("full", TenantLimits(bytes=40))
-    install_crashpoint(strike)
-    try:
+    with at_crash_points(strike):
         for start in range(0, 40, 20):
             put(*range(start, start + 5))
             put(*range(start + 5, start + 10), tenant="full")
@@ -700,8 +696,6 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
             except Killed:
                 stream()
             worker.work()
-    finally:
-        install_crashpoint(None)
     for _ in range(3):
         stream()
         worker.work()
@@ -719,7 +713,7 @@ def test_a_streamer_of_an_older_epoch_writes_nothing(
     redis_client.set("penstock:{jobs/0}:epoch", 2)
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
     with pytest.raises(Fenced):
-        streamer._publisher.maintain_queues()  # type: ignore[union-attr]  # it has started
+        streamer.opened().publisher.maintain_queues()
     put(2)
     with pytest.raises((Fenced, HistoryDiverged)):
         streamer.drain()
@@ -734,7 +728,7 @@ def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
         redis_client.set(f"penstock:{{jobs/0}}:s{number}", "somebody's")
     put(1)
     streamer.round()
-    assert isinstance(streamer._unusable.first_error, QueueDamaged)
+    assert isinstance(streamer.opened().publisher.unusable.first_error, QueueDamaged)
 
     for number in range(16):
         redis_client.delete(f"penstock:{{jobs/0}}:s{number}")
@@ -787,12 +781,12 @@ def test_what_is_due_is_found_by_its_index_however_much_waits(connection: Connec
 
 
 def test_large_records_that_wait_are_fed_in_small_batches(
-    put: Put, streamer: Streamer, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    put: Put, streamer: Streamer, worker: Worker, set_constants: SetConstants
 ) -> None:
     worker.queue.limit("a", TenantLimits(bytes=1))
     put(*range(30))
     put(*range(30, 60), delay=7200, tenant="b")
-    monkeypatch.setattr("penstock.streaming.queues.BATCH_BYTES", 1)
+    set_constants("streaming.unpublished", BATCH_BYTES=1)
     streamer.drain()
     worker.queue.limit("a", None)
     worker.connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL")

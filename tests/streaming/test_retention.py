@@ -9,6 +9,7 @@ from time import monotonic
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
@@ -20,11 +21,7 @@ from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
 
-
-@pytest.fixture
-def things() -> Log:
-    """A channel with `keep` zero."""
-    return Log("things", shards=2, keep=timedelta(0))
+pytestmark = pytest.mark.things(keep=timedelta(0))
 
 
 @pytest.fixture
@@ -81,16 +78,14 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
 
 
 def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_shards(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, monkeypatch: pytest.MonkeyPatch
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, set_constants: SetConstants
 ) -> None:
     """Producers wait for one short transaction at most, and no shard waits for all of another's records."""
-    monkeypatch.setattr("penstock.streaming.retention.RECORDS_PER_TRANSACTION", 30)
-    monkeypatch.setattr("penstock.streaming.retention.RETAIN_EVERY_S", inf)
+    set_constants("streaming.retention", RECORDS_PER_TRANSACTION=30, RETAIN_EVERY_S=inf)
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.drain()
-    assert streamer._publisher is not None
-    tails = streamer._publisher.tails
+    tails = streamer.opened().publisher.tails
     seen = [staged_count(connection)]
     rounds: list[Retained] = []
     left = things.shard_names
@@ -131,13 +126,13 @@ def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
 
 
 def test_retention_pauses_once_it_has_gone_through_all_shards_however_slow_it_is(
-    streamer: Streamer, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+    streamer: Streamer, connection: Connection, things: Log, set_constants: SetConstants
 ) -> None:
     """Otherwise every round of a streamer with many shards would retain."""
-    monkeypatch.setattr("penstock.streaming.retention.RETAIN_S", 0.0)
+    set_constants("streaming.retention", RETAIN_S=0.0)
     streamer.open()
     rounds = 0
-    while streamer._upkeep.retain_at == 0.0:
+    while streamer.upkeep.retain_at == 0.0:
         streamer.round()
         rounds += 1
 

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from fixtures.command_line import CommandLine
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from penstock import Job, Log, Pipeline, Queue, Unique
 from penstock.database.connections import Connection, connect_postgres
@@ -194,12 +195,12 @@ def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks
     database_url: str,
     redis_url: str,
     redis_client: redis.Redis,
+    set_constants: SetConstants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four streamers, whose sessions are ended all the time; slots of a second each have been missed.  What decides is Postgres' clock."""
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
-    monkeypatch.setattr("penstock.declaring.schedules.MAX_AT_ONCE", 40)
-    monkeypatch.setattr("penstock.declaring.schedules.MAX_CATCH_UP", 20_000)
+    set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
+    set_constants("declaring.schedules", MAX_AT_ONCE=40, MAX_CATCH_UP=20_000)
     for module in ("declaring.schedules", "declaring.cron_times", "streaming.scheduler"):
         monkeypatch.setattr(f"penstock.{module}.datetime", WrongClock)
     monkeypatch.setattr("time.time", lambda: WrongClock.now().timestamp())
@@ -436,14 +437,14 @@ def test_a_name_that_another_service_has_declared_is_found_and_said_once(
     database_url: str,
     redis_url: str,
     redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
     mine, other = declare(), declare(**options)
     with Streamer(mine, database_url, redis_url), Streamer(other, database_url, redis_url), capture_logs() as logged:
         scheduler = Scheduler(mine)
         scheduler.stage_due(connection)
         assert logged == [], "it may be a deploy"
-        monkeypatch.setattr("penstock.streaming.scheduler.LATE_S", 0)
+        set_constants("declaring.schedules", LATE_S=0)
         scheduler.stage_due(connection)
         scheduler.stage_due(connection)
 

@@ -5,13 +5,16 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from itertools import chain
+from typing import Any, Self
 
+import psycopg
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline, Queue
@@ -26,6 +29,8 @@ from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.streaming.share import parse_share
 from penstock.testing import eventually
 
+pytestmark = [pytest.mark.things(shards=4), pytest.mark.channels("things", Queue("jobs", shards=4))]
+
 Start = Callable[[str], Streamer]
 
 MANY = 5 * MAX_INLINE_RECORDS
@@ -35,16 +40,6 @@ STAGE_JOBS = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'jobs', shard, 'tenant', 'send', 'mail', '{}' FROM generate_series(0, 3) AS shard
 """
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=4, keep=timedelta(hours=1))
-
-
-@pytest.fixture
-def flow(things: Log) -> Pipeline:
-    return Pipeline([things, Queue("jobs", shards=4)])
 
 
 @pytest.fixture
@@ -60,11 +55,10 @@ def start(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(set_constants: SetConstants) -> None:
     """Stalled work is taken over within a tenth of a second."""
-    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 0.1)
-    monkeypatch.setattr("penstock.streaming.share.STEP_S", 0.1)
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.02)
+    set_constants("streaming.share", TAKEOVER_S=0.1, STEP_S=0.1)
+    set_constants("streaming.streamer", REFRESH_EVERY_S=0.02)
 
 
 def lengths(log: Mapping[ShardName, list[Record]]) -> list[int]:
@@ -151,22 +145,30 @@ def test_an_idle_part_asks_postgres_once_a_round_and_redis_nothing(
     stage_rows(connection, things, 20)
     first.round()
     second.round()
+    sent: list[object] = []
+
+    class Counting(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *given: Any, **options: Any) -> Self:
+            sent.append(query)
+            return super().execute(query, *given, **options)
+
+    second.opened().connection.cursor_factory = Counting
     before = redis_client.info("stats")["total_commands_processed"]
     for _ in range(20):
         second.stream()
     assert redis_client.info("stats")["total_commands_processed"] == before + 1  # this one
+    assert len(sent) == 20
 
 
 def test_tails_are_not_read_after_every_tick(
-    start: Start, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+    start: Start, connection: Connection, things: Log, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many shards that takes long, and most small ticks leave nothing to publish."""
-    monkeypatch.setattr("penstock.streaming.streamer.TAILS_PAUSE", 1e6)
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 1e6)
+    set_constants("streaming.streamer", TAILS_PAUSE=1e6, REFRESH_EVERY_S=1e6)
     first, second = start("1/2"), start("2/2")
     second.round()
     read = list[None]()
-    monkeypatch.setattr(second._opened()[2].ends, "read", lambda _: read.append(None))
+    monkeypatch.setattr(second.opened().publisher.ends, "read", lambda _: read.append(None))
     for number in range(10):
         stage_rows(connection, things, 1, f"{number} ")
         first.round()
@@ -181,9 +183,9 @@ def test_the_inline_engine_streams_the_share_that_it_is_given(
     connection: Connection,
     things: Log,
     logged: ReadLog,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 600.0)
+    set_constants("streaming.share", TAKEOVER_S=600.0)
     run = partial(inline.run, flow, database_url, redis_url, share=Share(1, 2))
     with running(lambda stop: run(stop=stop)):
         stage_rows(connection, things, 1)
@@ -228,7 +230,7 @@ def test_sending_records_again_gives_no_shard_back(
     with capture_logs() as logs:
         stage_rows(connection, things, MANY)
         eventually(lambda: first.round().idle and count(logged(things)) == MANY, "all is published")
-        first._opened()[2].resend(5)
+        first.opened().publisher.resend(5)
     assert "giving back a shard" not in [e["event"] for e in logs]
 
 
@@ -254,11 +256,11 @@ def test_without_the_streamer_that_sequences_another_ticks_until_it_is_back(
 
 
 def test_a_streamer_that_moves_its_shards_is_left_alone_however_large_its_backlog(
-    start: Start, connection: Connection, things: Log, monkeypatch: pytest.MonkeyPatch
+    start: Start, connection: Connection, things: Log, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.share.TAKEOVER_S", 0.05)
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
-    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 0.0)
+    set_constants("streaming.share", TAKEOVER_S=0.05)
+    set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
+    set_constants("streaming.publisher", ROUND_S=0.0)
     first, second = start("1/2"), start("2/2")
     stage_rows(connection, things, 20_000)
     rounds = 1
@@ -272,10 +274,10 @@ def test_a_streamer_that_moves_its_shards_is_left_alone_however_large_its_backlo
 
 
 def test_jobs_of_a_missing_streamer_are_fed_now_and_then(
-    start: Start, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    start: Start, connection: Connection, set_constants: SetConstants
 ) -> None:
     """Jobs that are due move no log, so nobody could see that they wait."""
-    monkeypatch.setattr("penstock.streaming.queues.MAINTAIN_S", 60.0)
+    set_constants("streaming.queues", MAINTAIN_S=60.0)
     first = start("1/2")
     connection.execute(STAGE_JOBS)
     first.round()
@@ -327,11 +329,11 @@ def test_a_stopped_shard_that_another_streamer_has_noted_stays_noted(
     second.refresh()
     assert stopped_shards(connection, redis_client) == ["things/1"]
 
-    first._unusable.check_now()
-    first._upkeep.reopen()
-    first._upkeep.note_faults(connection, first._opened()[2], sequences=True)
+    first.opened().publisher.unusable.check_now()
+    first.upkeep.reopen()
+    first.upkeep.note_faults(connection, first.opened().publisher, sequences=True)
     assert stopped_shards(connection, redis_client) == ["things/1"]
-    second._unusable.check_now()
+    second.opened().publisher.unusable.check_now()
     redis_client.delete(stream)
     for streamer in (second, second):
         refresh_now(streamer)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.database import transactions
@@ -21,6 +22,8 @@ from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer, tick
 from penstock.streaming.tick_slices import Slices
 from penstock.testing import eventually
+
+pytestmark = pytest.mark.things(shards=1)
 
 KEYS = 4
 
@@ -39,11 +42,6 @@ CROSS JOIN LATERAL unnest(j.record_ids) WITH ORDINALITY AS n (id, position)
 JOIN penstock.staged_records r ON r.id = n.id
 GROUP BY r.key
 """
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1)
 
 
 @pytest.fixture
@@ -196,11 +194,11 @@ def test_a_slice_after_another_sequencers_tick_does_nothing(
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+def limit(set_constants: SetConstants) -> Iterator[Callable[[float], None]]:
     """Sets the longest duration of a worker's statement."""
 
     def set_limit(seconds: float) -> None:
-        monkeypatch.setattr(transactions, "REPLY_TIMEOUT_S", seconds)
+        set_constants("database.transactions", REPLY_TIMEOUT_S=seconds)
         transactions.own_settings.cache_clear()
 
     yield set_limit
@@ -265,10 +263,10 @@ REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION limit_ticks
 
 @pytest.mark.parametrize("act", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
-    flow: Pipeline, connection: Connection, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, act: str
+    flow: Pipeline, connection: Connection, database_url: str, redis_url: str, set_constants: SetConstants, act: str
 ) -> None:
     """Guarantee 13: as by a proxy with a time limit, or a server that ran out of memory."""
-    monkeypatch.setattr("penstock.streaming.tick_slices.MAX_RECORDS", 50_000)
+    set_constants("streaming.tick_slices", MAX_RECORDS=50_000)
     stage_many(connection, 100, 1000)
     connection.execute(LIMIT.format(act=act).encode())
     with running(Streamer(flow, database_url, redis_url).run):

@@ -9,6 +9,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, drop_limits, running
 from fixtures.intervals import refresh_now
 from penstock import Ick, Log, Pipeline
@@ -18,10 +19,13 @@ from penstock.database.connections import Connection
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
-from penstock.records import DEFAULT_SCOPE, Offset, ShardName
+from penstock.records import DEFAULT_SCOPE, Offset, Shard, ShardName
 from penstock.streaming import Streamer, tick
 
-pytestmark = pytest.mark.plain_entries
+pytestmark = [
+    pytest.mark.things(entries="plain"),
+    pytest.mark.channels("things", Ick("index", shards=2, keep=timedelta(0))),
+]
 
 LOG_KEY, EPOCH_KEY = "penstock:{things/0}:log", "penstock:{things/0}:epoch"
 INSERT = """
@@ -30,11 +34,6 @@ VALUES (%(channel)s, %(shard)s, 'k', 'update', 'thing', %(data)s::jsonb)
 """
 
 Harm = Callable[[Connection, redis.Redis], object]
-
-
-@pytest.fixture
-def flow(things: Log) -> Pipeline:
-    return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
 
 
 @pytest.fixture(autouse=True)
@@ -179,8 +178,7 @@ def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
             refresh_now(streamer)
         streamer.round()
 
-    assert streamer._publisher is not None
-    tails = {str(name): tail for name, tail in streamer._publisher.tails.items()}
+    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.items()}
     assert {name: tail for name, tail in tails.items() if name != shard} == dict.fromkeys(
         {"things/0", "things/1", "index/0", "index/1"} - {shard}, 8
     )
@@ -201,10 +199,10 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     redis_client: redis.Redis,
     things: Log,
     logged: ReadLog,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     harm: Harm,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.tails.RETRY_EVERY_S", 0.0)
+    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
     stage(connection)
     streamer.drain()
     harm(connection, redis_client)
@@ -288,9 +286,9 @@ BETWEEN_STREAMERS = (delete_hole, delete_record, spoil_record)
 """A streamer at work would have published these records before they are harmed."""
 
 
-def measure_p99(streamer: Streamer, connection: Connection, client: redis.Redis) -> float:
+def measure_p99(connection: Connection, client: redis.Redis) -> float:
     """The 99th percentile from COMMIT to the log in things/1, in milliseconds, while both shards get records."""
-    other = ShardName("things", streamer._pipeline.channels["things"].shard_names[1].shard)
+    other = ShardName("things", Shard(1))
     after = streamer_tail(connection, other)
     took: list[float] = []
     end = monotonic() + SECONDS
@@ -334,15 +332,15 @@ def test_a_bad_shard_does_not_slow_the_others(
     with running(streamer.run):
         stage(connection)
         sleep(1)
-        calm = measure_p99(streamer, connection, redis_client)
+        calm = measure_p99(connection, redis_client)
         if harm not in BETWEEN_STREAMERS:
             harm(connection, redis_client)
-            hurt = measure_p99(streamer, connection, redis_client)
+            hurt = measure_p99(connection, redis_client)
     if harm in BETWEEN_STREAMERS:
         harm(connection, redis_client)
         with running(streamer.run):
             sleep(1)
-            hurt = measure_p99(streamer, connection, redis_client)
+            hurt = measure_p99(connection, redis_client)
 
     record_property("p99 ratio", hurt / calm)
     assert [str(each.shard) for each in status(connection, redis_client).faults.stopped] == [shard]

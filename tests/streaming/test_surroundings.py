@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restore_data
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
@@ -91,13 +92,11 @@ def test_nothing_depends_on_the_state_of_a_session(
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
-        assert streamer._connection is not None
-        psycopg.Cursor(streamer._connection).execute("DISCARD ALL")
+        psycopg.Cursor(streamer.opened().connection).execute("DISCARD ALL")
     streamer.drain()
     worker.drain()
 
-    assert streamer._connection is not None
-    prepared = streamer._connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+    prepared = streamer.opened().connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
     streamer.close()
     worker.close()
     assert prepared == (0,)
@@ -140,10 +139,10 @@ def test_wrong_clocks_change_neither_order_nor_number(
 
 
 def test_a_hot_key_holds_up_only_its_own_shard(
-    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, monkeypatch: pytest.MonkeyPatch
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, set_constants: SetConstants
 ) -> None:
     """Guarantee 24: every round, however short, sends a batch of every shard."""
-    monkeypatch.setattr("penstock.streaming.publisher.ROUND_S", 0.0)
+    set_constants("streaming.publisher", ROUND_S=0.0)
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', CASE WHEN i <= 20000 THEN 0 ELSE 1 END, 'k', 'update', 'thing', '{}' "

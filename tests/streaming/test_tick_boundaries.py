@@ -2,21 +2,18 @@
 
 import pytest
 
+from fixtures.crash_points import at_crash_points
 from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.observer import install_crashpoint
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
 
+pytestmark = pytest.mark.things(shards=1)
+
 ARRAY_BITS = 20
 """A tick has an array of ids for each 2^20 of them."""
-
-
-@pytest.fixture
-def things() -> Log:
-    return Log("things", shards=1)
 
 
 def journaled(connection: Connection) -> list[int]:
@@ -85,11 +82,8 @@ def test_nothing_reaches_redis_before_the_tick_is_committed(
             visible.append((held, len(journaled(other))))
 
     stage_rows(connection, things, 3)
-    install_crashpoint(compare)
-    try:
+    with at_crash_points(compare):
         streamer.round()
-    finally:
-        install_crashpoint(None)
 
     assert (3, 3) in visible
     assert all(held <= sequenced for held, sequenced in visible)

@@ -8,15 +8,19 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, entry_of_a_record, retain_now, stage_rows
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log
 from penstock.clients import DirtyList, repair
 from penstock.database.connections import Connection
 from penstock.errors import DamagedIck, Fenced, ForeignLog, HistoryDiverged, PenstockError
 from penstock.records import Offset
 from penstock.streaming import RoundResult, Streamer
 
-pytestmark = pytest.mark.plain_entries
+pytestmark = [
+    pytest.mark.things(entries="plain"),
+    pytest.mark.channels("things", Ick("index", shards=2, keep=timedelta(0))),
+]
 
 MARK = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
@@ -28,14 +32,9 @@ Harm = Callable[[redis.Redis], object]
 
 
 @pytest.fixture
-def flow(things: Log) -> Pipeline:
-    return Pipeline([things, Ick("index", shards=2, keep=timedelta(0))])
-
-
-@pytest.fixture
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.streaming.tails.RETRY_EVERY_S", 0.0)
-    monkeypatch.setattr("penstock.streaming.streamer.REFRESH_EVERY_S", 0.0)
+def _retry_at_once(set_constants: SetConstants) -> None:
+    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
 
 
 def damage_ick(client: redis.Redis) -> None:
@@ -105,8 +104,7 @@ def test_one_unusable_shard_is_named_and_the_others_flow(
     with capture_logs() as logs:
         done = rounds(streamer)
 
-    assert streamer._publisher is not None
-    tails = {str(name): tail for name, tail in streamer._publisher.tails.items()}
+    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.items()}
     ends = connection.execute("SELECT channel, shard, max(last_offset) FROM penstock.journal GROUP BY 1, 2")  # fmt: skip
     expected = {f"{channel}/{number}": end for channel, number, end in ends}
     assert len(expected) == 4
@@ -182,11 +180,11 @@ def test_an_unusable_shard_is_logged_once_and_then_at_intervals(
     connection: Connection,
     redis_client: redis.Redis,
     things: Log,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
     log_every_s: float,
     lines: int,
 ) -> None:
-    monkeypatch.setattr("penstock.streaming.tails.LOG_EVERY_S", log_every_s)
+    set_constants("streaming.tails", LOG_EVERY_S=log_every_s)
     damage_ick(redis_client)
     stage(connection, things)
 

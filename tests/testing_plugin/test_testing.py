@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
+from fixtures.constants import SetConstants
 from penstock import Ick, Log, Pipeline, Snooze, mark_dirty, stage
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
@@ -295,9 +296,9 @@ def test_handlers_that_stage_without_end_are_stopped(
     rides: Log,
     database_url: str,
     redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    set_constants: SetConstants,
 ) -> None:
-    monkeypatch.setattr("penstock.testing.draining.MAX_ROUNDS", 3)
+    set_constants("testing.draining", MAX_ROUNDS=3)
     pipeline.stages(Ride, to=rides, key="id")
 
     @pipeline.consumer(reads=rides, each=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.verifying import Verify, only
 from penstock import Log, Pipeline
@@ -16,7 +17,6 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer, tick
-from penstock.verifying import bounds, verification
 from penstock.verifying.comparing import FindingKind, VerificationRange
 from penstock.verifying.verification import OFFSETS_A_READ, offsets_a_read
 
@@ -82,23 +82,23 @@ def test_a_sound_system_has_no_findings(consumed: Connection, verified: Verify) 
 
 
 def test_the_size_of_reads_does_not_affect_the_result(
-    consumed: Connection, verified: Verify, monkeypatch: pytest.MonkeyPatch
+    consumed: Connection, verified: Verify, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(verification, "OFFSETS_A_READ", 7)
+    set_constants("verifying.verification", OFFSETS_A_READ=7)
     done = verified()
 
     assert (done.clean, done.records) == (True, 200)
 
 
 def test_a_batch_may_be_read_in_parts(
-    connection: Connection, verified: Verify, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, verified: Verify, database_url: str, redis_url: str, set_constants: SetConstants
 ) -> None:
     """It is in the log by the offset of its last record, which may be beyond what is read."""
     packed = Log("packed", shards=1)
     stage_rows(connection, packed, 50)
     with Streamer(Pipeline([packed]), database_url, redis_url) as streaming:
         streaming.drain()
-    monkeypatch.setattr(verification, "OFFSETS_A_READ", 7)
+    set_constants("verifying.verification", OFFSETS_A_READ=7)
     done = verified()
 
     assert (done.findings, done.records) == ([], 50)
@@ -304,9 +304,9 @@ def test_a_committed_record_without_an_offset_is_overlooked(consumed: Connection
 
 
 def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
-    consumed: Connection, verified: Verify, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    consumed: Connection, verified: Verify, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
+    set_constants("verifying.bounds", CATCH_UP_TIMEOUT_S=0.2)
     end = journal_end(consumed)
     [(before,)] = consumed.execute('SELECT "offset" FROM penstock.checkpoints WHERE shard = 0').fetchall()
     consumed.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 0', (end + 1,))

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
-from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
+from fixtures.constants import SetConstants
+from fixtures.dirty import declare_index, mark_changed
 from fixtures.flow import stage_rows
 from fixtures.spark import IN_SESSION
 from fixtures.topologies import Cluster
@@ -20,17 +21,12 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.testing import eventually
-from penstock.verifying import bounds
 from penstock.verifying.comparing import FindingKind
 from penstock.verifying.verification import Examiner, InlineExaminer, verify
 
+pytestmark = pytest.mark.things(keep=timedelta(seconds=3))
+
 LOG = "penstock:{things/0}:log"
-
-
-@pytest.fixture
-def things() -> Log:
-    """A log that keeps records for three seconds."""
-    return Log("things", shards=2, keep=timedelta(seconds=3))
 
 
 @pytest.fixture
@@ -44,12 +40,6 @@ def flow(things: Log, index: Ick) -> Pipeline:
     pipeline = Pipeline([things, index])
     declare_index(pipeline, index)
     return pipeline
-
-
-@pytest.fixture
-def documents(connection: Connection) -> Connection:
-    connection.execute(DOCUMENTS)
-    return connection
 
 
 @pytest.fixture
@@ -92,9 +82,9 @@ def test_members_that_are_not_marked_yet_count_as_unpublished(marked: Connection
 
 
 def test_a_deleted_ick_that_is_not_refilled_is_named(
-    marked: Connection, verified: Verify, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    marked: Connection, verified: Verify, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(bounds, "CATCH_UP_TIMEOUT_S", 0.2)
+    set_constants("verifying.bounds", CATCH_UP_TIMEOUT_S=0.2)
     [(passed,)] = marked.execute('SELECT "offset" FROM penstock.checkpoints WHERE shard = 0').fetchall()
     DirtyList(redis_client, "penstock:{index/0}:ick").delete()
     done = verified()
@@ -126,15 +116,10 @@ def test_a_log_on_a_cluster_is_read_and_compared(
 
 @pytest.fixture
 def at_work(
-    documents: Connection,
-    flow: Pipeline,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    documents: Connection, flow: Pipeline, things: Log, database_url: str, redis_url: str, set_constants: SetConstants
 ) -> Iterator[Callable[[], int]]:
     """Runs producers, a streamer, three consumers and continuous retention; its value returns the number of records removed."""
-    monkeypatch.setattr("penstock.streaming.retention.RETAIN_EVERY_S", 0.0)
+    set_constants("streaming.retention", RETAIN_EVERY_S=0.0)
     for name in ("one", "two"):
 
         @flow.consumer(reads=things, name=name, batch=50)

@@ -46,6 +46,7 @@ class EmbeddedServer(Stoppable):
     Attributes:
         directory: Holds data, log, lock and URL.  Created if missing.
         log: The server's output.
+        account: Runs the server; None is our own.
     """
 
     product: ClassVar[str]
@@ -57,7 +58,7 @@ class EmbeddedServer(Stoppable):
     def __init__(self, directory: Path, account: Account | None = None) -> None:
         self.directory = directory.absolute()
         self.log = self.directory / f"{self.product.lower()}.log"
-        self._account = account
+        self.account = account
         self._lock = DirectoryLock(self.directory / "lock")
         self._process: OwnedProcess | None = None
         self._sockets: Path | None = None
@@ -134,14 +135,14 @@ class EmbeddedServer(Stoppable):
 
     def _start(self, lock: int) -> None:
         if self._sockets is None:
-            self._sockets = private_socket_directory(self, self._account)
+            self._sockets = private_socket_directory(self, self.account)
         self._process = OwnedProcess(
             self._command(self._sockets),
             log=self.log,
             lock=lock,
             last_signal=self.guard_signal,
             sockets=self._sockets,
-            account=self._account,
+            account=self.account,
         )
         self._wait_until_ready()
         self._set_up()

@@ -48,7 +48,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     It listens on a Unix socket in a directory that only its owner can enter, and on loopback with a password.
 
-    The settings override the defaults and whatever ``ALTER SYSTEM`` has stored.  ``postgres`` and ``initdb`` are the wheel's
+    The ``settings`` override the defaults and whatever ``ALTER SYSTEM`` has stored.  ``postgres`` and ``initdb`` are the wheel's
     unless there is a directory ``binaries``.
     """
 
@@ -61,9 +61,9 @@ class EmbeddedPostgres(EmbeddedServer):
         self, directory: Path, *, settings: Mapping[str, str] = MappingProxyType({}), binaries: Path | None = None
     ) -> None:
         super().__init__(directory, account_for_postgres())
-        self._settings = {**DEFAULT_SETTINGS, **settings}
+        self.settings = {**DEFAULT_SETTINGS, **settings}
         self._binaries = binaries
-        self._port = 0
+        self.port = 0
 
     @property
     def url(self) -> str:
@@ -73,11 +73,11 @@ class EmbeddedPostgres(EmbeddedServer):
     @property
     def tcp_url(self) -> str:
         """URL of the same database through loopback, for a client such as a proxy."""
-        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self._port}/{DATABASE}"
+        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{DATABASE}"
 
     def database_url(self, name: str) -> str:
         """URL of any database of this server, through the socket."""
-        return f"postgresql://{USER}@/{name}?host={self._socket_directory()}&port={self._port}"
+        return f"postgresql://{USER}@/{name}?host={self._socket_directory()}&port={self.port}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
         """Create a database, empty or as a copy of ``template``, and return its URL."""
@@ -97,17 +97,17 @@ class EmbeddedPostgres(EmbeddedServer):
             shutil.rmtree(elsewhere, ignore_errors=True)
 
     def _command(self, sockets: Path) -> Sequence[str | Path]:
-        binaries = self._binaries or postgres_binaries(self._account)
-        self._port = self._port or free_port()
+        binaries = self._binaries or postgres_binaries(self.account)
+        self.port = self.port or free_port()
         if not (self.data_directory / "PG_VERSION").exists():
             self._create_cluster(binaries)
         self._remove_stale_pid_file()
         settings = {
             "listen_addresses": "127.0.0.1",
-            "port": str(self._port),
+            "port": str(self.port),
             "unix_socket_directories": str(sockets),
             "unix_socket_permissions": "0700",
-            **self._settings,
+            **self.settings,
         }
         options = [f"--{name}={value}" for name, value in settings.items()]
         return [binaries / "postgres", "-D", self.data_directory, *options]
@@ -117,7 +117,7 @@ class EmbeddedPostgres(EmbeddedServer):
         place = self._place_for_data()
         fresh = place.with_name(f"data.new-{secrets.token_hex(4)}")
         fresh.mkdir(0o700)
-        hand_over(fresh, self._account)
+        hand_over(fresh, self.account)
         password = self._new_password()
         try:
             self._initdb(binaries, fresh, password)
@@ -130,7 +130,7 @@ class EmbeddedPostgres(EmbeddedServer):
     def _place_for_data(self) -> Path:
         """``data`` in our directory; if the server's account cannot reach that, a directory elsewhere and a link to it."""
         link = self.directory / "data"
-        if self._account is None or is_open(self.directory):
+        if self.account is None or is_open(self.directory):
             return link
         if link.is_symlink():
             link.unlink()
@@ -152,7 +152,7 @@ class EmbeddedPostgres(EmbeddedServer):
             text=True,
             cwd="/",
             env=environment(),
-            **account_options(self._account),
+            **account_options(self.account),
         )
         if done.returncode != 0:
             raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {done.stderr.strip()}")
@@ -163,7 +163,7 @@ class EmbeddedPostgres(EmbeddedServer):
         for_initdb = self._socket_directory() / "password"
         for path in (self.directory / "password", for_initdb):
             write_private(path, secret)
-        hand_over(for_initdb, self._account)
+        hand_over(for_initdb, self.account)
         return for_initdb
 
     def _password(self) -> str:

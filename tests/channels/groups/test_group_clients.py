@@ -1,7 +1,7 @@
 """Groups with asyncio, on a Cluster, with several shards, and as a user with few rights."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Timer
@@ -11,19 +11,14 @@ from typing import Any
 import pytest
 import redis
 
-from channels.groups.conftest import CURSOR, GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader, offsets
 from fixtures.clients import connect_redis
 from fixtures.roles import UrlFor
 from fixtures.topologies import Cluster
 from penstock import Log
 from penstock.clients import AsyncLogGroup, LogGroup
 from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
-from penstock.records import Record
 from penstock.testing import eventually
-
-
-def offsets(records: Sequence[Record]) -> list[int]:
-    return [record.offset for record in records]
 
 
 def is_waiting(client: redis.Redis, readers: int) -> bool:

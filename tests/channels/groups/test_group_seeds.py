@@ -9,15 +9,10 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from channels.groups.conftest import CURSOR, GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader, offsets, waiting
 from penstock.clients import LogGroup
 from penstock.errors import Gap, GroupLost
-from penstock.records import Record
 from penstock.testing import eventually
-
-
-def offsets(records: Sequence[Record]) -> list[int]:
-    return [record.offset for record in records]
 
 
 def test_the_next_reader_gets_the_records_that_follow(work: GroupedLog, reader: Reader) -> None:
@@ -183,10 +178,6 @@ def test_what_is_left_of_a_log_evicted_to_its_end_is_nothing(
     assert [(each.first, each.last) for each in group.read().missed] == [(2, 3)]
     work.append(1)
     assert offsets(group.read()) == [4]
-
-
-def waiting(client: redis.Redis) -> int:
-    return client.zcard(f"{CURSOR}:places")
 
 
 def read_waiting(readers: Sequence[LogGroup], client: redis.Redis, count: int) -> list[Any]:

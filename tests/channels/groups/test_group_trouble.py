@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from channels.groups.conftest import CURSOR, GroupedLog, Reader
+from channels.groups.conftest import CURSOR, GroupedLog, Reader, offsets, waiting
 from penstock.clients import LogWriter
 from penstock.clients.log import turns
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
-from penstock.records import Record
 from penstock.testing import eventually
 
 WAIT = """
@@ -24,14 +22,6 @@ import sys
 from penstock.clients import LogGroup
 LogGroup.connect(sys.argv[1], "work", "mailers").read(10, block_s=60)
 """
-
-
-def offsets(records: Sequence[Record]) -> list[int]:
-    return [record.offset for record in records]
-
-
-def waiting(client: redis.Redis) -> int:
-    return client.zcard(f"{CURSOR}:places")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from channels.groups.conftest import GroupedLog, Reader
+from fixtures.constants import SetConstants
 from fixtures.logs import Driven
 from penstock import Log
 from penstock.clients import AsyncLogGroup, AsyncLogReader, LogGroup, LogReader
-from penstock.clients.log import turns
 from penstock.errors import ForeignLog, InvalidLogCall
 
 MakeRead = Callable[..., Any]
@@ -68,9 +68,9 @@ def test_a_reader_of_a_name_may_read_a_part(resharded: GroupedLog, redis_url: st
 
 
 def test_a_group_that_reads_notices_that_the_log_is_resharded(
-    resharded: GroupedLog, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    resharded: GroupedLog, reader: Reader, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(turns, "CHECK_S", 0)
+    set_constants("clients.log.turns", CHECK_S=0)
     group = reader(shards=5)
     assert len(group.read()) == 3
     resharded.append(1, shard=5)

@@ -6,8 +6,9 @@ Each hazard has a pair of tests: it happens with the operations of Redis::Ick, a
 import pytest
 import redis
 
+from channels.ick.conftest import reserved
 from fixtures.redis_ick import RedisIck
-from penstock.clients import Busy, Committed, DirtyList, Reservation, Reservations, Superseded
+from penstock.clients import Busy, Committed, DirtyList, Reservations, Superseded
 
 KEY = "ride-index"
 
@@ -16,11 +17,6 @@ def everything(ick: DirtyList) -> set[bytes]:
     """All members: dirty, reserved or held."""
     keys = ick.keys
     return {member for key in (keys.dirty, keys.reserved, keys.held) for member in ick._client.zrange(key, 0, -1)}
-
-
-def reserved(answer: object) -> Reservation:
-    assert isinstance(answer, Reservation)
-    return answer
 
 
 @pytest.fixture

@@ -5,17 +5,13 @@ from typing import Any
 import pytest
 import redis
 
+from channels.ick.conftest import reserved
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.clients import Busy, Committed, DirtyList, Released, Reservation, Reservations, Superseded, repair
+from penstock.clients import Busy, Committed, DirtyList, Released, Reservations, Superseded, repair
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, ServerUnavailable
 
 KEY = "ride-index"
-
-
-def reserved(answer: object) -> Reservation:
-    assert isinstance(answer, Reservation)
-    return answer
 
 
 @pytest.fixture

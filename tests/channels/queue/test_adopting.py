@@ -6,12 +6,9 @@ from fixtures.clients import RedisClient
 from penstock.clients import FairQueue, PlainStream
 from penstock.errors import InvalidMessage
 
+pytestmark = pytest.mark.queue(name="receipts", streams=4)
+
 OLD, GROUP = "old-jobs", "workers"
-
-
-@pytest.fixture
-def queue(redis_client: RedisClient) -> FairQueue:
-    return FairQueue(redis_client, "receipts", streams=4)
 
 
 def plain(*, idle_s: float = 60.0) -> PlainStream:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from fixtures.constants import SetConstants
 from penstock.clients import AsyncFairQueue
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import StaleLease, TenantFull
@@ -60,7 +61,9 @@ def test_each_outcome(redis_url: str) -> None:
     asyncio.run(story())
 
 
-def test_a_reader_that_waits_is_woken_by_a_write(redis_url: str) -> None:
+def test_a_reader_that_waits_is_woken_by_a_write(redis_url: str, set_constants: SetConstants) -> None:
+    set_constants("clients.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)  # nobody polls before
+
     async def story() -> None:
         queue = AsyncFairQueue.connect(redis_url, "receipts")
         async with queue.reader() as reader:

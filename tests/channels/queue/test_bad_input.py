@@ -12,6 +12,8 @@ from penstock.declaring.kinds import shard_for_key
 from penstock.declaring.unique import TenantLimits, Unique
 from penstock.errors import DeclarationError, InvalidMessage, StaleLease, TenantFull
 
+pytestmark = pytest.mark.queue(streams=8, hand=2)
+
 MEBIBYTE = 1024 * 1024
 NAN, INF = float("nan"), float("inf")
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
@@ -55,11 +57,6 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("unique.window", {"unique": Unique("n", window=NAN)}),
     ("unique.window", {"unique": Unique("n", window=INF)}),
 ]
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs", streams=8, hand=2)
 
 
 @pytest.mark.parametrize(("field", "values"), BAD_FIELDS)

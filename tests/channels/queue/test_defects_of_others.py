@@ -11,22 +11,13 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
+from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queue_readers import finish_all, killed_after_reading
-from fixtures.queues import Probe
-from penstock.clients import FairQueue, Lease, QueueReader
+from fixtures.queues import Probe, crash, read_one
+from penstock.clients import FairQueue
 from penstock.errors import ServerUnavailable, StaleLease
 from penstock.testing import eventually
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs")
-
-
-def read_one(reader: QueueReader, block_s: float = 0.0) -> Lease:
-    [lease] = reader.read(block_s=block_s)
-    return lease
 
 
 def test_01_a_job_that_keeps_its_thread_busy_keeps_its_lease_and_a_hung_one_does_not(queue: FairQueue) -> None:
@@ -63,11 +54,9 @@ def test_02_a_reader_whose_connection_falls_silent_goes_on(
         reader.close()
 
 
-def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(
-    queue: FairQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(queue: FairQueue, set_constants: SetConstants) -> None:
     """BullMQ 2466: a wake-up depends on a marker.  Here a reader sleeps until the next is due, at most a second."""
-    monkeypatch.setattr("penstock.clients.queue.rounds.MAX_WAIT_S", 30)
+    set_constants("clients.queue.rounds", MAX_WAIT_S=30)
     began = monotonic()
     queue.write("t", "one", delay_s=0.2)
     with queue.reader() as reader:
@@ -165,7 +154,7 @@ def test_09_a_lease_that_has_ended_is_taken_up_by_a_reader_that_already_runs(que
     crashed = queue.reader(lease_s=0.4)
     began = monotonic()
     read_one(crashed)
-    crashed._heartbeat.stop()
+    crash(crashed)
     with queue.reader() as reader:
         lease = read_one(reader, block_s=30)
         assert 0.2 < monotonic() - began < 25
@@ -208,7 +197,7 @@ def test_11_a_job_that_kills_its_worker_is_dead_after_its_attempts(queue: FairQu
     for _ in range(3):
         crashed = queue.reader(lease_s=0.05, attempts=3)
         attempts.append(read_one(crashed, block_s=30).message.attempts)
-        crashed._heartbeat.stop()
+        crash(crashed)
     with queue.reader(attempts=3) as reader:
 
         def is_dead() -> bool:
@@ -230,7 +219,7 @@ def test_12_recovery_takes_a_lease_however_long_jobs_are(queue: FairQueue) -> No
     sleep(1.2)
     with queue.reader() as reader:
         assert reader.read() == []  # its heartbeat goes on
-        crashed._heartbeat.stop()
+        crash(crashed)
         began = monotonic()
         read_one(reader, block_s=30).done()
         assert monotonic() - began < 25

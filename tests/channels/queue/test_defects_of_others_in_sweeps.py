@@ -6,20 +6,10 @@ import pytest
 import redis
 
 from fixtures.queue_readers import finish_all, killed_after_reading
-from fixtures.queues import Given, Probe
+from fixtures.queues import Given, Probe, read_one
 from penstock.channels.queue import NewMessage
-from penstock.clients import FairQueue, Lease, QueueReader
+from penstock.clients import FairQueue
 from penstock.declaring.unique import Unique
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs")
-
-
-def read_one(reader: QueueReader, block_s: float = 0.0) -> Lease:
-    [lease] = reader.read(block_s=block_s)
-    return lease
 
 
 @pytest.mark.parametrize("end", ["done", "dead", "delete"])

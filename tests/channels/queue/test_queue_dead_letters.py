@@ -1,17 +1,11 @@
 """Dead letters of a queue: browsed in pages, and brought back."""
 
 import pytest
-import redis
 
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
 from penstock.declaring.unique import TenantLimits, Unique
 from penstock.errors import TenantFull
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs")
 
 
 def bury(queue: FairQueue, count: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from fixtures.clients import RedisClient, connect_redis
+from fixtures.queues import crash
 from fixtures.topologies import Cluster, Watched
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
@@ -49,7 +50,7 @@ def test_the_shards_of_a_queue_are_on_several_nodes_and_read_by_one_reader(
     assert len(ports) == 3
     crashed = queue.reader(lease_s=0.2)
     crashed.read(5)
-    crashed._heartbeat.stop()
+    crash(crashed)
     client.delete("penstock:{jobs/0}:q-ready")
     client.delete("penstock:{jobs/1}:q-meta")
 

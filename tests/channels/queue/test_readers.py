@@ -9,20 +9,15 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
+from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage, inspection
 from penstock.clients import FairQueue
-from penstock.clients.queue import queue_reader, rounds
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
 from penstock.testing import eventually
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs")
 
 
 def test_a_reader_that_ends_gives_unread_work_back_at_once(queue: FairQueue) -> None:
@@ -97,7 +92,7 @@ def test_confirming_extends_a_lease_of_which_half_is_over(queue: FairQueue, redi
     with queue.reader() as reader:
         [lease] = reader.read()
 
-        leases = f"{queue._shape.shards[0].keys.root}q-leases"
+        leases = "penstock:{jobs/0}:q-leases"
 
         def ends() -> float:
             return redis_client.zscore(leases, lease.message.id) or 0.0
@@ -136,12 +131,10 @@ def test_a_read_leases_no_more_than_it_returns_whatever_shards_have(redis_client
 
 
 def test_a_message_wakes_one_of_the_readers_that_wait(
-    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
     """So what one message costs does not depend on how many wait; without the polls, which do it a second."""
-    monkeypatch.setattr(rounds, "MAX_WAIT_S", 600.0)
-    monkeypatch.setattr(rounds, "SWEEP_EVERY_S", 600.0)
-    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 600.0)
+    set_constants("clients.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)
     done: SimpleQueue[str] = SimpleQueue()
     stop = threading.Event()
 
@@ -193,10 +186,8 @@ def test_a_take_whose_reply_was_lost_gives_nothing_that_another_reader_has_now(p
     assert probe.take(2, "one", request="one/0") == [second]
 
 
-def test_the_busiest_tenants_are_found_in_all_shards(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "TENANTS_A_CALL", 10)
+def test_the_busiest_tenants_are_found_in_all_shards(redis_client: redis.Redis, set_constants: SetConstants) -> None:
+    set_constants("channels.queue.inspection", TENANTS_A_CALL=10)
     queue = FairQueue(redis_client, "jobs", shards=2)
     queue.write_many([NewMessage(f"t{number}", "x") for number in range(1500) for _ in range(1 + (number < 3))])
     queue.limit("t1", TenantLimits(is_paused=True))
@@ -210,5 +201,5 @@ def test_the_busiest_tenants_are_found_in_all_shards(
     assert [each.tenant for each in busiest] == ["t0", "t1", "t2"]
     assert sum(each.waiting + each.in_flight for each in busiest) == 6
     assert busiest[1].state == "paused"
-    monkeypatch.setattr(inspection, "MAX_TENANTS", 100)
+    set_constants("channels.queue.inspection", MAX_TENANTS=100)
     assert not inspection.busiest_tenants(redis_client, "penstock", names, 3)[1]

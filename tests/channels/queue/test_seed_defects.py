@@ -11,24 +11,13 @@ from time import monotonic, sleep
 import pytest
 import redis
 
-from fixtures.queues import Probe
+from fixtures.queues import Probe, run_all
 from penstock.channels.queue import choose_hand
 from penstock.channels.scripts import as_text
 from penstock.clients import FairQueue, QueueReader
 from penstock.declaring.unique import TenantLimits
 
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs", streams=16, hand=2)
-
-
-def run_all(works: list[Callable[[], object]]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+pytestmark = pytest.mark.queue(streams=16, hand=2)
 
 
 @pytest.mark.parametrize("to", [1, 4, 7])

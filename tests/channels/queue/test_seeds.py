@@ -3,7 +3,6 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations
 from math import comb
 from time import monotonic
@@ -13,11 +12,13 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.queues import Probe, odds_of_sharing
+from fixtures.queues import Probe, odds_of_sharing, run_all
 from penstock.channels.queue import NewMessage, choose_hand
 from penstock.clients import FairQueue
 from penstock.declaring.unique import TenantLimits
 from penstock.testing import eventually
+
+pytestmark = pytest.mark.queue(streams=16, hand=2)
 
 VECTORS = {
     ("elephant", 16, 2): (0, 6),
@@ -29,11 +30,6 @@ VECTORS = {
     ("panda", 2, 1): (0,),
     ("giraffe", 2, 1): (0,),
 }
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis) -> FairQueue:
-    return FairQueue(redis_client, "jobs", streams=16, hand=2)
 
 
 @pytest.mark.parametrize(("tenant", "streams", "size"), VECTORS)
@@ -191,14 +187,6 @@ def test_groups_and_queues_are_made_by_many_at_once(redis_client: redis.Redis) -
     run_all([lambda number=number: work(number) for number in range(8)])  # type: ignore[misc]
     assert errors == []
     assert len(got) == len(set(got)) == 8
-
-
-def run_all(works: list[Callable[[], object]]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_the_oldest_age_counts_from_the_first_writing_and_not_what_is_not_due(probe: Probe) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from penstock.channels.routing import queue_keys
 from penstock.clients import AsyncFairQueue, FairQueue
-from penstock.clients.queue import rounds
 from penstock.errors import ForeignQueue, PenstockError
 from penstock.records import Shard, ShardName
 from penstock.testing import eventually
@@ -89,11 +89,10 @@ def test_the_messages_of_the_others_come_and_the_error_once_there_are_none(
 
 
 def test_the_shard_is_tried_again_and_its_error_is_noted_each_time(
-    face: Face, written: set[str], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    face: Face, written: set[str], redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
     assert written
-    monkeypatch.setattr(rounds, "UNUSABLE_PAUSE_S", 0.1)
-    monkeypatch.setattr(rounds, "MAX_WAIT_S", 0.1)
+    set_constants("clients.queue.rounds", MAX_WAIT_S=0.1, UNUSABLE_PAUSE_S=0.1)
     key = queue_keys("penstock", ShardName("jobs", Shard(BAD))).root + "q-waiting"
     redis_client.rename(key, "kept")
     redis_client.set(key, "somebody's")

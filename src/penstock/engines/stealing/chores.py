@@ -216,6 +216,10 @@ class Chores:
             raise
         return advisor
 
+    def close(self) -> None:
+        """Closes the connections of this thread; its next slice opens them again."""
+        self._tools().close()
+
     def do(self, step: Step) -> Outcome:
         """Does a slice with the tools of this thread."""
         tools = self._tools()
