@@ -10,6 +10,9 @@ UV = $(firstword $(wildcard $(BIN)/uv) uv)
 COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
+# Tests start Python a thousand times: without bytecode, each start compiles what it imports.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-spark storm lowest mutants bench lint pages picture site lock clean
 
@@ -25,13 +28,13 @@ demo: venv  ## watch records flow, break things, see them healed
 	@$(BIN)/penstock demo $(ARGS)
 
 test: venv  ## the tests, on real servers that they start themselves
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(PYTEST) -n 3 $(ARGS)
 
 test-spark: venv  ## those that need Spark: its engine, its sources, reconciling on it
-	@$(BIN)/python -m pytest -n 2 -m "spark and not chaos and not storm" $(ARGS)
+	@$(PYTEST) -n 2 -m "spark and not chaos and not storm" $(ARGS)
 
 storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
-	@$(BIN)/python -m pytest -m storm $(ARGS)
+	@$(PYTEST) -m storm $(ARGS)
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
 	@.ci/lowest $(ARGS)

@@ -26,6 +26,7 @@ OF_A_LOG = [
 ]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("table", "event"), OF_A_LOG)
 def test_no_statement_of_a_logs_worker_that_loses_ends_it(

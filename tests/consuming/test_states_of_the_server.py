@@ -21,7 +21,7 @@ from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.reader import ALL, Reader, apply, apply_all
 from fixtures.roles import UrlFor
 from penstock import Ick, Job, Log, Pipeline
-from penstock.consuming import WorkerSetup, delivery
+from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
@@ -34,7 +34,8 @@ from penstock.streaming.troubles import TroubleWatch
 from penstock.testing import eventually
 
 EFFECTS = table("effects", column("key"), schema="public")
-ATTEMPTS = delivery.MAX_WAITS_ALONE + 20
+WAITS_ALONE = 5
+ATTEMPTS = WAITS_ALONE + 20
 
 FAULTS: dict[str, tuple[str, str, str]] = {
     # the fault; its end; what the handler does beside its effect
@@ -109,6 +110,11 @@ OBJECTS = """
     GRANT ALL ON ALL TABLES IN SCHEMA app TO PUBLIC;
     GRANT ALL ON ALL SEQUENCES IN SCHEMA app TO PUBLIC;
 """
+
+
+@pytest.fixture(autouse=True)
+def _few_waits(set_constants: SetConstants) -> None:
+    set_constants("consuming.delivery", MAX_WAITS_ALONE=WAITS_ALONE)
 
 
 @pytest.fixture

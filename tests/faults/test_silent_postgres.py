@@ -27,7 +27,7 @@ from penstock.observing.probes import Probes
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-LIMIT_S = 1.0
+LIMIT_S = 0.4
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,7 @@ OF_A_QUEUE = [
 ]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("table", "event"), OF_A_QUEUE)
 def test_no_statement_of_a_queues_worker_that_loses_ends_it(

@@ -226,7 +226,7 @@ def after_each_call(monkeypatch: pytest.MonkeyPatch, do: Callable[[int], None]) 
         yield
 
 
-QUICK = {"a tenant in flight", "a key in flight", "a paused key", "a key's, set while it runs"}
+QUICK = {"a key in flight", "a key's, set while it runs"}
 """Cases that are tried under all harms each time; the others under the loss of everything."""
 
 
