@@ -80,8 +80,10 @@ def test_a_file_name_has_one_meaning() -> None:
     """A module of ``cli/commands`` has the name of its command; SQL that of the module that runs it."""
     files = {
         path.with_suffix("")
-        for path in PACKAGE.rglob("*.[ps][yq]*")
-        if path.stem not in NAMED_BY_WHAT_THEY_SERVE and path.parent.name != "commands"
+        for path in PACKAGE.rglob("*.*")
+        if path.suffix in {".py", ".sql"}
+        and path.stem not in NAMED_BY_WHAT_THEY_SERVE
+        and path.parent.name != "commands"
     }
     assert _twice((path.name, path) for path in sorted(files)) == {}
 

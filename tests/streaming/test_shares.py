@@ -5,9 +5,8 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from pathlib import Path
 
-import psycopg
 import pytest
 import redis
 from hypothesis import given
@@ -139,25 +138,21 @@ def test_a_small_tick_is_published_at_once_by_who_made_it(
 
 
 def test_an_idle_part_asks_postgres_once_a_round_and_redis_nothing(
-    start: Start, connection: Connection, redis_client: redis.Redis, things: Log
+    start: Start, connection: Connection, redis_client: redis.Redis, things: Log, tmp_path: Path
 ) -> None:
     first, second = start("1/2"), start("2/2")
     stage_rows(connection, things, 20)
     first.round()
     second.round()
-    sent: list[object] = []
-
-    class Counting(psycopg.Cursor[Any]):
-        def execute(self, query: Any, *given: Any, **options: Any) -> Self:
-            sent.append(query)
-            return super().execute(query, *given, **options)
-
-    second.opened().connection.cursor_factory = Counting
+    asked = second.opened().connection.pgconn
     before = redis_client.info("stats")["total_commands_processed"]
-    for _ in range(20):
-        second.stream()
+    with (tmp_path / "trace").open("wb") as trace:
+        asked.trace(trace.fileno())
+        for _ in range(20):
+            second.stream()
+        asked.untrace()
     assert redis_client.info("stats")["total_commands_processed"] == before + 1  # this one
-    assert len(sent) == 20
+    assert (tmp_path / "trace").read_text().count("ReadyForQuery") == 20
 
 
 def test_tails_are_not_read_after_every_tick(
