@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from itertools import count
 
 import pytest
 import redis
@@ -9,7 +10,8 @@ import redis
 from fixtures.command_line import CommandLine
 from fixtures.truth import TABLES, change, check_exact, declare_consumers
 from penstock import Ick, Log, Pipeline
-from penstock.consuming import WorkerSetup
+from penstock.channels.routing import log_keys
+from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
@@ -126,6 +128,35 @@ def test_a_halted_shard_keeps_the_new_shards_waiting(changed: Connection, databa
         worker.drain()
         assert shards_applied(changed) == {0, 1, 3}
 
+        changed.execute("UPDATE penstock.checkpoints SET halted = NULL")
+        worker.close()
+        worker.drain()
+        assert shards_applied(changed) == set(range(10))
+
+
+def test_a_shard_that_waits_is_left_alone_although_redis_has_lost_its_entries(
+    changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Its records come from the journal, as soon as it waits no more: draining ends before."""
+    flow = declare(4)
+    with (
+        Streamer(flow, database_url, redis_url) as streamer,
+        make_reader(flow, "one", database_url, redis_url) as worker,
+    ):
+        changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2")
+        for shards in (6, 3):
+            change(changed, KEYS, 4)
+            streamer.drain()
+            reshard(changed, "things", shards, apply=True)
+        for number in range(4, 10):
+            redis_client.xtrim(log_keys("penstock", ShardName("things", Shard(number))).stream, maxlen=0)
+        rounds = count()
+
+        def check(_: Consumed) -> None:
+            assert next(rounds) < 20, "it does not come to an end"
+
+        worker.drain(check)
+        assert shards_applied(changed) == {0, 1, 3}
         changed.execute("UPDATE penstock.checkpoints SET halted = NULL")
         worker.close()
         worker.drain()

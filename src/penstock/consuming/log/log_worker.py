@@ -274,10 +274,13 @@ class LogWorker(Worker[Placed]):
             for shard, at in self._positions.items()
             if shard not in standing or (shard in ends and ends[shard].tail <= at)
         }
+        now = monotonic()
         lost = {
             shard: Offset(end.tail + 1)
             for shard, end in ends.items()
-            if shard in standing and end.last <= self._positions[shard] < end.tail
+            if shard in standing
+            and self._rest_until.get(shard, 0.0) <= now
+            and end.last <= self._positions[shard] < end.tail
         }
         return transaction.read(partial(self._backfill, lost)) if lost else {}
 
