@@ -22,9 +22,11 @@ from fixtures.reader import ALL, Reader, apply, apply_all
 from fixtures.roles import UrlFor
 from penstock import Ick, Job, Log, Pipeline
 from penstock.consuming import WorkerSetup
+from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
+from penstock.database.registry import register_consumer
 from penstock.errors import PrivilegeMissing
 from penstock.observer import TroubleReport
 from penstock.operating.doctor.diagnosis import diagnose
@@ -171,6 +173,18 @@ def test_an_async_handler_waits_for_a_right(consumer_reader: Reader) -> None:
     consumer_reader.drain()
 
     assert (consumer_reader.effects(), consumer_reader.dead()) == (ALL, [])
+
+
+def test_a_shard_that_waits_for_one_thing_after_another_has_waited_since_the_first(reader: Reader) -> None:
+    reader.declare(apply)
+    consumer = reader.flow.get_consumer("reader")
+    register_consumer(reader.connection, reader.flow.scope, consumer)
+    checkpoints, times = Checkpoints(consumer, reader.flow.scope), []
+    for reason in ("a lock", "a table", None, "a lock"):
+        checkpoints.note_waiting(reader.connection, reader.channel.shard_names[0], reason)
+        times.append(reader.checkpoints("updated_at")[0])
+
+    assert times[0] == times[1] == times[2] < times[3]
 
 
 def test_status_doctor_log_and_trouble_say_what_is_waited_for(

@@ -19,7 +19,7 @@ from penstock.consuming import make_worker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
-from penstock.database.registry import register_consumer
+from penstock.database.registry import PauseKind, register_consumer
 from penstock.errors import Paused, Refused, Unknown
 from penstock.operating.consumers import rename, retire
 from penstock.operating.doctor.diagnosis import diagnose
@@ -121,9 +121,19 @@ def has_read(worker: Worker[Any]) -> bool:
     return bool(worker._halted)
 
 
-@pytest.mark.parametrize("name", ["totals", "search", "jobs"])
+@pytest.mark.parametrize(
+    ("name", "kind", "paused"),
+    [
+        ("totals", "consumer", "totals"),
+        ("totals", "channel", "things"),
+        ("search", "channel", "index"),
+        ("jobs", "consumer", "jobs"),
+    ],
+)
 def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterwards(
     name: str,
+    kind: PauseKind,
+    paused: str,
     workers: dict[str, Worker[Any]],
     streamer: Streamer,
     connection: Connection,
@@ -136,7 +146,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
         streamer.drain()
         eventually(lambda: applied().get(name) == 3, "the worker runs")
 
-        pause(connection, "consumer", name, reason="the mail server is being moved", by="ann")
+        pause(connection, kind, paused, reason="the mail server is being moved", by="ann")
         # The worker of a queue asks twice a second; the others with each transaction.
         eventually(lambda: name != "jobs" or has_read(workers[name]), "the worker has read it")
         stage(5)
@@ -147,7 +157,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
             assert rounds.acquire(timeout=60)
 
         assert applied()[name] == 3
-        resume(connection, "consumer", name)
+        resume(connection, kind, paused)
         eventually(lambda: applied()[name] == 8, "the worker goes on")
 
 
