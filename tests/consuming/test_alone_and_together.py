@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import Log, Pipeline
-from penstock.consuming.checkpoints import Checkpoint
+from penstock.consuming.checkpoints import Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import Delivered
 from penstock.consuming.log.offset_source import LogRecords
@@ -81,6 +81,39 @@ def test_a_shard_is_delivered_together_with_others_as_it_is_alone_or_not_at_all(
         assert is_left == ((name in HELD and not fits) or case in WITH_A_GAP), case
         if not is_left:
             assert seen(together, together.result[FIRST]) == seen(alone, alone.result), case
+
+
+@pytest.mark.parametrize("barrier", [None, AT + 1, AT + 2, AT + 3])
+def test_a_gap_is_filled_from_the_journal_up_to_a_barrier(
+    connection: Connection, reader: Any, barrier: int | None
+) -> None:
+    write_journal(connection, FIRST, "aaaaaaaa")
+    locked = {FIRST: make_checkpoint(barrier=barrier)}
+    delivered = LogRecords(reader, DEFAULT_SCOPE).plan(FIRST, [make_record(AT + 3)])(connection, locked).result
+
+    assert [record.offset for record in delivered.missing] == [AT + 1, AT + 2][: (barrier or 99) - AT]
+
+
+@pytest.mark.parametrize("letters", [(0, 0), (2, 0), (0, 3)])
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_shard_of_a_later_generation_has_the_letters_of_earlier_ones_and_waits_for_them(
+    connection: Connection, reader: Any, *, passed: bool, letters: tuple[int, int]
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.channels (channel, kind, shards, generations, first_shard, keep) "
+        "VALUES ('things', 'log', 1, '{1}', 1, '1 h')"
+    )
+    write_journal(connection, FIRST, "aaa")
+    for shard, (dead, offset) in enumerate(zip(letters, (3 if passed else 2, 0), strict=True)):
+        connection.execute(
+            'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", dead, epoch) '
+            "VALUES ('reader', 'things', %s, %s, %s, 1)",
+            [shard, offset, dead],
+        )
+    found = Checkpoints(reader, DEFAULT_SCOPE).lock(connection, [FIRST, SECOND])
+
+    has = {shard: (each.has_letters, each.waits_for) for shard, each in found.items()}
+    assert has == {FIRST: (letters[0] > 0, None), SECOND: (True, None if passed else FIRST.shard)}
 
 
 LETTER_AS_WRITTEN = {("reader", "things", 0, 2): (None, 0)}

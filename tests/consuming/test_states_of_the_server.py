@@ -323,7 +323,6 @@ def test_no_job_is_charged_an_attempt_for_a_right_that_is_missing(
 ) -> None:
     """Guarantee 48."""
     tried: list[int] = []
-    bench.connection.execute("REVOKE ALL ON public.effects FROM PUBLIC")
 
     @working.worker(reads=JOBS, attempts=1)
     def receipts(session: Session, job: Job) -> None:
@@ -331,17 +330,20 @@ def test_no_job_is_charged_an_attempt_for_a_right_that_is_missing(
         session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
 
     spec = working.get_consumer("receipts")
-    ids = bench.stage(5)
+    ids: list[int] = []
     waiting = "SELECT FROM penstock.checkpoints WHERE waiting LIKE 'waiting for the server: InsufficientPrivilege%'"
     with (
         capture_logs() as logs,
         running(QueueWorker(WorkerSetup(working, spec, database_url_for("a_consumer"), redis_url)).run),
     ):
-        eventually(lambda: bench.connection.execute(waiting).rowcount > 0, "the status says it")
-        eventually(lambda: len(tried) > ATTEMPTS, "they were tried again and again")
-        bench.connection.execute("GRANT ALL ON public.effects TO PUBLIC")
-        eventually(lambda: bench.effects == ids, "all are done")
-        eventually(lambda: bench.connection.execute(waiting).rowcount == 0, "the status says nothing any more")
+        for times in (1, 2):  # the second time is said like the first
+            bench.connection.execute("REVOKE ALL ON public.effects FROM PUBLIC")
+            ids += bench.stage(5)
+            eventually(lambda: bench.connection.execute(waiting).rowcount > 0, "the status says it")
+            eventually(lambda: len(tried) > times * ATTEMPTS, "they were tried again and again")  # noqa: B023
+            bench.connection.execute("GRANT ALL ON public.effects TO PUBLIC")
+            eventually(lambda: bench.effects == ids, "all are done")  # noqa: B023
+            eventually(lambda: bench.connection.execute(waiting).rowcount == 0, "the status says nothing any more")
 
     assert (bench.unfinished, bench.letters) == ([], [])
     assert set(tried) == {1}
