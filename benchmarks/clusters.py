@@ -53,7 +53,7 @@ def _join(servers: Sequence[EmbeddedRedis], keys: Sequence[str]) -> None:
     clients: list[RedisClient] = [redis.Redis.from_url(server.url) for server in servers]
     for client, bounds in zip(clients, ((0, first_of_second - 1), (first_of_second, SLOTS - 1)), strict=True):
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", *bounds)
-    second = servers[1].settings["cluster-port"], servers[1].port  # noqa: SLF001  the same
+    second = servers[1].settings["cluster-port"], servers[1].port
     clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", second[1], second[0])
     eventually(lambda: all(map(_is_whole, clients)), "the cluster is whole", timeout_s=30)
     for client in clients:

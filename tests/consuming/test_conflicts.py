@@ -57,7 +57,7 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
     with connection.transaction():
         stage_rows(connection, things, 20)
     streamer.drain()
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
+    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url, block_ms=20)) as worker:
         worker.drain()
         assert len(letters()) == 1
         make_losing(connection, table, event, state)

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.contexts import ACCOUNT, Calls
 from fixtures.dirty import DOCUMENTS, mark_changed
 from fixtures.reader import ALL, Reader, apply, apply_all
@@ -51,8 +52,11 @@ def test_no_record_and_no_batch_finds_the_context_of_another(reader: Reader, *, 
 
 
 @FACES
-@pytest.mark.usefixtures("twenty_records")
-def test_no_attempt_and_no_retried_dead_letter_finds_the_context_of_another(reader: Reader, *, is_async: bool) -> None:
+@pytest.mark.usefixtures("twenty_records", "short_pauses")
+def test_no_attempt_and_no_retried_dead_letter_finds_the_context_of_another(
+    reader: Reader, set_constants: SetConstants, *, is_async: bool
+) -> None:
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
     calls = Calls()
 
     def refuse(_: object, __: object) -> None:

@@ -125,7 +125,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
 @pytest.mark.parametrize(
     ("engine", "seconds", "drift"),
     [
-        ("inline", "3", "--no-reconcile"),
+        pytest.param(*("inline", "3", "--no-reconcile"), marks=pytest.mark.slow),
         pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
         pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(240)]),
         pytest.param(*("stealing", "10", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),

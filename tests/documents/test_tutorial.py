@@ -21,6 +21,7 @@ from penstock.testing import eventually
 PAGE = DOCS / "tutorial" / "first-pipeline.md"
 
 
+@pytest.mark.slow
 def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     """It takes some seconds: its pipeline starts servers of its own, twice."""
     penstock = CommandLine(tmp_path)

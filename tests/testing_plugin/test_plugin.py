@@ -83,6 +83,7 @@ def test_plain_sql_is_staged(penstock_sessions, penstock_drain):
 """
 
 
+@pytest.mark.slow
 def test_the_example_project_passes_with_the_wheel(python: Path, project: Path) -> None:
     assert passed(run_pytest(python, project)) == 10
 
