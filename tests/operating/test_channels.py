@@ -311,7 +311,7 @@ def published(client: redis.Redis) -> int:
 def test_without_redis_a_channel_is_said_to_be_retired_in_postgres(
     connection: Connection, redis_client: redis.Redis, filled: object
 ) -> None:
-    away = redis.Redis(unix_socket_path="/nowhere", retry=None)
+    away = redis.Redis.from_url("unix:///nowhere", retry=None)
     said = r"old is retired in Postgres, but not in Redis: .*repeat it: penstock channels retire old --apply"
     with pytest.raises(ServerUnavailable, match=said):
         retire(connection, away, "old", apply=True, discard=True)
