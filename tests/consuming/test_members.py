@@ -17,9 +17,9 @@ from fixtures.crashing import repeated
 from fixtures.dirty import check_copy, copy_documents, declare_index, mark_changed
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
-from penstock import Cancel, DeadLetter, Ick, Log, Pipeline
+from penstock import Cancel, DeadLetter, Ick, Log, Pipeline, Snooze
 from penstock.channels.routing import ick_shard_keys
-from penstock.clients import DirtyList, Reservation, Reservations
+from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
@@ -331,6 +331,40 @@ def test_a_consumer_in_a_long_transaction_is_not_taken_over(
 
     assert make_worker(slow).drain() == 1
     assert answers == [False]
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_reservation_has_heartbeats_while_a_handler_is_tried_again_until_another_one_has_it(
+    documents: Connection,
+    index: Ick,
+    streamer: Streamer,
+    make_worker: MakeWorker,
+    redis_client: redis.Redis,
+    *,
+    is_taken_over: bool,
+) -> None:
+    """Guarantee 6: what nobody hears of for a while is taken over, and who finds that out leaves the members to the other one."""
+    icks = [ick_shard_keys("penstock", shard) for shard in index.shard_names]
+    heartbeats: list[int] = []
+    others: list[Any] = []
+
+    def busy(session: Session, members: Sequence[str]) -> None:
+        heartbeats.append(max(int(redis_client.hget(each.ick.fence, "heartbeats") or 0) for each in icks))
+        if len(heartbeats) == 1:
+            for each in icks:
+                other = Reservations(redis_client, each.name, holder="other")
+                if is_taken_over and isinstance(answer := other.reserve(), Busy):
+                    others.append((other, other.reserve(in_place_of=answer)))
+            raise Snooze(0.01)
+        copy_documents(session, members)
+
+    mark_changed(documents, ["a"])
+    streamer.drain()
+    make_worker(busy).round(block_ms=0)
+
+    assert heartbeats[0] == 0
+    assert [each > 0 for each in heartbeats[1:]] == ([] if is_taken_over else [True])
+    assert [[member for member, _ in other.read(taken).marks] for other, taken in others] == [[b"a"]] * is_taken_over
 
 
 def test_two_workers_share_the_shards(

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import redis
 from sqlalchemy import Engine, ForeignKey, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from structlog.testing import capture_logs
@@ -16,8 +17,10 @@ from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
 from penstock.operating.channels import reshard
+from penstock.records import DEFAULT_SCOPE, Epoch
 from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers, make_triggers
-from penstock.streaming import Streamer
+from penstock.streaming import Publisher, Streamer
+from penstock.streaming.retention import StreamerUpkeep
 
 
 class Parcel(Base):
@@ -98,31 +101,31 @@ def test_a_worker_that_reconnects_accepts_the_trigger_of_a_later_release(
             worker.open()
 
 
-def test_a_streamer_that_runs_logs_once_that_changes_are_not_captured(
-    rides: Log,
-    application: Engine,
-    database_url: str,
-    redis_url: str,
-    connection: Connection,
-    set_constants: SetConstants,
+def test_a_streamer_that_sequences_logs_within_a_minute_and_once_that_changes_are_not_captured(
+    rides: Log, application: Engine, database_url: str, connection: Connection, redis_client: redis.Redis
 ) -> None:
     """Guarantee 42: DDL does not wait for a restart."""
-    set_constants("streaming.retention", CAPTURE_EVERY_S=0.0)
-    pipeline = declare(rides)
+    pipeline, now = declare(rides), 1000.0
     install_triggers(database_url, pipeline)
-    with Streamer(pipeline, database_url, redis_url) as streamer, capture_logs() as logs:
-        streamer.drain()
-        assert [line for line in logs if line["event"] == "changes not captured"] == []
-        for _ in range(2):
-            connection.execute("ALTER TABLE parcels DISABLE TRIGGER USER")
-            streamer.drain()
-            streamer.drain()
-            connection.execute("ALTER TABLE parcels ENABLE TRIGGER USER")
-            streamer.drain()
+    publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
+    upkeep = StreamerUpkeep(pipeline, clock=lambda: now)
 
-    found = [line["reason"] for line in logs if line["event"] == "changes not captured"]
-    assert len(found) == 2
-    assert "is disabled" in found[0]
+    def look(after_s: float, *, sequences: bool = True) -> list[str]:
+        nonlocal now
+        now += after_s
+        with capture_logs() as logs:
+            upkeep.note_faults(connection, publisher, sequences=sequences)
+        return [line["reason"] for line in logs if line["event"] == "changes not captured"]
+
+    assert look(60) == []
+    for _ in range(2):
+        connection.execute("ALTER TABLE parcels DISABLE TRIGGER USER")
+        assert look(59.9) == look(0.1, sequences=False) == []
+        [reason] = look(0)
+        assert "is disabled" in reason
+        assert look(60) == []
+        connection.execute("ALTER TABLE parcels ENABLE TRIGGER USER")
+        assert look(60) == []
 
 
 CHANGES = {

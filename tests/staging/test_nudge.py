@@ -85,7 +85,7 @@ def test_by_default_the_first_commit_after_a_pause_nudges(
 
     assert sent == [1, 0, 0, 1, 0, 1]
     listener.execute("LISTEN other_nudge")
-    another, others = create_engine(application.url), list[object]()
+    another, others = create_engine(application.url), list[list[str]]()
     for engine, schema in product((application, another), ("penstock", "other") * 2):
         with Session(engine) as session:
             pipeline.attach(session, nudge=False)

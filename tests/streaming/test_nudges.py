@@ -1,6 +1,7 @@
 """Nudges end a pause early; a flood of them costs next to nothing."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import monotonic, thread_time
 
 import pytest
@@ -11,7 +12,7 @@ from penstock import Log
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
-from penstock.streaming.nudges import Nudges
+from penstock.streaming.nudges import MAX_NUDGES, MAX_PAYLOAD_BYTES, Nudges
 from penstock.testing import eventually
 
 
@@ -81,6 +82,99 @@ def test_a_flood_of_nudges_is_dropped_with_the_connection_that_it_came_on(
     assert published == 10
     assert took < 1
     eventually(lambda: listeners(connection) == 0, "the connection is closed")
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timed(database_url: str, clock: Clock) -> Iterator[Nudges]:
+    """Nudges by the test's clock."""
+    made = Nudges(database_url, DEFAULT_SCOPE, clock)
+    made.open()
+    yield made
+    made.close()
+
+
+def notify(connection: Connection, times: int, size: int = 0) -> None:
+    """Notifies as often, with payloads that differ, and of this size if there is one."""
+    connection.execute(
+        "SELECT count(pg_notify('penstock_nudge', CASE %s WHEN 0 THEN i::text ELSE repeat('x', %s) END)) "
+        "FROM generate_series(1, %s) i",
+        [size, size, times],
+    )
+
+
+def is_listening(nudges: Nudges) -> bool:
+    """Whether nudges are listened for, once all that were sent have arrived."""
+    with capture_logs() as logs:
+        while nudges.wait(0.05):
+            pass
+    return "not listening for nudges" not in [each["event"] for each in logs]
+
+
+@pytest.mark.parametrize(
+    ("more", "later_s", "goes_on"), [(0, 0, True), (1, 0, False), (1, 0.99, False), (1, 1.0, True)]
+)
+def test_a_thousand_nudges_a_second_are_no_flood_and_one_more_is(
+    more: int,
+    later_s: float,
+    goes_on: bool,  # noqa: FBT001
+    timed: Nudges,
+    clock: Clock,
+    connection: Connection,
+) -> None:
+    notify(connection, MAX_NUDGES)
+    assert is_listening(timed)
+    clock.now += later_s
+    if more:
+        notify(connection, more)
+    assert is_listening(timed) == goes_on
+
+
+@pytest.mark.parametrize(("size", "goes_on"), [(MAX_PAYLOAD_BYTES, True), (MAX_PAYLOAD_BYTES + 1, False)])
+def test_payloads_of_a_few_kilobytes_are_no_flood(
+    size: int,
+    goes_on: bool,  # noqa: FBT001
+    timed: Nudges,
+    connection: Connection,
+) -> None:
+    notify(connection, 1, size)
+
+    assert is_listening(timed) == goes_on
+
+
+@pytest.mark.parametrize("reason", ["a flood", "a connection that is ended"])
+def test_after_ten_seconds_nudges_are_listened_for_again(
+    reason: str, timed: Nudges, clock: Clock, connection: Connection
+) -> None:
+    if reason == "a flood":
+        notify(connection, 1, 2 * MAX_PAYLOAD_BYTES - 1000)
+    else:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock nudges' "
+            "AND datname = current_database()"
+        )
+    eventually(lambda: not is_listening(timed), "it is noticed")
+    clock.now += 9.99
+    assert not timed.wait(0.001)
+    timed.open()  # as by a streamer that connects again
+    eventually(lambda: listeners(connection) == 0, "nobody listens")
+    clock.now += 0.01
+    assert not timed.wait(0.001)
+    assert listeners(connection) == 1
+    connection.execute("NOTIFY penstock_nudge")
+    assert timed.wait(60)
 
 
 def test_a_streamer_whose_listening_connection_is_ended_goes_on(

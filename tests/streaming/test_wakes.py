@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride
+from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, running
 from penstock import Log, Pipeline, stage
 from penstock.clients import AsyncFairQueue, FairQueue
@@ -29,9 +30,9 @@ SOON_S = 50.0
 
 
 @pytest.fixture(autouse=True)
-def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.streaming.share.BUSY_PAUSE_S", HOURS_S)
-    monkeypatch.setattr("penstock.clients.queue.rounds.MAX_WAIT_S", HOURS_S)
+def long_pauses(set_constants: SetConstants) -> None:
+    set_constants("streaming.share", BUSY_PAUSE_S=HOURS_S)
+    set_constants("clients.queue.rounds", MAX_WAIT_S=HOURS_S)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ NOTIFY needs no privilege, so anybody who can connect can send any number of any
 their own, which no other statement uses, and which is closed for a while as soon as more arrive than could be of use.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
@@ -36,9 +37,9 @@ DEAF_S = 10.0
 class Nudges:
     """Waits for nudges, on a connection of its own."""
 
-    def __init__(self, url: str, scope: Scope) -> None:
+    def __init__(self, url: str, scope: Scope, clock: Callable[[], float] = monotonic) -> None:
         """Does not connect yet; see ``open``."""
-        self._url, self._scope = url, scope
+        self._url, self._scope, self._clock = url, scope, clock
         self._connection: Connection | None = None
         self._deaf_until = self._window_ends = 0.0
         self._nudges = self._bytes = 0
@@ -47,7 +48,7 @@ class Nudges:
     def open(self) -> None:
         """Listens, unless there was a flood a moment ago.  If it cannot, the streamer polls."""
         self.close()
-        if monotonic() < self._deaf_until:
+        if self._clock() < self._deaf_until:
             return
         try:
             self._connection = connect_postgres(self._url, application="nudges")
@@ -63,7 +64,7 @@ class Nudges:
 
     def wait(self, pause_s: float) -> bool:
         """Waits for a nudge or the end of the pause; returns whether it was nudged."""
-        if self._connection is None and monotonic() >= self._deaf_until:
+        if self._connection is None and self._clock() >= self._deaf_until:
             self.open()
         if self._connection is None or pause_s < LISTEN_FROM_S:
             sleep(pause_s)
@@ -82,8 +83,8 @@ class Nudges:
     def _receive(self, connection: Connection) -> bool:
         """Takes what has arrived; libpq reads no more at a time than the socket holds.  Returns whether it was a nudge."""
         connection.pgconn.consume_input()
-        if monotonic() >= self._window_ends:
-            self._window_ends, self._nudges, self._bytes = monotonic() + WINDOW_S, 0, 0
+        if self._clock() >= self._window_ends:
+            self._window_ends, self._nudges, self._bytes = self._clock() + WINDOW_S, 0, 0
         before = self._nudges
         while (nudge := connection.pgconn.notifies()) is not None:
             self._nudges += 1
@@ -95,7 +96,7 @@ class Nudges:
         return self._nudges > before
 
     def _stop_listening(self, reason: str) -> None:
-        self._deaf_until = monotonic() + DEAF_S
+        self._deaf_until = self._clock() + DEAF_S
         with suppress(psycopg.Error):
             self.close()
         self._connection = None

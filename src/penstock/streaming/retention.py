@@ -9,7 +9,7 @@ their names from the journal, and none of them.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -154,13 +154,13 @@ EVERYWHERE_EVERY = 6
 class StreamerUpkeep:
     """The upkeep of one streamer; the next retention is due at ``retain_at``, by the monotonic clock."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, clock: Callable[[], float] = monotonic) -> None:
+        self._pipeline, self._clock = pipeline, clock
         self._faults = FaultLog(pipeline.scope)
         self._declared: dict[str, Channel] = {}
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._retained = self._swept = 0
-        self._capture_at = monotonic() + CAPTURE_EVERY_S  # they were compared at the start
+        self._capture_at = self._clock() + CAPTURE_EVERY_S  # they were compared at the start
         self._lost: set[str] = set()
         self.retain_at = 0.0
 
@@ -174,13 +174,13 @@ class StreamerUpkeep:
         """Notes which shards are stopped, and, if this streamer sequences, which records get no offset."""
         if sequences:
             self._faults.update(connection)
-            if monotonic() >= self._capture_at:
+            if self._clock() >= self._capture_at:
                 self._note_captures(connection)
         self._faults.note_stopped(connection, publisher.unusable.errors, publisher.ends.others)
 
     def _note_captures(self, connection: Connection) -> None:
         """Logs, once, by which table changes are lost, or staged in another form than declared."""
-        self._capture_at = monotonic() + CAPTURE_EVERY_S
+        self._capture_at = self._clock() + CAPTURE_EVERY_S
         lost = {fault.message: fault.fix for fault in inspect_triggers(connection, self._pipeline) if fault.is_refused}
         for message in lost.keys() - self._lost:
             log.error("changes not captured", reason=message, fix=lost[message])
@@ -220,7 +220,7 @@ class StreamerUpkeep:
             remove_old_ticks(connection, self._pipeline.scope)
             self._faults.forget(connection)
             has_more = remove_old_notes(connection, self._pipeline.scope, self._declared.values())
-            self.retain_at = monotonic() + (0.0 if has_more else RETAIN_EVERY_S)
+            self.retain_at = self._clock() + (0.0 if has_more else RETAIN_EVERY_S)
         return removed
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
