@@ -2,18 +2,18 @@
 
 import pytest
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.spark.sources import dirty_members, record_readers
 from penstock.streaming import Streamer
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def _hurried(set_constants: SetConstants) -> None:
     """A reader that has nothing to read says so soon: Spark asks again."""
-    monkeypatch.setattr(record_readers, "LONG_POLL_S", 0.01)
-    monkeypatch.setattr(dirty_members, "LONG_POLL_S", 0.02)
+    set_constants("spark.sources.record_readers", LONG_POLL_S=0.01)
+    set_constants("spark.sources.dirty_members", LONG_POLL_S=0.02)
 
 
 @pytest.fixture

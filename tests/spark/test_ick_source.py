@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from fixtures.clients import connect_redis
+from fixtures.constants import SetConstants
 from fixtures.redis_ick import RedisIck
 from fixtures.spark import run_to_end
 from penstock import Ick
@@ -25,7 +26,6 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
-from penstock.spark.sources import dirty_members
 from penstock.spark.sources.dirty_members import (
     MEMBERS_A_SHARD,
     IckBatchReader,
@@ -406,10 +406,10 @@ def read_all(where: dict[str, str]) -> list[tuple[int, str | None, bytes, float,
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6, 7])
 def test_a_batch_has_every_member_that_waits_in_whatever_state_once(
-    where: dict[str, str], icks: list[DirtyList], monkeypatch: pytest.MonkeyPatch, count: int
+    where: dict[str, str], icks: list[DirtyList], set_constants: SetConstants, count: int
 ) -> None:
     """Three at a time; those held and reserved among them."""
-    monkeypatch.setattr(dirty_members, "MEMBERS_A_READ", 3)
+    set_constants("spark.sources.dirty_members", MEMBERS_A_READ=3)
     icks[0].add({f"held{n}": 1.5 + n for n in range(count)})
     Reservations(icks[0]._client, icks[0].keys.version, holder="other", size=count or 1).reserve()
     icks[0].add({f"dirty{n}": 5 for n in range(count)})

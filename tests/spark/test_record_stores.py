@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.logs import FilledLog
 from penstock import Log, Pipeline
@@ -75,9 +76,9 @@ def given(rides: Log, connection: Connection, database_url: str, redis_url: str)
 
 @pytest.mark.parametrize("step", [1, 4, TAIL])
 def test_the_ends_of_a_query_of_the_journal_fall_anywhere(
-    given: dict[str, str], rides: Log, step: int, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], rides: Log, step: int, set_constants: SetConstants
 ) -> None:
-    monkeypatch.setattr(record_store, "RECORDS_A_QUERY", step)
+    set_constants("spark.sources.record_store", RECORDS_A_QUERY=step)
     store, [shard] = make_store(JournalStore, given), rides.shard_names
 
     for first, last in [(1, TAIL), (1, 1), (2, 4), (2, 5), (2, 6), (TAIL, TAIL), (5, 4)]:
@@ -285,10 +286,10 @@ def write(redis_url: str, *parts: pa.RecordBatch) -> tuple[int, int]:
 
 @pytest.mark.parametrize("most", [1, 7, 500])
 def test_rows_are_appended_in_calls_of_any_size_whatever_the_log_has_of_them(
-    redis_client: redis.Redis, redis_url: str, most: int, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis, redis_url: str, most: int, set_constants: SetConstants
 ) -> None:
     """Guarantees 1 and 5: a task that runs again may get its rows in other parts."""
-    monkeypatch.setattr("penstock.spark.sources.log_appender.RECORDS_A_CALL", most)
+    set_constants("spark.sources.log_appender", RECORDS_A_CALL=most)
     there = 0
     for parts in ([(1, 10)], [(1, 10)], [(1, 4), (5, 16)], [(15, 3)], [(20, 1)], [(1, 7), (8, 7), (15, 8)], [(23, 2)]):
         end = parts[-1][0] + parts[-1][1] - 1

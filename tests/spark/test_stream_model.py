@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from fixtures.constants import SetConstants
 from penstock.records import Offset, OffsetRange, Shard, ShardName
-from penstock.spark.sources import record_readers
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.record_columns import ARROW_SCHEMA
 from penstock.spark.sources.record_readers import SparkOffset, StreamReader, from_offset
@@ -175,7 +174,7 @@ class Query(RuleBasedStateMachine):
             assert mine == list(range(self.skipped[shard] + 1, tail + 1))
 
 
-def test_each_record_is_in_one_micro_batch_in_the_order_of_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_record_is_in_one_micro_batch_in_the_order_of_its_shard(set_constants: SetConstants) -> None:
     """Guarantees 1 and 6."""
-    monkeypatch.setattr(record_readers, "GROWS_AFTER_S", 0.0)
+    set_constants("spark.sources.record_readers", GROWS_AFTER_S=0.0)
     run_state_machine_as_test(Query, settings=settings(max_examples=60, stateful_step_count=25, derandomize=True))

@@ -12,6 +12,7 @@ import redis
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.crash_points import CRASH_POINTS
 from fixtures.flow import stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty
@@ -131,11 +132,11 @@ WRONG: dict[str, tuple[Any, Any, set[Hazard]]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_handler_is_named_with_each_fault_that_it_does_not_survive(
-    name: str, survive: Survive, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    name: str, survive: Survive, redis_url: str, set_constants: SetConstants
 ) -> None:
     channel, make, faults = WRONG[name]
     # Of a second process most show it by chance; of jobs each takes half a second of a queue's worker.
-    monkeypatch.setattr(surviving, "HAZARDS", (BEFORE, EMPTIED) if channel is JOBS else HAZARDS[:-1])
+    set_constants("testing.surviving", HAZARDS=(BEFORE, EMPTIED) if channel is JOBS else HAZARDS[:-1])
     pipeline = Pipeline([channel])
     declare = pipeline.worker if channel is JOBS else pipeline.consumer
     declare(reads=channel, name="reader")(make(redis_url))

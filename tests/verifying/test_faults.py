@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.constants import SetConstants
 from fixtures.flow import entry_of_a_record
 from fixtures.verifying import Verify
 from penstock import Ick, Log, Queue
@@ -24,7 +25,7 @@ from penstock.database.registry import register_channel
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Place, Shard, ShardName
 from penstock.streaming import tick
 from penstock.streaming.publisher import Publisher
-from penstock.verifying import bounds, verification
+from penstock.verifying import bounds
 from penstock.verifying.comparing import FindingKind
 from penstock.verifying.verification import Verified
 
@@ -414,9 +415,9 @@ def test_a_log_may_come_up_to_a_checkpoint_within_a_time(world: World, monkeypat
     assert len(waits) == 1, "none for a log that is there"
 
 
-def test_what_is_not_kept_is_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_kept_is_counted(world: World, set_constants: SetConstants) -> None:
     """Of which the places in the journal are not looked up."""
-    monkeypatch.setattr(verification, "FINDINGS_KEPT", 2)
+    set_constants("verifying.verification", FINDINGS_KEPT=2)
     world.rewrite(
         lambda entry_id, fields: (
             fields | {b"data": b"7"} if entry_id in {b"1-0", b"2-0", b"3-0"} else fields | {b"id": b"1"}
