@@ -1,9 +1,12 @@
 """What an attempt that failed has left nowhere: neither in the session, nor in its records, nor in the calls after the commit."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
+from math import inf
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -15,17 +18,22 @@ from sqlalchemy.orm import Session
 
 from fixtures.sources import Regions
 from penstock import Ick, Job, Log, Queue, Record, Snooze
-from penstock.database.connections import Connection
+from penstock.consuming import make_worker
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.registry import register_consumer
 from penstock.django import DjangoPipeline
 from penstock.engines import inline
 from penstock.engines.stealing import Chores, Recruiter
+from penstock.errors import ServerUnavailable
 from penstock.observer import install_crashpoint
+from penstock.operating.letters import of_consumer, retry
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 from staging.test_connections import make_django
 
-FAILURES = ("raises", "loses", "is put off", "is refused", "is cut")
-"""An error; a conflict; ``Snooze``; a COMMIT that a deferred constraint refuses; a COMMIT before which the connection ends."""
+FAILURES = ("raises", "loses", "is put off", "is refused", "loses late", "is cut")
+"""An error; a conflict; ``Snooze``; a COMMIT that is refused, or loses a conflict; one before which the connection ends."""
 
 KEYS = [f"k{number}" for number in range(6)]
 POISON = "k2"
@@ -33,14 +41,23 @@ GOOD = [key for key in KEYS if key != POISON]
 
 TABLES = """
 CREATE TABLE public.applied (key text);
-CREATE TABLE public.parents (id int PRIMARY KEY);
-CREATE TABLE public.children (parent int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE public.refused (sqlstate text);
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = NEW.sqlstate; END $$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON public.refused DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION public.refuse();
 DO $$ BEGIN CREATE ROLE left_behind SUPERUSER; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 
 STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
 SELECT %s, number %% %s, 'k' || number, 'a', 'o', '{"numbers": [1]}', '{"numbers": [1]}' FROM generate_series(0, 5) number
+"""
+
+LETTERS = """
+INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, headers, staged_at, reason,
+                                   attempts, later_offset)
+SELECT 'reader', 'things', 0, n, n, 'k' || n, 'a', 'o', '{"numbers": [1]}', '{"numbers": [1]}', now(), 'why', 1, 0
+FROM generate_series(0, 5) n
 """
 
 LEAVE = """
@@ -59,7 +76,7 @@ SELECT nullif(current_setting('shop.account', true), ''), nullif(current_setting
        nullif(current_setting('search_path'), '"$user", public'), substring(current_setting('lock_timeout') from '7s'),
        nullif(current_user, session_user), to_regclass('pg_temp.left_behind')::text,
        (SELECT 'a lock' FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'),
-       (SELECT min(c) FROM pg_listening_channels() c), pg_backend_pid(), pg_current_xact_id()::text
+       (SELECT min(c) FROM pg_listening_channels() c), (SELECT name FROM pg_prepared_statements WHERE name = 'left_behind'), pg_backend_pid(), pg_current_xact_id()::text
 """
 
 
@@ -79,10 +96,10 @@ class Attempts:
     found: list[Any] = field(default_factory=list)  # what calls have found of others, which is nothing
     failed: list[str] = field(default_factory=list)  # how
     committed: list[str] = field(default_factory=list)  # keys whose call after the commit has come
+    calls: set[tuple[str, ...]] = field(default_factory=set)  # by the keys of their items
     poison: str | None = POISON
 
     def __post_init__(self) -> None:
-        self._seen: set[tuple[str, ...]] = set()
         self._failures = cycle(FAILURES)
         self._pid = self._to_cut = 0
         self._spoilt = ""  # the transaction that has left something
@@ -107,8 +124,8 @@ class Attempts:
             on_commit(partial(self.committed.append, key))
         if isinstance(items, list):
             items.clear()
-        if keys not in self._seen or self.poison in keys:
-            self._fail(session, "raises" if keys in self._seen else next(self._failures), keys)
+        if keys not in self.calls or self.poison in keys:
+            self._fail(session, "raises" if keys in self.calls else next(self._failures), keys)
 
     def _inspect(self, session: Session, several: Sequence[Any]) -> None:
         """Notes what is left of other transactions, and of other calls for these items."""
@@ -128,17 +145,20 @@ class Attempts:
                     each.set_result("a result")
 
     def _fail(self, session: Session, how: str, keys: tuple[str, ...]) -> None:
-        self._seen.add(keys)
+        self.calls.add(keys)
         self.failed.append(how)
         session.info["left"] = "behind"
         self._spoil(session)
+        if "loses" not in how and "put off" not in how:  # for which the connection is kept, with what is prepared on it
+            session.execute(text("PREPARE left_behind AS SELECT 1"))
         match how:
             case "loses":
                 raise psycopg.errors.SerializationFailure
             case "is put off":
                 raise Snooze(0.001)
-            case "is refused":
-                session.execute(text("INSERT INTO public.children VALUES (1)"))
+            case "is refused" | "loses late":
+                sqlstate = {"is refused": "23503", "loses late": "40001"}[how]
+                session.execute(text("INSERT INTO public.refused VALUES (:sqlstate)"), {"sqlstate": sqlstate})
             case "is cut":
                 self._to_cut = self._pid
             case _:
@@ -169,15 +189,11 @@ def attempts(database_url: str, connection: Connection) -> Iterator[Attempts]:
     made.db.connections.close_all()
 
 
-CHANNELS: dict[str, Callable[[], Any]] = {
-    "log": lambda: Log("things", shards=1),
-    "ick": lambda: Ick("things", shards=1),
-    "queue": lambda: Queue("things", shards=1),
-}
+CHANNELS: dict[str, Callable[..., Any]] = {"log": Log, "ick": Ick, "queue": Queue}
 
 
-def declare(attempts: Attempts, kind: str, face: str, each: str) -> DjangoPipeline:
-    channel = CHANNELS[kind]()
+def declare(attempts: Attempts, kind: str, face: str, each: str, shards: int = 1) -> DjangoPipeline:
+    channel: Any = CHANNELS[kind]("things", shards=shards)
     flow = DjangoPipeline([channel])
     options: dict[str, Any] = {"reads": channel, "name": "reader"} | ({} if kind == "ick" else {"payload": Numbers})
     handler: Any = attempts.plain if face == "def" else attempts.asynchronous
@@ -198,10 +214,10 @@ def is_done(connection: Connection) -> bool:
     )
 
 
-def check(connection: Connection, attempts: Attempts) -> None:
-    assert read_keys(connection, "public.applied") == GOOD
-    assert read_keys(connection, "penstock.dead_letters") == [POISON]
-    assert sorted(attempts.committed) == GOOD, "after the commit, and only then"
+def check(connection: Connection, attempts: Attempts, applied: Sequence[str] = GOOD) -> None:
+    assert read_keys(connection, "public.applied") == applied
+    assert read_keys(connection, "penstock.dead_letters") == ([] if POISON in applied else [POISON])
+    assert sorted(attempts.committed) == applied, "after the commit, and only then"
     assert attempts.found == []
     assert {*attempts.failed} == {*FAILURES}
 
@@ -218,8 +234,11 @@ HANDLERS = [
 ]
 
 
-@pytest.mark.parametrize("engine", ["inline", "stealing"])
-@pytest.mark.parametrize(("kind", "face", "each"), HANDLERS)
+@pytest.mark.parametrize(
+    ("kind", "face", "each", "engine"),
+    [(*each, "none") for each in HANDLERS]
+    + [(*each, engine) for each in HANDLERS[::3] for engine in ("inline", "stealing")],
+)
 @pytest.mark.usefixtures("short_pauses")
 def test_nothing_of_a_lost_attempt_is_left(
     kind: str,
@@ -238,8 +257,13 @@ def test_nothing_of_a_lost_attempt_is_left(
     with Streamer(flow, database_url, redis_url) as streamer:
         streamer.drain()
 
-    if engine == "inline":
-        inline.run(flow, database_url, redis_url, stop=partial(is_done, connection), streamer=False)
+    if engine == "none":
+        with make_worker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+            worker.drain()
+    elif engine == "inline":
+        end = monotonic() + 30
+        stop = lambda: is_done(connection) or monotonic() > end  # noqa: E731
+        inline.run(flow, database_url, redis_url, stop=stop, streamer=False)
     else:
         recruiter.install(Chores(flow, database_url, redis_url).consume("reader"), "consume", 1.0)
         eventually(
@@ -265,3 +289,49 @@ def test_nothing_of_a_lost_attempt_is_left_in_a_consumer_of_several_sources(
     replace(regions, pipeline=flow).drain()
 
     check(connection, attempts)
+
+
+@pytest.mark.parametrize("face", ["def", "async def"])
+@pytest.mark.usefixtures("short_pauses")
+def test_nothing_of_a_lost_attempt_at_several_shards_is_left(
+    face: str,
+    attempts: Attempts,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However slow the machine is, they are applied together, once it is known how long a record takes."""
+    monkeypatch.setattr("penstock.consuming.log.log_worker.TOGETHER_S", inf)
+    flow = declare(attempts, "log", face, "batch", shards=6)
+    with (
+        Streamer(flow, database_url, redis_url) as streamer,
+        make_worker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker,
+    ):
+        connection.execute(f"{STAGE} LIMIT 1", ["things", 6])
+        streamer.drain()
+        worker.drain()
+        connection.execute(STAGE, ["things", 6])
+        streamer.drain()
+        worker.drain()
+
+    assert tuple(KEYS) in attempts.calls
+    check(connection, attempts, sorted(["k0", *GOOD]))
+
+
+@pytest.mark.parametrize("face", ["def", "async def"])
+@pytest.mark.usefixtures("short_pauses")
+def test_nothing_of_a_lost_retry_of_a_dead_letter_is_left(
+    face: str, attempts: Attempts, connection: Connection, database_url: str
+) -> None:
+    flow = declare(attempts, "log", face, "batch")
+    attempts.poison = None
+    with connect_postgres(database_url, application="test") as own:
+        register_consumer(own, DEFAULT_SCOPE, flow.get_consumer("reader"))
+    connection.execute(LETTERS)
+
+    for _ in FAILURES:
+        with suppress(ServerUnavailable):
+            retry(flow, of_consumer(connection, "reader"), database_url)
+
+    check(connection, attempts, KEYS)
