@@ -195,7 +195,7 @@ def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(30)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with notified_systemd(probes, environment):
             probes(RoundEnded("reader", 0.1))
             assert [systemd.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]

@@ -154,15 +154,27 @@ def test_a_series_a_shard_is_made_only_when_asked_for(flow: Pipeline, database_u
 
 
 def test_a_server_that_is_away_is_a_zero(database_url: str, redis_url: str) -> None:
-    without_redis = scrape(database_url, "redis://127.0.0.1:1/0")
-    without_postgres = scrape("postgresql://nobody@127.0.0.1:1/none", redis_url)
+    no_postgres, no_redis = "postgresql://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1/0"
+    without_redis, without_postgres = scrape(database_url, no_redis), scrape(no_postgres, redis_url)
 
+    assert {scrape(no_postgres, no_redis)[key("up", server=each)] for each in ("postgres", "redis")} == {0}
     assert without_redis[key("up", server="postgres")] == 1
     assert without_redis[key("up", server="redis")] == 0
     assert key("epoch") in without_redis
     assert without_postgres[key("up", server="postgres")] == 0
     assert without_postgres[key("up", server="redis")] == 1
     assert key("epoch") not in without_postgres
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_redis_that_takes_no_writes_is_a_zero(database_url: str, redis_url: str, redis_client: Any) -> None:
+    redis_client.config_set("min-replicas-to-write", 1)
+    try:
+        refusing = scrape(database_url, redis_url)
+    finally:
+        redis_client.config_set("min-replicas-to-write", 0)
+
+    assert [refusing[key("up", server=each)] for each in ("postgres", "redis")] == [1, 0]
 
 
 def read_up(collector: StateCollector) -> tuple[float, float, bool]:

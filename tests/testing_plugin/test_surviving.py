@@ -23,6 +23,7 @@ from penstock.testing.databases import delete_keys
 from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, find_unstable, read_tables
 
 THINGS, INDEX, JOBS = Log("things", shards=2), Ick("index", shards=1), Queue("jobs")
+NOTHING, OTHER_JOBS = Log("nothing", shards=1), Queue("others")
 
 TABLES = """
 CREATE TABLE public.sums (id int PRIMARY KEY, n int NOT NULL, at timestamptz DEFAULT clock_timestamp());
@@ -32,7 +33,7 @@ CREATE TABLE public.seen (row int GENERATED ALWAYS AS IDENTITY, id bigint)
 
 JOB = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
-VALUES ('jobs', 0, 'tenant', 'insert', 'job', '{"n": 1}')
+VALUES (%s, 0, 'tenant', 'insert', 'job', '{"n": 1}')
 """
 
 Survive = Callable[..., None]
@@ -51,8 +52,9 @@ def survive(connection: Connection, engine: Engine, database_url: str, redis_url
                 stage_rows(connection, THINGS, 8)
             if "index" in pipeline.channels:
                 mark_dirty(session, [f"m{n}" for n in range(5)], to=INDEX)
-        if "jobs" in pipeline.channels:
-            connection.execute(JOB)
+        for queue in (JOBS, OTHER_JOBS):
+            if queue.name in pipeline.channels:
+                connection.execute(JOB, [queue.name])
         connection.close()
         engine.dispose()
         survives(pipeline, database_url, redis_url, **options)
@@ -171,15 +173,34 @@ def test_handlers_that_write_by_the_session_alone_survive_all(survive: Survive, 
     assert not is_repeated("consumer.after_round")
 
 
-def test_only_the_chosen_consumers_and_columns_are_compared(survive: Survive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job with one attempt is not failed: it would be a dead letter without any fault of its handler."""
-    monkeypatch.setattr(surviving, "HAZARDS", (BEFORE,))
-    pipeline = Pipeline([THINGS, JOBS])
-    for name in ("wrong", "ignored"):
-        pipeline.consumer(reads=THINGS, name=name)(by_memory(""))
-    pipeline.worker(reads=JOBS, name="once", attempts=1)(by_connection_of_a_job(""))
+def see_job(session: Session, _: Job) -> None:
+    session.execute(text("INSERT INTO public.seen (id) VALUES (1)"))
 
-    survive(pipeline, consumers=["ignored", "once"], ignore=["sums.n"])
+
+def test_only_the_chosen_consumers_and_columns_are_compared(survive: Survive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job fails once, unless it has one attempt and would be a dead letter; what has no records disturbs nobody."""
+    monkeypatch.setattr(surviving, "HAZARDS", (BEFORE,))
+    pipeline = Pipeline([THINGS, NOTHING, JOBS, OTHER_JOBS])
+    pipeline.consumer(reads=THINGS, name="wrong")(by_connection(""))
+    pipeline.consumer(reads=THINGS, name="ignored")(by_memory(""))
+    pipeline.consumer(reads=NOTHING, name="idle")(add)
+    pipeline.worker(reads=JOBS, name="once", attempts=1)(see_job)
+    pipeline.worker(reads=OTHER_JOBS, name="again")(see_job)
+
+    survive(pipeline, consumers=["ignored", "idle", "once", "again"], ignore=["sums.n"])
+
+
+def test_each_wrong_handler_is_named(survive: Survive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surviving, "HAZARDS", (BEFORE,))
+    pipeline = Pipeline([THINGS])
+    for name in ("one", "right", "two"):
+        pipeline.consumer(reads=THINGS, name=name)(see if name == "right" else by_connection(""))
+
+    with pytest.raises(AssertionError) as raised:
+        survive(pipeline)
+
+    named = [line.split()[0] for line in str(raised.value).splitlines() if "does not survive" in line]
+    assert named == ["one", "two"]
 
 
 def test_a_handler_that_writes_to_the_tests_own_database_is_named(survive: Survive, database_url: str) -> None:
