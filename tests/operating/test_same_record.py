@@ -42,7 +42,12 @@ from penstock.streaming import tick
 from penstock.streaming.publisher import Publisher
 
 SHARD, ICK, JOBS = (ShardName(name, Shard(0)) for name in ("things@eu", "index", "jobs"))
-CHANNELS = (Log("things", shards=1, source="eu"), Ick("index", shards=1), Queue("jobs", shards=1))
+CHANNELS = (
+    Log("things", shards=1, source="eu"),
+    Ick("index", shards=1),
+    Queue("jobs", shards=1),
+    Queue("mail", shards=1),
+)
 STREAM = log_keys("penstock", SHARD).stream
 US = 1_790_000_000_000_003
 COUNT = 4
@@ -419,7 +424,7 @@ def test_a_record_that_is_named_is_the_same_one(world: World, what: str) -> None
 def test_a_job_is_the_one_that_was_queued(world: World, name: str) -> None:
     compare, _ = OF_JOBS[name]
     for what, (changed, is_same) in CHANGES.items():
-        for channel in (JOBS.channel, SHARD.channel):
+        for channel in (JOBS.channel, SHARD.channel, "mail"):
             with world.connection.transaction(force_rollback=True):
                 found = compare(world, change(world.job, **changed), channel)
             assert found == (is_same and channel == JOBS.channel), (what, channel)
