@@ -75,28 +75,32 @@ def test_entries_that_are_evicted_while_it_catches_up_come_from_the_journal(
     worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     publish(streamer, connection, things, *[500] * 6)
+    backfilled = []
     for _ in range(12):
-        worker.round(0)
+        backfilled.append(worker.round(0).backfilled)
         publish(streamer, connection, things, 300)
     worker.drain()
 
+    assert sum(backfilled) > 1000
     assert_exact(seen, redis_client, things)
 
 
+@pytest.mark.things(redis_memory=15_000)
 def test_shards_that_are_not_behind_go_on_meanwhile(
     worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:
     publish(streamer, connection, things, *[100] * 20)
     behind, live = things.shard_names
-    tails = {s: e.tail for s, e in extents(redis_client, "penstock", [behind, live]).items()}
-    connection.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 1', (tails[live],))
+    found = extents(redis_client, "penstock", [behind, live])
+    assert found[behind].first > 400
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = %s WHERE shard = 1', (found[live].tail,))
     worker.close()
     worker.open()
     worker.round(0)
     publish(streamer, connection, things, 20)
     worker.round(0)
 
-    assert seen[live][:1] == [tails[live] + 1]
+    assert seen[live][:1] == [found[live].tail + 1]
     assert 0 < len(seen[behind]) <= 400  # a batch in each round
     worker.drain()
     assert seen[behind] == list(range(1, seen[behind][-1] + 1))
