@@ -4,9 +4,11 @@ import json
 import re
 from importlib.resources import files
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from starlette.testclient import TestClient
 
 from console.conftest import As, Visitors
@@ -16,10 +18,12 @@ from fixtures.roles import UrlFor
 from penstock import Pipeline
 from penstock.console import make_console, pages
 from penstock.console.access import RIGHTS, Visitor
-from penstock.console.pages import LETTERS, PAGES, is_about
+from penstock.console.pages import HIDDEN, LETTERS, PAGES, Reading, is_about
+from penstock.console.status_sampler import Sample
 from penstock.database.connections import Connection
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.gathering import status
 
 
 @pytest.mark.usefixtures("scene")
@@ -44,6 +48,24 @@ def test_older_letters_are_found_though_the_last_one_shown_was_dropped(
     assert answer.status_code == 200
     assert "things/0 offset 2" in answer.text
     assert client.get("/dead-letters?after=yesterday").status_code == 400
+
+
+@pytest.mark.usefixtures("scene")
+def test_what_a_visitor_may_not_see_is_left_out_of_each_sample_anew(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    """Kept for all visitors of one sample, and no longer."""
+    first = Sample(status(connection, redis_client, flow), None)
+    connection.execute("UPDATE penstock.checkpoints SET waiting = 'said of a record'")
+    second = Sample(status(connection, redis_client, flow), None)
+    samples = [first, first, second, second]
+    reading = Reading(flow, "", "", SimpleNamespace(look=lambda: samples.pop(0)))  # type: ignore[arg-type]
+
+    shown = [reading.status(Visitor("ann", frozenset({"see"})))[1] for _ in range(4)]
+
+    assert [len(each.waiting) > 0 for each in shown] == [False, False, True, True]
+    assert {reason for each in shown for _, _, reason in each.waiting} == {HIDDEN}
+    assert (shown[0] is shown[1], shown[2] is shown[3]) == (True, True)
 
 
 @pytest.mark.usefixtures("scene")

@@ -97,6 +97,25 @@ def test_a_block_within_a_handler_is_a_savepoint(reader: Reader, db: Any) -> Non
     assert not reader.dead()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.usefixtures("twenty_records")
+def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Reader, db: Any, fails: object) -> None:
+    before, inside = db.connections["default"], list[Any]()
+
+    def handler(_: object, records: Sequence[Record]) -> None:
+        inside.append(db.connections["default"])
+        write_each(_, records)
+        if fails:
+            raise ValueError
+
+    reader.declare(handler, attempts=1)
+    reader.drain()
+
+    assert db.connections["default"] is before
+    assert inside
+    assert before not in inside
+
+
 def commits(db: Any, record: Record) -> None:
     db.transaction.commit()
 
