@@ -44,9 +44,17 @@ def done_up_to(client: RedisClient) -> int:
     return update_progress(client, "penstock", [SHARD])[SHARD].done_up_to
 
 
-def test_a_member_that_a_consumer_holds_is_not_done(client: RedisClient) -> None:
+@pytest.mark.parametrize("waits", ["as dirty", "with a consumer", "under a fencing number"])
+@pytest.mark.parametrize("beside_newer", [False, True])
+def test_a_member_that_waits_is_not_done_whoever_has_it(client: RedisClient, waits: str, *, beside_newer: bool) -> None:
     mark(client, record(1, "a", 1_000_000))
-    Reservations(client, NAME, size=1).reserve()
+    update_progress(client, "penstock", [SHARD])
+    if waits == "with a consumer":
+        DirtyList(client, NAME).reserve(1)
+    elif waits == "under a fencing number":
+        Reservations(client, NAME, size=1).reserve()
+    if beside_newer:
+        mark(client, record(2, "b", 2_000_000))
 
     assert done_up_to(client) == 0
 
