@@ -172,6 +172,20 @@ def test_a_transaction_that_waited_for_a_later_one_is_sequenced_after_it(
     assert len(sizes) > 3
 
 
+def test_transactions_that_were_open_at_the_last_tick_are_divided_like_others(
+    connection: Connection, database_url: str, things: Log
+) -> None:
+    with ExitStack() as stack:
+        for number in range(10):
+            stage_rows(stack.enter_context(psycopg.connect(database_url)), things, 1, f"{number} ")
+        stage_rows(connection, things, 1)
+        assert tick(connection, DEFAULT_SCOPE).sequenced == 1
+    sequencer = sliced(connection, 2)
+    sizes = [sequencer.tick().sequenced for _ in range(10)]
+
+    assert (sum(sizes), max(sizes)) == (10, 2)
+
+
 def test_a_slice_after_another_sequencers_tick_does_nothing(
     connection: Connection, database_url: str, things: Log
 ) -> None:
