@@ -24,6 +24,11 @@ from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1)
 
+CUT_READERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE application_name = 'penstock reader' AND datname = current_database()"
+)
+
 Readers = Callable[..., Any]
 """Makes a reader: ``make(database_url, redis_url)``."""
 
@@ -160,8 +165,9 @@ def test_a_postgres_of_an_older_epoch_supplies_no_records(
         open_reader().read(0, 1, 10)
 
 
-def test_the_log_is_compared_again_after_the_server_was_started(
-    open_reader: Readers, published: list[Record], connection: Connection, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["the server was started", "the connection was cut"])
+def test_the_log_is_compared_again_after(
+    open_reader: Readers, published: list[Record], connection: Connection, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """An open connection is no evidence: a pooler keeps it through a restore."""
     reader = open_reader()
@@ -170,7 +176,10 @@ def test_the_log_is_compared_again_after_the_server_was_started(
     connection.execute("DELETE FROM penstock.journal WHERE first_offset > 90")
     connection.execute("DELETE FROM penstock.staged_records WHERE id = ANY(%s)", [lost])
     assert offsets(reader.read(0, 1, 3)) == [1, 2, 3]
-    monkeypatch.setattr("penstock.journal.journal_records.server_start_us", lambda *_: 1)
+    if what == "the connection was cut":
+        connection.execute(CUT_READERS)
+    else:
+        monkeypatch.setattr("penstock.journal.journal_records.server_start_us", lambda *_: 1)
 
     with pytest.raises(HistoryDiverged):
         reader.read(0, 1, 3)
@@ -182,9 +191,7 @@ def test_a_connection_that_was_cut_is_opened_again(
     reader = open_reader()
     for _ in range(2):
         assert offsets(reader.read(0, 1, 3)) == [1, 2, 3]
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock reader'"
-        )
+        connection.execute(CUT_READERS)
 
 
 def test_servers_that_are_not_there_are_named(open_reader: Readers, published: list[Record]) -> None:
