@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from fixtures.clients import RedisClient
 from fixtures.constants import SetConstants
 from penstock.clients import AsyncFairQueue
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import StaleLease, TenantFull
+from penstock.testing import eventually
 
 
 def test_a_message_is_written_read_and_done(redis_url: str) -> None:
@@ -61,14 +63,19 @@ def test_each_outcome(redis_url: str) -> None:
     asyncio.run(story())
 
 
-def test_a_reader_that_waits_is_woken_by_a_write(redis_url: str, set_constants: SetConstants) -> None:
+def test_a_reader_that_waits_is_woken_by_a_write(
+    redis_url: str, redis_client: RedisClient, set_constants: SetConstants
+) -> None:
     set_constants("clients.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)  # nobody polls before
+
+    def is_blocked() -> bool:
+        return bool(redis_client.info("clients")["blocked_clients"])
 
     async def story() -> None:
         queue = AsyncFairQueue.connect(redis_url, "receipts")
         async with queue.reader() as reader:
             waiting = asyncio.create_task(reader.read(block_s=30))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(eventually, is_blocked, "it waits")
             await queue.write("t", "x")
             [lease] = await asyncio.wait_for(waiting, 25)
             await lease.done()

@@ -391,7 +391,10 @@ def test_a_computation_that_is_cancelled_lets_the_next_begin(url: str) -> None:
     async def use() -> None:
         pins = AsyncPinnedKeys.connect(url, "reports")
 
+        begun = asyncio.Event()
+
         async def hang() -> str:
+            begun.set()
             await asyncio.sleep(60)
             return "never"
 
@@ -400,7 +403,7 @@ def test_a_computation_that_is_cancelled_lets_the_next_begin(url: str) -> None:
 
         try:
             task = asyncio.create_task(pins.compute("monthly", hang, 60))
-            await asyncio.sleep(0.1)
+            await begun.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert await pins.compute("monthly", compute, 60, wait_s=0) == b"1"
