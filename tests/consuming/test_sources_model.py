@@ -221,6 +221,8 @@ class Restoring:
         if is_emptied:
             self.lose_the_log("eu", is_emptied=True)
         self.restore(stages=stages)
+        if stages:
+            self.drain(is_away=False)
 
     def recover(self, *, drains: bool) -> None:
         self.open_epoch()
