@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from fixtures.clients import RedisClient
@@ -11,6 +12,7 @@ from fixtures.queues import Probe
 from penstock.channels.queue.inspection import check_queues, oldest_messages
 from penstock.channels.queue.shard import Company
 from penstock.channels.queue.stats import sum_stats
+from penstock.channels.scripts import script
 from penstock.declaring.unique import KeyLimits, Unique
 from penstock.records import Shard, ShardName
 
@@ -505,6 +507,69 @@ def test_a_clock_that_is_a_little_ahead_goes_on_at_half_speed_and_is_not_set_bac
         probe.client.hincrbyfloat(probe.key("meta"), "server", -10_000)
         probe.take()
         assert probe.now_ms() - first >= 5_000
+
+
+@pytest.mark.parametrize(("ahead_ms", "back_ms"), [(59_999, 0), (60_000, 0), (60_001, 60_001)])
+def test_a_clock_is_set_back_that_is_more_than_a_minute_ahead(ahead_ms: int, back_ms: int, probe: Probe) -> None:
+    """By a script that finds the server's clock where the test has set it."""
+    server_ms = 1_900_000_000_000
+    text = script("queue/sweep").text.replace('redis.call("TIME")', f"{{'{server_ms // 1000}', '0'}}")
+    keys = probe.keys.all(probe.streams)
+    for name in ("clock", "server"):
+        probe.client.hset(probe.key("meta"), name, server_ms + ahead_ms)
+    assert probe.client.eval(text, len(keys), *keys, probe.streams, 0)[0] == b"swept"
+
+    assert probe.now_ms() == server_ms + ahead_ms - back_ms
+
+
+def test_after_a_clock_was_set_back_sweeps_do_what_they_did_before(redis_client: RedisClient) -> None:
+    """What was timed is moved once, and how long messages have waited is counted anew from there."""
+    probe = Probe(redis_client)
+    probe.write("t", "x", "y")
+    probe.set_back(HOUR_S)
+    probe.sweep()
+    probe.take()
+    probe.sweep()
+
+    assert sum_stats([probe.stats()]).quiet.count == 1
+
+
+def test_a_round_says_when_the_next_one_is_worth_while(probe: Probe) -> None:
+    """At once if it has left something that may go, soon for a worker that is to become idle, and otherwise when something is due."""
+
+    def due_s(worker: str = "w", **options: Any) -> float | None:
+        return probe.round(1, worker, request=probe.new_request(worker), **options).due_s
+
+    assert due_s() is None
+    probe.write("t", "x", "y")
+    assert due_s() == 0
+    assert due_s() == 30
+    probe.limit("t", is_paused=True)
+    probe.write("t", "z")
+    assert due_s() == 30
+    probe.pass_time(30)
+    probe.limit("t", is_paused=False)
+    probe.drain()
+    probe.write("t", "a", "b")
+    probe.take(2, "dead", lease_s=1, company=Company(0, may_get_others=False))
+    probe.pass_time(1)
+    probe.write("t", *"1234")
+    for worker, expected in (("one", 0), ("one", 0.05), ("two", 0), ("one", 0.05)):
+        assert due_s(worker, company=Company(1, may_get_others=False)) == expected, worker
+
+
+def test_a_key_lends_a_hundred_messages_to_tenants_at_their_limits_and_holds_the_others(probe: Probe) -> None:
+    """In the lines of their tenants they take no room of the key's."""
+    probe.limit_keys(k=KeyLimits(in_flight=5))
+    probe.limit("t", in_flight=1)
+    probe.write("t", "first", key="k")
+    probe.take()
+    probe.write("t", *["x"] * 99, key="k")
+    probe.write("t", *["x"] * 3, key="k")
+    [gate] = probe.client.hvals(probe.key("gates"))
+    in_flight, _, waits, _, lent, *_ = msgspec.msgpack.decode(gate)
+
+    assert (in_flight, waits, lent) == (1, 2, 100)
 
 
 def test_a_lease_that_had_ended_before_the_clock_was_corrected_has_ended(redis_client: RedisClient) -> None:

@@ -1,0 +1,68 @@
+"""Maintenance of queues goes on where it stopped: from shard to shard, and from page to page."""
+
+import psycopg
+import pytest
+import redis
+
+from fixtures.constants import SetConstants
+from penstock import Queue
+from penstock.database.registry import register_channel, registered_channels
+from penstock.records import DEFAULT_SCOPE, Epoch, Offset
+from penstock.streaming.queues import Queues
+
+JOBS = Queue("jobs", shards=3)
+
+
+@pytest.fixture
+def queues(connection: psycopg.Connection, redis_client: redis.Redis) -> Queues:
+    register_channel(connection, DEFAULT_SCOPE, JOBS)
+    made = Queues(connection, redis_client, DEFAULT_SCOPE, Epoch(1))
+    made.update(registered_channels(connection, DEFAULT_SCOPE))
+    return made
+
+
+def maintain(queues: Queues, shards: int = 1) -> int:
+    tails = {shard: Offset(9) for shard in JOBS.shard_names[:shards]}
+    return queues.maintain(tails, lambda shard, error: pytest.fail(f"{shard}: {error}"))
+
+
+def stage(connection: psycopg.Connection, shard: int, *ids: int) -> None:
+    for id_ in ids:
+        connection.execute(
+            "INSERT INTO penstock.staged_records (id, channel, shard, key, action, object, data) OVERRIDING SYSTEM VALUE "
+            "VALUES (%s, 'jobs', %s, 't', 'a', 'o', '1')",
+            [id_, shard],
+        )
+
+
+def waiting(connection: psycopg.Connection, *, given: bool) -> list[int]:
+    found = connection.execute(
+        "SELECT record_id FROM penstock.waiting_records WHERE is_given = %s ORDER BY record_id", [given]
+    ).fetchall()
+    return [id_ for (id_,) in found]
+
+
+@pytest.mark.parametrize(("budget_s", "given"), [(0.0, [[1], [1, 2], [1, 2, 3], [1, 2, 3]]), (60.0, [[1, 2, 3]] * 4)])
+def test_each_shard_has_its_turn_and_all_of_them_as_long_as_there_is_time(
+    budget_s: float, given: list[list[int]], queues: Queues, connection: psycopg.Connection, set_constants: SetConstants
+) -> None:
+    set_constants("streaming.queues", MAINTAIN_S=budget_s)
+    for shard in range(3):
+        stage(connection, shard, shard + 1)
+        connection.execute("INSERT INTO penstock.waiting_records VALUES (%s, 'jobs', %s)", [shard + 1, shard])
+
+    assert [(maintain(queues, 3), waiting(connection, given=True))[1] for _ in given] == given
+
+
+def test_what_redis_lacks_is_found_page_by_page(
+    queues: Queues, connection: psycopg.Connection, set_constants: SetConstants
+) -> None:
+    set_constants("streaming.queues", RECONCILE_RECORDS=2)
+    for offset in (1, 2, 3):
+        stage(connection, 0, offset)
+        connection.execute("INSERT INTO penstock.journal VALUES ('jobs', 0, %s, %s, %s, 1)", [offset, offset, [offset]])
+    seen = []
+    for _ in range(3):
+        maintain(queues)
+        seen.append(waiting(connection, given=True))
+    assert seen == [[1, 2], [1, 2, 3], [1, 2, 3]]
