@@ -107,20 +107,31 @@ def test_a_source_keeps_what_a_consumer_elsewhere_has_not_reported(regions: Regi
     assert regions.eu.rows(reported) == [(20, 2)]
 
 
-def test_records_in_redis_are_applied_while_their_source_is_away(regions: Regions) -> None:
+def test_records_in_redis_are_applied_while_their_source_is_away(regions: Regions, redis_client: redis.Redis) -> None:
+    """If they are of the epoch that was accepted: of no other one, and of none."""
+    shards = regions.eu.channel.shard_names
+
+    def apply_of_epoch(epoch: int | None) -> list[str]:
+        for key in (log_keys("penstock", shard).epoch for shard in shards):
+            redis_client.set(key, epoch) if epoch is not None else redis_client.delete(key)
+        # Nobody knows whether this is all.
+        with regions.worker({**regions.urls, "eu": AWAY}) as worker, pytest.raises(ServerUnavailable, match="eu"):
+            worker.drain()
+        return regions.effects("eu")
+
+    for source in (regions.eu, regions.us):
+        source.stream()
+    regions.drain()
     regions.eu.stage(5, "before ")
     regions.eu.stream()
-    regions.us.stream()
+    assert [apply_of_epoch(epoch) for epoch in (None, 1)] == [[], []], "none is accepted yet"
     regions.drain()
     regions.eu.stage(5, "after ")
     regions.eu.stream()
-    worker = regions.worker({**regions.urls, "eu": AWAY})
 
-    # Nobody knows whether this is all.
-    with worker, pytest.raises(ServerUnavailable, match="eu"):
-        worker.drain()
-
-    assert regions.effects("eu") == sorted(keys("before ", 5) + keys("after ", 5))
+    before = keys("before ", 5)
+    after = sorted(before + keys("after ", 5))
+    assert [apply_of_epoch(epoch) for epoch in (None, 2, 1)] == [before, before, after]
 
 
 def test_a_shard_whose_records_redis_has_lost_waits_for_its_source_alone(

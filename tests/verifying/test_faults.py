@@ -285,12 +285,31 @@ def test_what_is_twice_in_the_journal_or_out_of_order_is_counted_within_what_is_
     assert FindingKind.DOUBLED not in world.verified(start=Offset(3)).counts
 
 
+@pytest.mark.parametrize(("elsewhere", "overtaken"), [("'others', 0", 0), ("'things', 1", 0), ("'things', 0", 2)])
+def test_newer_records_of_the_same_keys_overtake_none_elsewhere(world: World, elsewhere: str, overtaken: int) -> None:
+    """They come before all that are older."""
+    world.connection.execute(
+        "UPDATE penstock.journal SET first_offset = first_offset + 10, last_offset = last_offset + 10"
+    )
+    world.connection.execute(STAGE.replace("'things', 0", elsewhere).encode())
+    tick(world.connection, DEFAULT_SCOPE)
+    world.connection.execute(
+        "UPDATE penstock.journal SET first_offset = 1, last_offset = 2 WHERE record_ids[1] > %s", [world.rows[-1][0]]
+    )
+
+    others = (ShardName("others", Shard(0)), ShardName("things", Shard(1)))
+    assert world.verified(declared=others).overtaken == overtaken
+
+
 @pytest.mark.parametrize("world", CHANNELS, indirect=True)
 def test_a_staged_row_of_another_shard_is_right_once_the_number_of_shards_was_changed(world: World) -> None:
-    """The journal alone decides then; of another channel, it is wrong still."""
-    world.connection.execute("UPDATE penstock.channels SET generations = '{2}', first_shard = 1")
+    """That of its own channel: the journal alone decides then.  Of another channel, it is wrong still."""
+    register_channel(world.connection, DEFAULT_SCOPE, Log("others", shards=1))
     world.execute("UPDATE penstock.staged_records SET shard = 2 WHERE id = %(id)s", 2)
-    assert read_findings(world.verified()) == []
+    for resharded, found in (("others", [(FindingKind.CHANGED, "staged", 2, 1)]), ("things", [])):
+        change = "UPDATE penstock.channels SET generations = '{2}', first_shard = 1 WHERE channel = %s"
+        world.connection.execute(change, [resharded])
+        assert read_findings(world.verified()) == found
 
     world.execute("UPDATE penstock.staged_records SET channel = 'others' WHERE id = %(id)s", 5)
     assert read_findings(world.verified()) == [(FindingKind.CHANGED, "staged", 5, 1)]
