@@ -88,12 +88,20 @@ def rows(connection: Connection) -> list[tuple[int, str]]:
     return [(number, value) for number, value in connection.execute("SELECT id, value FROM public.state ORDER BY id")]
 
 
-def test_every_kind_of_difference_is_repaired(repair: Repair, connection: Connection) -> None:
-    """Different, missing and surplus rows."""
-    done = repair()
+def test_every_kind_of_difference_is_told_and_repaired(
+    repair: Repair, connection: Connection, set_constants: SetConstants
+) -> None:
+    """Missing, surplus, different and doubled rows, with all their values, however few of these a comparison shows."""
+    set_constants("reconciling.comparison", SAMPLES=1)
+    connection.execute("ALTER TABLE public.state DROP CONSTRAINT state_pkey")
+    connection.execute("INSERT INTO public.canon VALUES (5, 'five'), (6, 'six')")
+    connection.execute("INSERT INTO public.state VALUES (5, 'five'), (5, 'five'), (6, 'five'), (6, 'six'), (7, ''), (8, '')")
+    repair(intent="compare")
+    assert repair().repaired == 8
 
-    assert done.repaired == 4
-    assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
+    told = "SELECT missing, surplus, different, repaired FROM penstock.reconciliations ORDER BY id"
+    assert connection.execute(told).fetchall() == [(1, 3, 4, 0), (1, 3, 4, 8)]
+    assert rows(connection) == [(1, "one"), (2, "two"), (3, "three"), (5, "five"), (6, "six")]
 
 
 def test_a_table_of_which_nothing_but_the_key_is_compared_is_repaired(repair: Repair, connection: Connection) -> None:
