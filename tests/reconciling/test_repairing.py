@@ -95,7 +95,9 @@ def test_every_kind_of_difference_is_told_and_repaired(
     set_constants("reconciling.comparison", SAMPLES=1)
     connection.execute("ALTER TABLE public.state DROP CONSTRAINT state_pkey")
     connection.execute("INSERT INTO public.canon VALUES (5, 'five'), (6, 'six')")
-    connection.execute("INSERT INTO public.state VALUES (5, 'five'), (5, 'five'), (6, 'five'), (6, 'six'), (7, ''), (8, '')")
+    connection.execute(
+        "INSERT INTO public.state VALUES (5, 'five'), (5, 'five'), (6, 'five'), (6, 'six'), (7, ''), (8, '')"
+    )
     repair(intent="compare")
     assert repair().repaired == 8
 
