@@ -101,8 +101,8 @@ def test_every_kind_of_difference_is_told_and_repaired(
     repair(intent="compare")
     assert repair().repaired == 8
 
-    told = "SELECT missing, surplus, different, repaired FROM penstock.reconciliations ORDER BY id"
-    assert connection.execute(told).fetchall() == [(1, 3, 4, 0), (1, 3, 4, 8)]
+    counted = "SELECT missing, surplus, different, repaired FROM penstock.reconciliations ORDER BY id"
+    assert connection.execute(counted).fetchall() == [(1, 3, 4, 0), (1, 3, 4, 8)]
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three"), (5, "five"), (6, "six")]
 
 
