@@ -174,6 +174,25 @@ def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
 
 
 @pytest.mark.usefixtures("patient", "streamer")
+def test_who_comes_while_the_first_sample_is_read_waits_for_that_one(
+    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
+) -> None:
+    with (
+        closing(StatusSampler(flow, database_url, behind(redis_proxy, redis_url))) as sampler,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        redis_proxy.hold_back()
+        first = pool.submit(sampler.look)
+        eventually(lambda: redis_proxy.accepted, "it is read")
+        second = pool.submit(sampler.look)
+        eventually(lambda: second.running() or second.done(), "another viewer is there")
+        redis_proxy.heal()
+
+        assert first.result().status is not None
+        assert second.result() is first.result()
+
+
+@pytest.mark.usefixtures("patient", "streamer")
 def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(
     flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
 ) -> None:
