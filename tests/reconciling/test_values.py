@@ -242,6 +242,30 @@ def test_a_key_of_many_columns_meets_itself_and_no_other(
     assert run("TABLE public.canonical", key=names).clean
 
 
+COARSE = {
+    "interval": ("1 month", "30 days", "720:00:00", "29 days 24:00:00"),
+    "jsonb": ('{"a": 1}', '{"a": 1.0}', '{"a": 1.00}', '{"a": 1.000}'),
+}
+"""Values that Postgres takes for equal."""
+
+
+@pytest.mark.parametrize("intent", ["repair", "replace"])
+@pytest.mark.parametrize("type_", COARSE)
+def test_keys_that_are_equal_to_postgres_and_have_other_texts_are_other_keys(
+    run: Run, connection: Connection, type_: str, intent: Intent
+) -> None:
+    equal, different, surplus, missing = COARSE[type_]
+    columns, keys = [Column("v", "int", ())], [f"id {type_}"]
+    create(connection, "public.canonical", columns, keys, [(equal, "1"), (different, "2"), (missing, "4")])
+    create(connection, "public.state", columns, keys, [(equal, "1"), (different, "0"), (surplus, "3")])
+
+    found = run("TABLE public.canonical").comparison
+    assert found is not None
+    assert found.counts == dict.fromkeys(set(DifferenceKind) - {DifferenceKind.DOUBLED}, 1)
+    assert run("TABLE public.canonical", intent).repaired == 3
+    assert read(connection, "id") == read(connection, "id", "public.canonical")
+
+
 @pytest.mark.parametrize("side", ["canonical", "state"])
 @pytest.mark.parametrize("key", [("NULL", "1"), ("1", "NULL"), ("NULL", "NULL")])
 def test_a_key_with_null_identifies_no_row_on_either_side(

@@ -175,14 +175,12 @@ class StateTable:
 
     def check_keys(self) -> None:
         """Checks that a key identifies a row."""
-        keys = sql.SQL(", ").join(map(sql.Identifier, self.spec.key))
         nulls = _any(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in self.spec.key)
-        grouped = sql.SQL("GROUP BY {}").format(keys) if self.spec.key else sql.SQL("")
         [(without_key, twice)] = self.execute(
             "SELECT (SELECT count(*) FROM {rows} WHERE {nulls}), "
             "(SELECT count(*) FROM (SELECT FROM {rows} {grouped} HAVING count(*) > 1) t)",
             nulls=nulls,
-            grouped=grouped,
+            grouped=self._grouped,
         )
         check_keys(self.spec, without_key=without_key, twice=twice)
 
@@ -192,8 +190,16 @@ class StateTable:
         self.execute(
             "UPDATE {rows} r SET {kind} = 'doubled' FROM (SELECT {keys} FROM {table} {grouped} HAVING count(*) > 1) s WHERE {same}",
             keys=keys,
-            grouped=sql.SQL("GROUP BY {}").format(keys) if self.spec.key else sql.SQL(""),
+            grouped=self._grouped,
         )
+
+    @property
+    def _grouped(self) -> sql.Composable:
+        """Groups rows by their key, as ``_same`` compares it; without a key, all of them."""
+        names = [sql.Identifier(name) for name in self.spec.key]
+        coarse = (sql.Identifier(name) for name in self.spec.key if self.columns[name].oid not in NATIVE)
+        texts = (sql.SQL('CAST({} AS text) COLLATE "C"').format(name) for name in coarse)
+        return sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts])) if names else sql.SQL("")
 
     def find_surplus(self, *, whole: bool) -> None:
         """Notes and locks the rows that are too many: of a whole state also all whose key is not among the rows."""
