@@ -213,6 +213,11 @@ LATER = {
         ["ALTER TABLE readings DETACH PARTITION readings_2"],
         "readings_2_rest is no part",
     ),
+    "a child whose trigger is disabled": (
+        "inherited",
+        ["ALTER TABLE child DISABLE TRIGGER ALL"],
+        "child inherits from table .* has no trigger",
+    ),
     "a child that inherits no more": ("inherited", ["ALTER TABLE child NO INHERIT readings"], "child is no part"),
 }
 
@@ -235,7 +240,7 @@ def test_a_part_that_comes_or_goes_is_reported_until_init(
     for statement in ddl:
         connection.execute(statement.encode())
 
-    if kind == "plain":  # its rows would be lost
+    if found.endswith("has no trigger"):  # its rows would be lost
         with pytest.raises(TriggerMissing, match=found):
             check_triggers(connection, pipeline)
     else:

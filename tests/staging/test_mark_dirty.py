@@ -1,7 +1,10 @@
 """Rules that mark members dirty, in the session's transaction."""
 
+from itertools import product
+from typing import Any
+
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride, Rider, StagedRecords
@@ -77,23 +80,32 @@ def test_a_member_of_none_marks_nothing(
     assert members(staged) == [("update", "1"), ("update", "1")]
 
 
-def test_a_trigger_marks_the_same_members_as_the_hooks(
-    pipeline: Pipeline, index: Ick, application: Engine, staged: StagedRecords
-) -> None:
-    rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture="trigger")
-    with application.begin() as connection:
-        for statement in make_trigger(rule, "penstock").statements:
-            connection.execute(text(statement.replace(":", "\\:")))
-        connection.execute(text("INSERT INTO riders VALUES (1, 'a'), (2, 'b')"))
-        connection.execute(
-            text(
-                "INSERT INTO rides (id, status, fare, extra, rider_id) VALUES (7, 'new', 0, '{}', 1), (8, 'new', 0, '{}', NULL)"
-            )
-        )
-        connection.execute(text("UPDATE rides SET rider_id = 2"))
-        connection.execute(text("DELETE FROM rides WHERE id = 7"))
+MEMBERS = (None, 1, 2)
 
-    assert members(staged) == [("insert", "1"), ("update", "1"), ("update", "2"), ("update", "2"), ("delete", "2")]
+
+@pytest.mark.parametrize("capture", ["orm", "trigger"])
+def test_hooks_and_triggers_mark_what_a_row_belongs_to_and_what_it_belonged_to(
+    capture: Any, pipeline: Pipeline, index: Ick, sessions: sessionmaker[Session], staged: StagedRecords
+) -> None:
+    """Each row belongs to a member, or none, then to another, and is deleted."""
+    rule = pipeline.marks_dirty(Ride, to=index, key="rider_id", capture=capture)
+    expected: list[tuple[str, str]] = []
+    with sessions.begin() as session:
+        for statement in make_trigger(rule, "penstock").statements if capture == "trigger" else ():
+            session.execute(text(statement.replace(":", "\\:")))
+        session.add_all([Rider(id=1, name="a"), Rider(id=2, name="b")])
+        for before, after in product(MEMBERS, MEMBERS):
+            session.add(ride := Ride(rider_id=before))
+            session.flush()
+            ride.rider_id = after
+            session.flush()
+            session.delete(ride)
+            session.flush()
+            moved = dict.fromkeys((before, after)) if before != after else {}
+            marked = [("insert", before), *(("update", each) for each in moved), ("delete", after)]
+            expected += [(action, str(member)) for action, member in marked if member is not None]
+
+    assert members(staged) == expected
     assert {(r.shard, r.key) for r in staged()} == {(index.shard_for(k), k) for k in ("1", "2")}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -13,12 +14,14 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.application import Ride, StagedRecords
 from fixtures.constants import SetConstants
 from fixtures.postgres import engine_url
+from fixtures.sources import MakeDatabase
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage, stage_async
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
 from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
+from penstock.schema.initialise import initialise
 
 Sessions = sessionmaker[Session]
 
@@ -94,6 +97,34 @@ def by_async_sessions(_sessions: Sessions, url: str) -> None:
 
 def by_asyncpg(_sessions: Sessions, url: str) -> None:
     in_async_sessions(url.replace("postgresql:", "postgresql+asyncpg:", 1))
+
+
+@pytest.mark.parametrize(
+    ("driver", "elsewhere"), [("sqlalchemy", "schema"), ("psycopg", "schema"), ("psycopg", "database")]
+)
+def test_what_is_known_of_a_channel_is_known_of_one_schema_of_one_database(
+    driver: str, elsewhere: str, rides: Log, database_url: str, make_database: MakeDatabase
+) -> None:
+    """Where it is registered otherwise, the same declaration is refused."""
+    other_url = make_database() if elsewhere == "database" else database_url
+    scope = replace(DEFAULT_SCOPE, schema="shop") if elsewhere == "schema" else DEFAULT_SCOPE
+    initialise(other_url, scope.schema)
+    engine = create_engine(engine_url(database_url))
+
+    def stage_in(url: str, schema: str) -> None:
+        opened: Any = engine.begin() if driver == "sqlalchemy" else psycopg.connect(url)
+        with opened as connection:
+            stage(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT], schema=schema))
+
+    with psycopg.connect(database_url) as here, psycopg.connect(other_url) as there:
+        register_channel(here, DEFAULT_SCOPE, EIGHT)
+        register_channel(there, scope, rides)
+    try:
+        stage_in(database_url, DEFAULT_SCOPE.schema)
+        with pytest.raises(ChannelMismatch, match=RESHARD):
+            stage_in(other_url, scope.schema)
+    finally:
+        engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,14 @@ CYCLE.append({"again": CYCLE})
     ],
 )
 def test_a_value_that_postgres_or_a_reader_cannot_handle_is_refused(value: object, field: str, reason: str) -> None:
-    """Guarantee 22: a typed error with the path of the field."""
-    with pytest.raises(InvalidRecord) as refused:
-        json_text(value, "data", ENOUGH)
+    """Guarantee 22: a typed error with the path of the field; and so is a member of an enum that has such a value."""
+    for payload in (value, Enum("Given", {"MEMBER": value}).MEMBER):  # type: ignore[attr-defined]
+        with pytest.raises(InvalidRecord) as refused:
+            json_text(payload, "data", ENOUGH)
 
-    assert refused.value.field == field
-    assert reason in str(refused.value)
-    assert refused.value.__context__ is None
+        assert refused.value.field == field
+        assert reason in str(refused.value)
+        assert refused.value.__context__ is None
 
 
 def test_the_limits_are_exact() -> None:
