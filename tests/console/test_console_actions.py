@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from console.conftest import HOSTILE, As, Visitors
+from fixtures.constants import SetConstants
 from penstock import Pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS, Right
@@ -28,6 +29,11 @@ GIVEN: dict[str, dict[str, str]] = {
     "cancel": {"channel": "jobs", "tenant": "k", "confirm": "jobs"},
     "limit": {"channel": "jobs", "key": "k", "in_flight": "2", "rate": "0.5", "is_paused": "on", "weight": ""},
 }
+
+STAGE_JOB = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT channel, shard, key, action, object, data, headers FROM penstock.staged_records WHERE channel = 'jobs'
+"""
 
 pytestmark = pytest.mark.usefixtures("scene")
 
@@ -73,6 +79,55 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
                (SELECT array_agg(name || limits ORDER BY 1) FROM penstock.queue_limits)
         """
     ).fetchall()
+
+
+ANOTHER_LETTER = """
+INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts)
+VALUES ('refuses', 'things', 0, 2, 7, 'k', 'insert', 'thing', '1', now(), 'ValueError: no', 1)
+"""
+CHANGED = {
+    "resume": "UPDATE penstock.pauses SET reason = 'another one'",
+    "go-on": 'UPDATE penstock.checkpoints SET "offset" = 7 WHERE halted IS NOT NULL',
+    "retry": "UPDATE penstock.dead_letters SET retry_requested_at = now()",
+    "retry-all": ANOTHER_LETTER,
+    "drop": "UPDATE penstock.dead_letters SET record_id = record_id + 1",
+    "limit": "INSERT INTO penstock.queue_limits (channel, kind, name, limits) VALUES ('jobs', 'key', 'k', '{\"rate\": 5}')",
+}
+"""What others do between the plan and the act; the plans of all other actions say the same in every state."""
+
+
+@pytest.mark.parametrize("action", CHANGED)
+def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection: Connection, action: str) -> None:
+    client, given = see_as(*RIGHTS), GIVEN[action]
+    pause(connection, "channel", "jobs", reason="before", by="bob")
+    fields = plan(client, action, given)
+    connection.execute(CHANGED[action].encode())
+    before = done(connection)
+    answer = client.post(f"/act/{action}", data=given | fields)
+
+    assert answer.status_code == 409
+    assert "Here is the new one." in answer.text
+    assert (done(connection), list_actions(connection)) == (before, [])
+    assert client.post(f"/act/{action}", data=given | plan(client, action, given)).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("action", "more", "counted"),
+    [
+        ("retry-all", ANOTHER_LETTER, "SELECT count(retry_requested_at) FROM penstock.dead_letters"),
+        ("cancel", STAGE_JOB, "SELECT count(*) FROM penstock.cancellations"),
+    ],
+    ids=["retry-all", "cancel"],
+)
+def test_an_action_on_many_takes_no_more_than_its_plan_says(
+    see_as: As, connection: Connection, set_constants: SetConstants, action: str, more: str, counted: str
+) -> None:
+    set_constants("console.actions", MAX_RETRIED=1)
+    connection.execute(more.encode())
+    client, given = see_as(*RIGHTS), GIVEN[action]
+    client.post(f"/act/{action}", data=given | plan(client, action, given))
+
+    assert connection.execute(counted.encode()).fetchall() == [(1,)]
 
 
 def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, connection: Connection) -> None:

@@ -29,7 +29,7 @@ from penstock.errors import InvalidSetting
 from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway, Staged
 from penstock.observing import listener as listener_module
 from penstock.observing.listener import MAX_CONNECTIONS, Answer, Listener
-from penstock.observing.probes import Probes, notified_systemd
+from penstock.observing.probes import Probes, notified_systemd, watchdog_interval_s
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -206,6 +206,13 @@ def test_systemd_hears_when_the_process_is_ready_that_it_lives_and_when_it_stops
 
     with notified_systemd(probes, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
         pass
+
+
+@pytest.mark.parametrize(("microseconds", "seconds"), [(None, 0), ("0", 0), ("20000", 0.01), ("30000000", 15)])
+def test_systemd_hears_twice_within_the_time_of_its_watchdog_that_the_process_lives(
+    microseconds: str | None, seconds: float
+) -> None:
+    assert watchdog_interval_s({} if microseconds is None else {"WATCHDOG_USEC": microseconds}) == seconds
 
 
 def list_notifiers() -> list[threading.Thread]:

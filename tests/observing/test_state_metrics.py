@@ -27,7 +27,9 @@ from penstock.observing.state_metrics import MAX_NAMES, MAX_SHARDS, METRICS, OTH
 from penstock.operating.pausing import pause
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, RegisteredSchedule, Status
+from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
+from penstock.streaming.faults import StoppedShard
 
 HOSTILE = 'x"}\n\\ 1'
 THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1), redis_memory="64MB"), Ick("index"), Queue("jobs")
@@ -261,6 +263,30 @@ def found(connection: Connection, streamer: Streamer, redis_client: Any) -> Stat
     """The status of a pipeline with one log, of two shards."""
     streamer.drain()
     return status(connection, redis_client)
+
+
+def test_a_shard_is_flagged_in_its_own_channel_and_consumer_alone(found: Status) -> None:
+    """Another one has a shard of the same number."""
+    [channel] = [each for each in found.channels if each.channel == "things"]
+    healthy, hurt = channel.shards[0], replace(channel.shards[1], damage="it is another's")
+    [reads] = make_consumer("reads", 1).shards
+    wide = replace(
+        found,
+        channels=(
+            replace(channel, channel="a", shards=(healthy, hurt)),
+            replace(channel, channel="b", shards=(replace(hurt, shard=0), replace(healthy, shard=1))),
+        ),
+        consumers=(
+            ConsumerStatus("halts", "a", None, (reads, replace(reads, shard=1, halted=None))),
+            ConsumerStatus("waits", "a", None, (replace(reads, halted=None), replace(reads, shard=1, halted=None, waiting="x"))),
+        ),
+        faults=replace(found.faults, stopped=(StoppedShard(ShardName("b", Shard(1)), "it is damaged", 1.0),)),
+    )  # fmt: skip
+
+    assert measured(wide, "shard_stopped") == {("a", ""): 0, ("b", "1"): 1}
+    assert measured(wide, "shard_damaged") == {("a", "1"): 1, ("b", "0"): 1}
+    assert measured(wide, "consumer_halted") == {("halts", "a", "0"): 1, ("waits", "a", ""): 0}
+    assert measured(wide, "consumer_waiting") == {("halts", "a", ""): 0, ("waits", "a", "1"): 1}
 
 
 @pytest.mark.parametrize("count", [MAX_NAMES - 1, MAX_NAMES, MAX_NAMES + 1, MAX_NAMES + 7])

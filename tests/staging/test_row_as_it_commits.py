@@ -39,6 +39,7 @@ from sqlalchemy.orm import (
 
 from fixtures.application import Ride, Rider, StagedRecords
 from penstock import Ick, Log, Pipeline
+from penstock.errors import InvalidRecord
 from penstock.staging.payload import json_text, key_text
 
 Sessions = sessionmaker[Session]
@@ -269,6 +270,33 @@ def test_what_another_transaction_has_committed_is_in_the_record(
 
     record = staged()[-1]
     assert (record.action, record.key, [record.data]) == (action, expected[0]["code"], expected)
+
+
+SETTINGS = {"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "extra_float_digits": "-15"}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in SETTINGS), [*SETTINGS]], ids=", ".join)
+def test_a_flush_reads_the_row_under_any_settings_and_leaves_them_as_they_were(
+    names: list[str], pipeline: Pipeline, rides: Log, sessions: Sessions, staged: StagedRecords
+) -> None:
+    """Guarantee 22: whether it stages the row, or fails in a savepoint."""
+    pipeline.stages(Thing, to=rides, key="code", data=None)
+    show = text("SELECT name, setting FROM pg_settings ORDER BY name")
+    with sessions.begin() as session:
+        for name in names:
+            session.execute(text(f"SET LOCAL {name} = '{SETTINGS[name]}'"))
+        before = session.execute(show).all()
+        thing = Thing(id=1, ratio=0.1, at=datetime.fromisoformat("2026-02-03T00:00:00+05:30"))
+        session.add(thing)
+        session.flush()
+        thing.name = "mine"
+        session.flush()
+        with pytest.raises(InvalidRecord), session.begin_nested():
+            session.add(Thing(id=2, ratio=float("nan")))
+        after = session.execute(show).all()
+
+    assert after == before
+    assert [staged()[-1].data] == read_fresh(sessions, Thing)
 
 
 WRITTEN: dict[str, dict[str, Any]] = {

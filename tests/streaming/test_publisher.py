@@ -371,21 +371,33 @@ def test_a_hole_in_the_journal_is_never_skipped(
     assert len(logged(things)[other]) == journal_tails(connection, DEFAULT_SCOPE)[other]
 
 
+@pytest.mark.parametrize("first", [1, 2], ids=["all", "the last"])
 def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
-    streamer: Streamer, connection: Connection, things: Log
+    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, set_constants: SetConstants, first: int
 ) -> None:
-    """The streamer neither spins, waiting for records that never come, nor goes on as if nothing had been."""
+    """The streamer neither spins, waiting for records that never come, nor goes on as if nothing had been, then or later."""
+    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
     streamer.drain()
-    stage_rows(connection, things, 20)
-    streamer.opened().publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
-    connection.execute("DELETE FROM penstock.journal")
+    for _ in range(2):
+        stage_rows(connection, things, 20)
+        streamer.opened().publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+    connection.execute("DELETE FROM penstock.journal WHERE first_offset >= %s", [first])
     with capture_logs() as logs:
         done = [streamer.round() for _ in range(3)]
 
-    assert [(each.backlog, each.idle) for each in done] == [(0, True)] * 3
+    assert [(each.backlog, each.idle) for each in done] == [(0, first == 1), (0, True), (0, True)]
     stopped = [each for each in logs if each["event"] == "shard unusable"]
     assert sorted(each["shard"] for each in stopped) == ["things/0", "things/1"]
     assert all("these rows of the journal are gone" in each["reason"] for each in stopped)
+    published = logged(things)
+    for _ in range(2):
+        stage_rows(connection, things, 20)
+        streamer.round()
+        refresh_now(streamer)
+
+    reasons = streamer.opened().publisher.unusable.errors
+    assert [*map(str, sorted(reasons))] == ["things/0", "things/1"]
+    assert logged(things) == published
 
 
 def test_no_key_expires_and_all_keys_of_a_shard_share_a_slot(

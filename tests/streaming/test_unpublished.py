@@ -9,13 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fixtures.constants import SetConstants
 from fixtures.flow import drop_limits
 from penstock.channels.isolation import ShardError
 from penstock.channels.log.appending import Batch
 from penstock.database.connections import Connection
 from penstock.errors import DamagedJournal
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
-from penstock.streaming.unpublished import unpublished
+from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
 SHARD = ShardName("things", Shard(0))
 EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -151,16 +152,18 @@ def read_rows(batches: list[Batch]) -> dict[int, Row]:
     return {batch.first + place: row for batch in batches for place, row in enumerate(batch.columns.rows())}
 
 
-READS = {"after": st.integers(0, 11), "most": st.integers(1, 10)}
+READS = {"after": st.integers(0, 11), "most": st.integers(1, 10), "size": st.sampled_from([BATCH_BYTES, 1, 30, 60])}
 
 
 @settings(max_examples=60)
-@example(World([Record(at=TIMES[2]), Record(at=TIMES[3])], [1, 2], []), 0, 9)
+@example(World([Record(at=TIMES[2]), Record(at=TIMES[3])], [1, 2], []), 0, 9, BATCH_BYTES)
+@example(World([Record()] * 9, [*range(9)], []), 0, 9, 1)
 @given(world=worlds(damaged=False), **READS)
 def test_batches_are_what_the_journal_names_from_any_offset_on(
-    connection: Connection, world: World, after: int, most: int
+    connection: Connection, set_constants: SetConstants, world: World, after: int, most: int, size: int
 ) -> None:
     """Guarantees 2 and 22: in the journal's order, every value to its last digit, in batches of any size."""
+    set_constants("streaming.unpublished", BATCH_BYTES=size)
     world.write(connection)
     batches, errors = read(connection, world, after, most)
 
@@ -177,9 +180,10 @@ def test_batches_are_what_the_journal_names_from_any_offset_on(
 @settings(max_examples=60)
 @given(world=worlds(damaged=True), **READS)
 def test_nothing_comes_after_what_the_journal_or_the_table_lacks(
-    connection: Connection, world: World, after: int, most: int
+    connection: Connection, set_constants: SetConstants, world: World, after: int, most: int, size: int
 ) -> None:
     """Guarantee 3: what was published before the damage stays; an offset belongs to one record for ever, or to none."""
+    set_constants("streaming.unpublished", BATCH_BYTES=size)
     world.write(connection)
     rows, entries = world.rows(), world.entries()
     missing = {world.begins + place for place in world.gone}
@@ -208,8 +212,9 @@ def test_nothing_comes_after_what_the_journal_or_the_table_lacks(
 @settings(max_examples=20)
 @given(world=worlds(damaged=True).filter(lambda world: world.lost is None), **READS)
 def test_of_a_queue_a_record_that_is_done_leaves_its_id(
-    connection: Connection, world: World, after: int, most: int
+    connection: Connection, set_constants: SetConstants, world: World, after: int, most: int, size: int
 ) -> None:
+    set_constants("streaming.unpublished", BATCH_BYTES=size)
     world.write(connection)
     batches, errors = read(connection, world, after, most, as_queue=True)
 

@@ -109,6 +109,11 @@ def _answer(lines: list[str]) -> Answer:
     return Answer(503 if lines else 200, "".join(f"{line}\n" for line in lines or ["ok"]))
 
 
+def watchdog_interval_s(environment: Mapping[str, str]) -> float:
+    """Returns the seconds between two messages that the process lives: half of systemd's watchdog, as it advises; 0 without one."""
+    return int(environment.get("WATCHDOG_USEC", "0")) / 2_000_000
+
+
 @contextmanager
 def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Tells systemd when the process is ready, that it lives, and when it stops; nothing without ``NOTIFY_SOCKET``."""
@@ -116,7 +121,7 @@ def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ
     if not address:
         yield
         return
-    every_s = int(environment.get("WATCHDOG_USEC", "0")) / 2_000_000
+    every_s = watchdog_interval_s(environment)
     stopping = threading.Event()
 
     def send(state: str) -> None:

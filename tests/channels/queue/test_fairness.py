@@ -12,7 +12,8 @@ import redis
 
 from fixtures.queues import Given, Probe
 from penstock.channels.queue import NewMessage, choose_hand
-from penstock.declaring.unique import TenantLimits
+from penstock.channels.queue.declared_limits import encode_declaration
+from penstock.declaring.unique import KeyLimits, TenantLimits
 
 MICE = [f"mouse-{number}" for number in range(50)]
 
@@ -413,6 +414,39 @@ def test_bytes_come_back_when_messages_are_done_dead_or_deleted(probe: Probe) ->
             else:
                 probe.run(probe.shard.delete([given.id]))
     assert probe.write("t", "x" * 30)[0].is_kept
+
+
+@pytest.mark.parametrize("state", ["paused", "leased", "delayed", "to be tried again", "held by its key"])
+def test_bytes_count_in_whatever_state_a_message_is_though_the_tenant_has_nothing_else(
+    state: str, probe: Probe
+) -> None:
+    limits = {"t": TenantLimits(bytes=10, is_paused=state == "paused")}
+    probe.run(probe.shard.declare(encode_declaration(limits, {"k": KeyLimits(is_paused=state == "held by its key")})))
+    probe.write("t", "x" * 10, key="k", delay_s=1000 if state == "delayed" else 0)
+    for given in probe.take() if state in {"leased", "to be tried again"} else ():
+        if state == "to be tried again":
+            probe.settle(given, "retry", delay_s=1000)
+    for _ in range(2):
+        probe.write("other", "x")
+        probe.done(probe.take())
+        probe.sweep()
+
+    assert not probe.write("t", "!")[0].is_kept
+
+
+def test_a_lease_of_a_message_without_bytes_counts_though_the_tenant_has_nothing_else(probe: Probe) -> None:
+    probe.limit("t", in_flight=1)
+    probe.write("t", "")
+    [given] = probe.take()
+    for _ in range(2):
+        probe.write("other", "x")
+        probe.done(probe.take())
+        probe.sweep()
+    probe.write("t", "")
+
+    assert probe.take() == []
+    probe.done([given])
+    assert len(probe.take()) == 1
 
 
 def test_a_preferred_stream_never_starves_others(probe: Probe) -> None:

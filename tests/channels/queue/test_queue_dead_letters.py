@@ -2,6 +2,7 @@
 
 import pytest
 
+from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
 from penstock.declaring.unique import TenantLimits, Unique
@@ -49,13 +50,27 @@ def test_the_bytes_of_a_message_that_is_brought_back_are_its_tenants_again(queue
     assert queue.write("t", "1234567890").is_new
 
 
-def test_a_message_that_is_brought_back_has_its_unique_name_again(queue: FairQueue) -> None:
-    first = queue.write("t", "first", unique=Unique("invoice-17"))
-    with queue.reader() as reader:
-        reader.read()[0].dead("bad")
-    assert queue.redrive(queue.dead_letters()) == 1
+@pytest.mark.parametrize("end", ["done", "dead", "deleted"])
+@pytest.mark.parametrize(
+    "unique", [Unique("n", until="queued"), Unique("n"), Unique("n", window=60)], ids=lambda unique: unique.held_until
+)
+def test_a_message_that_is_brought_back_has_its_unique_name_again_until_it_ends(
+    unique: Unique, end: str, probe: Probe
+) -> None:
+    """One for a time, too, of which the time was over."""
+    probe.write("t", "first", unique=unique)
+    [given] = probe.take()
+    probe.settle(given, "dead")
+    probe.pass_time(61)
+    probe.run(probe.shard.redrive([given.id]))
+    assert probe.write("t", "again", unique=unique)[0].duplicate_of == given.id
 
-    assert queue.write("t", "again", unique=Unique("invoice-17")).duplicate_of == first.id
+    [given] = probe.take()
+    if end == "deleted":
+        probe.run(probe.shard.delete([given.id]))
+    else:
+        probe.settle(given, end)
+    assert probe.write("t", "next", unique=unique)[0].is_new
 
 
 def test_a_name_that_another_has_taken_meanwhile_stays_its_own(queue: FairQueue) -> None:

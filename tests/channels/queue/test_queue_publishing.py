@@ -104,6 +104,7 @@ def test_a_batch_of_several_calls_goes_on_where_the_last_one_has_ended(
     written = writer.write(make_batch(1, count, begins=True))
     more = writer.write(make_batch(count + 1, 2 * count, done=range(count + 2, 2 * count + 1, 2)))
 
+    assert (written.is_new, more.is_new) == (True, False)
     assert written.reply == Appended(Offset(count), count)
     assert more.reply == Appended(Offset(2 * count), count)
     assert len(FairQueue(redis_client, "jobs", streams=4)) == count + (count + 1) // 2

@@ -106,6 +106,21 @@ def test_confirming_extends_a_lease_of_which_half_is_over(queue: FairQueue, redi
         assert ends() > before + 10_000
 
 
+def test_without_redis_a_lease_is_known_to_last_for_half_of_its_time(redis_proxy: Proxy, redis_url: str) -> None:
+    with connect_redis(behind(redis_proxy, redis_url)) as client:
+        queue = FairQueue(client, "jobs")
+        queue.write("t", "x")
+        with queue.reader(lease_s=1000) as reader:
+            [lease] = reader.read()
+            extended_at = lease.held.extended_at
+            redis_proxy.refuse()
+            for ago_s, is_held in ((0, True), (400, True), (600, False), (900, False)):
+                lease.held.extended_at = extended_at - ago_s
+                assert lease.confirm() == is_held
+            redis_proxy.heal()
+            assert lease.confirm()
+
+
 def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queue: FairQueue) -> None:
     queue.write("t", "x")
     others = {*threading.enumerate()}

@@ -111,14 +111,30 @@ def test_a_lost_key_is_noticed_though_another_call_made_it_again(name: str, fill
     assert sorted(everything(probe)) == sorted([*filled.ids.keys() - {"dead"}, "late", "new"])
 
 
-def test_unique_names_hold_again_after_a_rebuild(filled: Filled) -> None:
-    probe = filled.probe
-    probe.client.delete(probe.key("uniques"))
+@pytest.mark.parametrize("lost", ["uniques", "accounts"])
+@pytest.mark.parametrize("state", ["waiting", "leased", "delayed", "dead"])
+@pytest.mark.parametrize(
+    "unique", [Unique("n", until="queued"), Unique("n"), Unique("n", window=600)], ids=lambda unique: unique.held_until
+)
+def test_a_unique_name_is_held_or_free_after_a_rebuild_as_before(
+    unique: Unique, state: str, lost: str, probe: Probe
+) -> None:
+    """Of a dead letter that had it for a time, nothing but the lost key has said so."""
+    [written] = probe.write("t", "x", unique=unique, delay_s=60 if state == "delayed" else 0)
+    probe.write("other", "x")
+    for given in probe.take(2) if state in {"leased", "dead"} else ():
+        if state == "dead":
+            probe.settle(given, "dead")
+    assert probe.state(written.id) == state
+    probe.client.delete(probe.key(lost))
     probe.sweep()
 
-    for name in ("one", "two", "three"):
-        [written] = probe.write("t", "again", unique=name)
-        assert written.duplicate_of in filled.ids.values()
+    is_held = {
+        "queued": state in {"waiting", "delayed"},
+        "running": state != "dead",
+        "window": state != "dead" or lost == "accounts",
+    }[unique.held_until]
+    assert probe.write("t", "again", unique=unique)[0].duplicate_of == (written.id if is_held else None)
 
 
 def test_all_keys_but_the_bodies_lost_is_rebuilt(filled: Filled) -> None:
