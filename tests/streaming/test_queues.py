@@ -877,7 +877,7 @@ def test_a_unique_name_is_one_in_all_shards(
 ) -> None:
     unique = Unique("invoice-17", until)
     divided.put(range(40), unique)
-    shards = dict(connection.execute("SELECT data::int, shard FROM penstock.staged_records").fetchall())
+    shards: dict[int, int] = dict(connection.execute("SELECT data::int, shard FROM penstock.staged_records").fetchall())
     divided.streamer.drain()
     assert outstanding(connection) == 1
     redis_client.flushall()  # nothing is known of it there
