@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
 from fixtures.flow import running
-from penstock import Log, Pipeline
+from penstock import Cancel, Log, Pipeline
 from penstock.consuming import WorkerSetup, letter_retry
 from penstock.consuming.letter_retry import DeadLetterRow, Retried
 from penstock.consuming.log.log_worker import LogWorker
@@ -31,7 +31,7 @@ class Desk:
 
     def __init__(self, flow: Pipeline, connection: Connection, streamer: Streamer, url: str) -> None:
         self.flow, self.connection, self.streamer, self.url = flow, connection, streamer, url
-        self.refused = {"a1"}
+        self.refused, self.cancelled = {"a1"}, set[str]()
         self.ends_transaction = False
 
     def letters(self) -> list[DeadLetterRow]:
@@ -58,6 +58,8 @@ def desk(
         for record in records:
             word = record.data["word"]
             session.execute(text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word})
+            if word in desk.cancelled:
+                raise Cancel
             if word in desk.refused:
                 raise ValueError(f"no {record.key}")
             if desk.ends_transaction:
@@ -110,6 +112,15 @@ def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> N
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
     assert desk.letters() == []
     assert counts(desk) == (4, 0)
+
+
+def test_a_record_that_the_handler_cancels_is_passed_without_an_effect_and_the_next_is_retried(desk: Desk) -> None:
+    desk.cancelled = {"a1"}
+
+    assert [each.outcome for each in desk.retry()] == ["cancelled", "applied", "applied"]
+    assert desk.effects() == ["b1", "a2", "a3"]
+    assert desk.letters() == []
+    assert counts(desk) == (3, 0)
 
 
 def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> None:

@@ -21,7 +21,7 @@ from penstock.batches.record_batch import as_records
 from penstock.consuming.checkpoints import Advance
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.deliverer import retry_conflicts
-from penstock.consuming.delivery import Broken, Conflict, Unavailable
+from penstock.consuming.delivery import Broken, Cancelled, Conflict, Unavailable
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.driver_errors import describe
@@ -105,10 +105,10 @@ class Retried:
     """The outcome of a retry."""
 
     letter: DeadLetterRow
-    # ``applied``; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not retried: a later
+    # ``applied``; ``cancelled`` by the handler; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not retried: a later
     # record of its key was applied; ``held``, because another process works on its shard all the time; ``gone`` meanwhile; of a
     # queue: ``staged`` again
-    outcome: Literal["applied", "failed", "kept", "superseded", "held", "gone", "staged"]
+    outcome: Literal["applied", "cancelled", "failed", "kept", "superseded", "held", "gone", "staged"]
     reason: str = ""  # cause of the failure, or reason that it was not retried
 
 
@@ -154,7 +154,7 @@ class LetterTrial:
         if self._checks_order and (later := letter.superseded_by):  # without a transaction
             return _superseded(letter, later)
         try:
-            return self._apply(letter, self._plan(letter))
+            return self._try(letter)
         except _ShardBusy:
             return Retried(letter, "held", f"another process works on {letter.place.shard}")
         except NotApplied as failed:
@@ -162,6 +162,14 @@ class LetterTrial:
             self._failed.add(key)
             self._note(letter, failed.reason)
             return Retried(letter, "failed", failed.reason)
+
+    def _try(self, letter: DeadLetterRow) -> Retried:
+        try:
+            return self._apply(letter, self._plan(letter))
+        except NotApplied as failed:
+            if isinstance(failed.outcome, Cancelled):  # passed without an effect, as it would have been in its turn
+                return self._apply(letter, self._plan(letter, is_cancelled=True))
+            raise
 
     def _apply(self, letter: DeadLetterRow, plan: Planner[Result]) -> Result:
         """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
@@ -186,8 +194,8 @@ class LetterTrial:
                     raise _ShardBusy from failed
             sleep(LOCK_POLL_S)
 
-    def _plan(self, letter: DeadLetterRow) -> Planner[Retried]:
-        """Effect and removal in one transaction."""
+    def _plan(self, letter: DeadLetterRow, *, is_cancelled: bool = False) -> Planner[Retried]:
+        """Effect and removal in one transaction; of one that the handler has cancelled, the removal."""
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Retried]:
             checkpoint = locked[letter.place.shard]
@@ -216,9 +224,9 @@ class LetterTrial:
                     self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
 
             return TransactionPlan(
-                Retried(letter, "applied"),
-                self._items(make_record(letter, record)),
-                [Advance(checkpoint, checkpoint.offset, applied=1, dead=-1)],
+                Retried(letter, "cancelled" if is_cancelled else "applied"),
+                None if is_cancelled else self._items(make_record(letter, record)),
+                [Advance(checkpoint, checkpoint.offset, applied=0 if is_cancelled else 1, dead=-1)],
                 settle=settle,
             )
 
