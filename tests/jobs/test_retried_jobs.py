@@ -91,3 +91,27 @@ def test_a_dead_letter_is_staged_again_by_a_worker_if_operator_or_application_as
         assert retry(session, first, second, of=JOBS) == (first,)
     worker.slice(100, lambda: False)
     assert bench.letters == []
+
+
+def test_a_worker_stages_the_dead_letters_of_a_former_one_again_and_counts_its_own(
+    bench: Bench, start_worker: Callable[..., QueueWorker], set_constants: SetConstants
+) -> None:
+    """It has another name since."""
+    set_constants("consuming.letter_retry", ASK_EVERY_S=0.0)
+
+    def refuse(_: Session, __: Job) -> DeadLetter:
+        return DeadLetter("no address")
+
+    former, own, kept = bench.stage(3)
+    worker = start_worker(refuse)
+    worker.drain()
+    bench.connection.execute("UPDATE penstock.dead_letters SET consumer = 'former' WHERE record_id = %s", [former])
+    dead: list[Any] = []
+    for letter in (former, own):
+        assert len(retry_jobs(bench.connection, bench.client, "jobs", JobFilter((letter,)), apply=True)) == 1
+        worker.slice(100, lambda: False)
+        dead += bench.rows("SELECT dead FROM penstock.checkpoints")
+
+    assert dead == [(3,), (2,)]
+    assert [letter for letter, *_ in bench.letters] == [kept]
+    assert len(bench.unfinished) == 2

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -9,14 +10,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.crash_points import at_crash_points
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import Harm, Proxy, behind
-from penstock import Job, Pipeline
+from penstock import Cancel, DeadLetter, Job, Pipeline
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.observer import install_crashpoint
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.usefixtures("short_intervals")
@@ -147,27 +146,32 @@ def test_transactions_that_collide_are_tried_again_without_counting(
     check(bench, ids)
 
 
-def test_a_job_that_two_workers_have_at_once_has_one_effect(
-    working: Pipeline, bench: Bench, database_url: str, redis_url: str
+@pytest.mark.parametrize("ending", [None, DeadLetter("no"), Cancel(), ValueError("no")], ids=repr)
+def test_a_job_that_two_workers_have_at_once_has_one_end(
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, ending: Exception | None
 ) -> None:
-    """The first one's lease is taken away while it stands before its COMMIT: it is fenced, and the second one waits for it."""
-    declare(working, concurrency=1, attempts=2)
+    """The first one's lease is taken away while its handler runs: however that ends, the second one's end is the job's."""
     [record] = bench.stage()
-    spec = working.get_consumer("receipts")
     consumed: list[Consumed] = []
+    calls = count()
 
-    def give_away(point: str) -> None:
-        if point == "jobs.after_apply":
-            install_crashpoint(None)
-            bench.client.zadd("penstock:{jobs/0}:q-leases", {str(record): 1})  # it ended long ago
-            with bench.queue.reader() as other:
-                [lease] = other.read()
-                assert lease.message.id == str(record)
-                lease.release()
+    @working.worker(reads=JOBS, attempts=2, concurrency=1)
+    def receipts(session: Session, job: Job) -> None:
+        session.execute(text(ADD_EFFECT), {"job": job.id, "attempt": job.attempts})
+        if next(calls):
+            return
+        bench.client.zadd("penstock:{jobs/0}:q-leases", {str(record): 1})  # it ended long ago
+        with bench.queue.reader() as other:
+            [lease] = other.read()
+            assert lease.message.id == str(record)
+            lease.release()
+        if ending is not None:
+            raise ending
 
-    with at_crash_points(give_away), QueueWorker(WorkerSetup(working, spec, database_url, redis_url)) as worker:
+    spec = working.get_consumer("receipts")
+    with QueueWorker(WorkerSetup(working, spec, database_url, redis_url)) as worker:
         worker.drain(consumed.append)
-    assert sum(each.stale for each in consumed) == 1
+    assert sum(each.stale for each in consumed) == (not isinstance(ending, ValueError))
     check(bench, [record])
     assert len(bench.queue) == 0
 

@@ -1,6 +1,6 @@
 """Dead letters are retried once, in order, or dropped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -33,6 +33,7 @@ class Desk:
         self.flow, self.connection, self.streamer, self.url = flow, connection, streamer, url
         self.refused, self.cancelled = {"a1"}, set[str]()
         self.ends_transaction = False
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def letters(self) -> list[DeadLetterRow]:
         return of_consumer(self.connection, "reader")
@@ -62,6 +63,7 @@ def desk(
                 raise Cancel
             if word in desk.refused:
                 raise ValueError(f"no {record.key}")
+            desk.meanwhile()
             if desk.ends_transaction:
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
 
@@ -156,6 +158,27 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
 
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
     assert counts(desk) == (4, 0)
+
+
+@pytest.mark.parametrize("by", ["another process", "a pause"])
+def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstants, by: str) -> None:
+    """When a worker has taken it already."""
+    set_constants("consuming.letter_retry", PATIENCE_S=0.0, ASK_EVERY_S=0.0)
+    desk.refused = set()
+    request_retries(desk.connection, desk.letters())
+    with connect_postgres(desk.url, application="busy") as busy, busy.transaction():
+        if by == "a pause":
+            desk.meanwhile = lambda: pause(desk.connection, "consumer", "reader", reason="not yet", by="ann")
+        else:
+            busy.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
+        desk.worker.slice(1, lambda: False)
+
+    held = {letter.offset: letter.retry_requested_at is not None for letter in desk.letters()}
+    assert held == dict.fromkeys((3, 4) if by == "a pause" else (1, 3, 4), True)
+    desk.meanwhile = lambda: None
+    resume(desk.connection, "consumer", "reader")
+    desk.worker.slice(10, lambda: False)
+    assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
 
 def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk) -> None:

@@ -90,6 +90,8 @@ def test_a_row_that_the_application_refers_to_is_not_deleted(
     left = [(1, 10), (2, 20), (3, 30), (5, 50)] if intent == "repair" else before
     assert (read(connection, "state"), read(connection, "notes")) == (left, application)
     execute(connection, "DELETE FROM public.notes WHERE item = 3")
+    listed = connection.execute("SELECT remaining FROM penstock.reconciliations ORDER BY id DESC").fetchone()
+    assert listed == (['{"id":3}'] if intent == "repair" else None,)
     run(intent, resume=intent == "repair")
     assert (read(connection, "state"), run("compare").clean) == ([(1, 10), (2, 20), (5, 50)], True)
     assert read(connection, "notes") == application[:2]
@@ -118,7 +120,7 @@ def test_a_value_that_the_application_refers_to_is_not_changed(
     left = [(1, 1, 10), (2, 22, 20), (3, 3, 30), (4, 4, 40)] if intent == "repair" else before
     assert (read(connection, "state"), read(connection, "notes")) == (left, application)
     execute(connection, "DELETE FROM public.notes WHERE item = 22")
-    run(intent, resume=intent == "repair")
+    assert (run(intent, resume=intent == "repair").resumed is not None) == (intent == "repair")
     assert (read(connection, "notes"), run("compare").clean) == ([(1, 1)], True)
 
 
