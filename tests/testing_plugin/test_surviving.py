@@ -169,6 +169,23 @@ def test_handlers_that_write_by_the_session_alone_survive_all(survive: Survive, 
     survive(pipeline)
 
     assert redis_client.keys("penstock:*") == []
+
+
+def test_nothing_of_a_fault_is_left_for_what_comes_after_it(survive: Survive, set_constants: SetConstants) -> None:
+    def crash(_: str) -> None:
+        raise AssertionError
+
+    def hurt(*_: object) -> None:
+        install_crashpoint(crash)
+        install_repeats(lambda _: True)
+        raise ZeroDivisionError
+
+    set_constants("testing.surviving", HAZARDS=(Hazard("a fault", "advice", hurt),))
+    pipeline = Pipeline([THINGS])
+    pipeline.consumer(reads=THINGS, name="reader")(add)
+    with pytest.raises(ZeroDivisionError):
+        survive(pipeline)
+
     crashpoint("consumer.after_apply")
     assert not is_repeated("consumer.after_round")
 
