@@ -167,7 +167,7 @@ class LetterTrial:
         try:
             return self._apply(letter, self._plan(letter))
         except NotApplied as failed:
-            if isinstance(failed.outcome, Cancelled):  # passed without an effect, as it would have been in its turn
+            if isinstance(failed.outcome, Cancelled):  # passed without an effect, as by the worker
                 return self._apply(letter, self._plan(letter, is_cancelled=True))
             raise
 
