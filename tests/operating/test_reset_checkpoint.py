@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from fixtures.flow import stage_rows
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline, Queue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.registry import register_channel
+from penstock.declaring.kinds import Channel
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import offsets_since
 from penstock.operating.reset import checkpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
-from penstock.records import Offset, Record
+from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 
 
@@ -119,17 +121,36 @@ def test_a_halted_shard_resumes_behind_the_failing_record(
     assert reset_checkpoint(connection, "reader", resume=True) == ()
 
 
+LETTERS = """
+INSERT INTO penstock.dead_letters
+SELECT 'reader', %s, 0, n, n, 'k', 'a', 'o', '{}', NULL, now(), 'r', 1 FROM generate_series(1, 4) AS n
+"""
+LEFT = 'SELECT "offset" FROM penstock.dead_letters ORDER BY 1'
+
+
 def test_dead_letters_that_will_be_read_again_are_removed(connection: Connection, reader: LogWorker) -> None:
     """Otherwise they would collide when they are dead-lettered again."""
-    connection.execute(
-        "INSERT INTO penstock.dead_letters SELECT 'reader', 'things', 0, n, n, 'k', 'a', 'o', '{}', NULL, now(), 'r', 1 "
-        "FROM generate_series(1, 4) AS n"
-    )
+    connection.execute(LETTERS, ["things"])
 
     moves = reset_checkpoint(connection, "reader", Offset(2), shard=0, apply=True)
 
     assert [move.dead_letters for move in moves] == [2]
-    assert connection.execute('SELECT "offset" FROM penstock.dead_letters ORDER BY 1').fetchall() == [(1,), (2,)]
+    assert connection.execute(LEFT).fetchall() == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(("kind", "left"), [(Log, 2), (Ick, 4), (Queue, 4)])
+def test_dead_letters_whose_number_is_no_offset_stay(connection: Connection, kind: type[Channel], left: int) -> None:
+    """Guarantee 21: nobody delivers members and jobs again."""
+    register_channel(connection, DEFAULT_SCOPE, kind("others", shards=1))
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted) '
+        "VALUES ('reader', 'others', 0, 2, 1, 'for a test')"
+    )
+    connection.execute(LETTERS, ["others"])
+
+    [move] = reset_checkpoint(connection, "reader", resume=True, apply=True)
+
+    assert (move.dead_letters, len(connection.execute(LEFT).fetchall())) == (4 - left, left)
 
 
 def stage_at(connection: Connection, shard: int, *ages: str) -> list[int]:
