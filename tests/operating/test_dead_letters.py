@@ -181,12 +181,19 @@ def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstan
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
 
-def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk) -> None:
-    """As recruits do: there is no loop that a request could wait for."""
+def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk, set_constants: SetConstants) -> None:
+    """As recruits do: there is no loop that a request could wait for.  More than it takes at once, it takes at once again."""
+    set_constants("consuming.letter_retry", ASK_EVERY_S=1e6)
     desk.refused = set()
+    desk.connection.execute(
+        'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, '
+        "staged_at, reason, attempts) SELECT 'reader', 'things', 0, n, n, 'c' || n, 'said', 'word', "
+        "jsonb_build_object('word', 'c' || n), now(), 'r', 1 FROM generate_series(101, 120) n"
+    )
     request_retries(desk.connection, desk.letters())
 
-    desk.worker.slice(10, lambda: False)
+    for _ in range(3):
+        desk.worker.slice(10, lambda: False)
 
     assert desk.letters() == []
 

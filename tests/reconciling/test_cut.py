@@ -201,6 +201,18 @@ def test_a_consumer_stops_at_the_barrier_and_continues_when_it_is_lifted(
     assert paused_worker.drain() == 20
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_consumer_goes_on_while_its_state_is_read_unless_it_is_held(
+    paused_worker: LogWorker, connection: Connection, connect: Connect, *, holds: bool
+) -> None:
+    barrier = Barrier(paused_worker.consumer, DEFAULT_SCOPE)
+    shards = "SELECT count(*) FROM penstock.barriers"
+    with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
+        with pinned(connect, barrier, at, holds=holds):
+            assert connection.execute(shards).fetchone() == (2 * holds,)
+        assert connection.execute(shards).fetchone() == (0,)
+
+
 def test_a_barrier_stands_in_the_shards_of_every_generation(
     paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:

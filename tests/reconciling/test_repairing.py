@@ -19,6 +19,7 @@ from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows, choose_batch
 from penstock.records import DEFAULT_SCOPE, Record
+from penstock.testing import eventually
 
 
 class Comparer(InlineComparer):
@@ -48,7 +49,9 @@ class Comparer(InlineComparer):
 class Repair(Protocol):
     """Repairs the state; ``meanwhile`` is executed after that many comparisons."""
 
-    def __call__(self, meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any) -> Reconciled: ...
+    def __call__(
+        self, meanwhile: str | Callable[[], None] = "", *, after: int = 1, name: str = "state", **options: Any
+    ) -> Reconciled: ...
 
 
 @pytest.fixture
@@ -68,16 +71,18 @@ def repair(flow: Pipeline, things: Log, connection: Connection, database_url: st
     with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
         worker.drain()
 
-    def run(meanwhile: str = "", *, after: int = 1, name: str = "state", **options: Any) -> Reconciled:
+    def run(
+        meanwhile: str | Callable[[], None] = "", *, after: int = 1, name: str = "state", **options: Any
+    ) -> Reconciled:
         def execute() -> None:
-            for statement in filter(None, meanwhile.split(";")):
+            for statement in filter(None, str(meanwhile).split(";")):
                 connection.execute(statement.encode())
 
         return reconcile(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
             flow.get_reconciliation(name),
-            Comparer(database_url, execute, after),
+            Comparer(database_url, meanwhile if callable(meanwhile) else execute, after),
             **{"intent": "repair", **options},
         )
 
@@ -168,6 +173,20 @@ def test_a_consumer_that_left_the_cut_is_not_repaired(repair: Repair, connection
         repair(moved, after=3)
 
     assert rows(connection) == UNREPAIRED
+
+
+def test_a_repair_postpones_the_end_of_its_barrier(
+    repair: Repair, connection: Connection, set_constants: SetConstants
+) -> None:
+    """As long as it takes: the consumer would go on, and the repair would have to begin again."""
+    set_constants("reconciling.cut", EXPIRES_S=0.3)
+
+    def wait() -> None:
+        ends = "SELECT max(expires_at) FROM penstock.barriers"
+        before = connection.execute(ends).fetchall()
+        eventually(lambda: connection.execute(ends).fetchall() > before, "it ends later")
+
+    assert repair(wait, after=3).repaired == 4
 
 
 def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(repair: Repair, connection: Connection) -> None:
