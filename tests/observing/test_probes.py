@@ -75,7 +75,7 @@ def test_what_a_silent_loop_does_decides_whether_it_is_alive_and_ready(where: st
             for event in said:
                 probes(event)
 
-        thread = threading.Thread(target=loop["run"], args=(say, done, over))
+        thread = threading.Thread(target=loop["run"], args=(say, done, over), daemon=True)
         thread.start()
         done.wait()
         for silent_s in (0, 10, 10.5, 60, 60.5):
