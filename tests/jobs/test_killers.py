@@ -31,6 +31,7 @@ def die(job):
             os.kill(os.getpid(), signal.SIGKILL)
         case "blocked":  # as code in C that holds the lock of the interpreter: nothing else runs, no heartbeat either
             os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)  # another thread may take the signal, and this one goes on until it has
 
 options = {"reads": JOBS, "lease": 3, "concurrency": int(os.environ["CONCURRENCY"]), "attempts": int(os.environ["ATTEMPTS"])}
 
