@@ -129,12 +129,12 @@ CHANGING: dict[str, tuple[set[str], Any]] = {
 """Statements, each with the kinds of change that it may make."""
 
 
-@pytest.mark.parametrize("on", [{"insert"}, {"update"}, {"delete"}, {"insert", "delete"}], ids=str)
+@pytest.mark.parametrize("on", [("insert",), ("update",), ("delete",), ("insert", "delete")], ids=str)
 def test_only_the_kinds_of_change_that_a_rule_names_are_guarded(
-    on: set[Change], pipeline: Pipeline, rides: Log, sessions: Sessions
+    on: tuple[Change, ...], pipeline: Pipeline, rides: Log, sessions: Sessions
 ) -> None:
     """Guarantee 7: a statement of several kinds is refused for any of them."""
-    pipeline.stages(Ride, to=rides, on=sorted(on), key="id")
+    pipeline.stages(Ride, to=rides, on=[*on], key="id")
     refused = set()
     for name, (_, statement) in CHANGING.items():
         with sessions() as session:
@@ -143,7 +143,7 @@ def test_only_the_kinds_of_change_that_a_rule_names_are_guarded(
             except BypassedStaging:
                 refused.add(name)
 
-    assert refused == {name for name, (kinds, _) in CHANGING.items() if kinds & on}
+    assert refused == {name for name, (kinds, _) in CHANGING.items() if kinds.intersection(on)}
 
 
 def test_a_statement_that_passed_is_checked_again_when_another_session_joins(
