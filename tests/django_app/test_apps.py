@@ -135,6 +135,11 @@ def test_tables_are_made_and_dropped_in_the_pipelines_database_alone(
     drop_tables("second")
     assert count() == with_trigger
     assert with_trigger[1] > 0
+    find_model("Tag").objects.create()
+    with pytest.raises(Exception, match="still hold records"):
+        drop_tables("default")
+    assert count() == with_trigger
+    connection.execute("DELETE FROM penstock.staged_records")
     drop_tables("default")
     assert count() == (False, 0)
     create_tables("second")

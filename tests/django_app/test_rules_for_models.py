@@ -44,7 +44,7 @@ def make_models() -> Any:
         speed = models.FloatField(default=0.5)
         password = models.CharField(max_length=9)
         pin = models.SlugField()
-        penstock_secret = ("pin",)
+        penstock_secret: tuple[str, ...] = ("pin",)
 
         class Meta:
             app_label = "parcels"
@@ -54,7 +54,13 @@ def make_models() -> Any:
             app_label = "parcels"
 
     class Veiled(Parcel):  # noqa: DJ008  the same
-        penstock_secret = ("address",)
+        penstock_secret = ("address", "depot")  # by the name of the field
+
+        class Meta:
+            app_label, proxy = "parcels", True
+
+    class Anonymous(Parcel):  # noqa: DJ008  the same
+        penstock_secret = ("depot_id",)  # by that of its attribute
 
         class Meta:
             app_label, proxy = "parcels", True
@@ -69,7 +75,8 @@ def make_models() -> Any:
         class Meta:
             app_label = "parcels"
 
-    return SimpleNamespace(Depot=Depot, Parcel=Parcel, Insured=Insured, Veiled=Veiled, Thing=Thing, Scan=Scan)
+    made = (Depot, Parcel, Insured, Veiled, Anonymous, Thing, Scan)
+    return SimpleNamespace(**{each.__name__: each for each in made})
 
 
 VALUES: dict[str, Any] = {
@@ -138,10 +145,11 @@ def test_every_write_of_a_model_is_staged_without_its_secrets(db: Any, database_
 @pytest.mark.usefixtures("db")
 def test_a_proxy_model_stands_for_its_table_and_adds_its_own_secrets() -> None:
     models, pipeline = make_models(), DjangoPipeline([LOG])
-    parcel, veiled = pipeline.find_mapped(models.Parcel), pipeline.find_mapped(models.Veiled)
+    parcel, veiled, anonymous = map(pipeline.find_mapped, (models.Parcel, models.Veiled, models.Anonymous))
 
-    secrets = [{c.key for c in each.__table__.columns if c.info["secret"]} for each in (parcel, veiled)]
-    assert secrets == [{"password", "pin"}, {"password", "pin", "address"}]
+    secrets = [{c.key for c in each.__table__.columns if c.info["secret"]} for each in (parcel, veiled, anonymous)]
+    of_all = {"password", "pin"}
+    assert secrets == [of_all, of_all | {"address", "depot_id"}, of_all | {"depot_id"}]
     assert (veiled.__table__.name, veiled.__name__) == (parcel.__table__.name, parcel.__name__)
 
 
