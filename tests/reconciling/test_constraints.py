@@ -1,21 +1,18 @@
 """A repair of a state with constraints and triggers: the least change that is right, or a refusal that names the constraint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
+from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import RepairRefused
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import FailedRun, Intent, Reconciled, reconcile, reconcile_all
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import DEFAULT_SCOPE
 
 INTENTS: tuple[Intent, ...] = ("repair", "replace")
 ACTIONS = ("NO ACTION", "RESTRICT", "CASCADE", "SET NULL", "SET DEFAULT")
@@ -29,14 +26,8 @@ Run = Callable[..., Reconciled]
 
 
 @pytest.fixture
-def run(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
+def run(flow: Pipeline, keeper: str, database_url: str) -> Run:
     """Reconciles states of a consumer that has started: ``state`` by the canonical table ``canon``, others likewise."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
-
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
-        worker.drain()
 
     def go(intent: Intent, state: str = "state", *others: str, **options: Any) -> Reconciled:
         for name in (state, *others):

@@ -2,21 +2,18 @@
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
+from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Reconciled, reconcile
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import DEFAULT_SCOPE
 
 TABLES = """
 CREATE TABLE public.canonical AS
@@ -34,14 +31,9 @@ Run = Callable[..., StateComparison]
 
 
 @pytest.fixture
-def run(flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str) -> Run:
+def run(flow: Pipeline, keeper: str, connection: Connection, database_url: str) -> Run:
     """Compares ``public.state``, whose rows differ in several columns."""
 
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
-
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
-        worker.drain()
     for statement in TABLES.split(";"):
         connection.execute(statement.encode())
     for key in ("id", "number", "code"):

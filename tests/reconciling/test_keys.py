@@ -1,14 +1,10 @@
 """Reconciliation with keys of every kind, and when its snapshot is lost."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
+from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import ServerUnavailable, SnapshotLost
@@ -16,7 +12,7 @@ from penstock.reconciling.comparison import CanonicalTables, StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer, Intent, Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import DEFAULT_SCOPE
 
 STATE = """
 CREATE TABLE public.state (
@@ -39,20 +35,14 @@ NAMES = ["", "a", "A", "\u00e4", "a'b", 'a"b', "a\\b", "a\nb", "{}", "\u00df", "
 
 
 @pytest.fixture
-def state(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> ReconciliationSpec:
+def state(flow: Pipeline, keeper: str) -> ReconciliationSpec:
     """A consumer that has started, and the reconciliation of its state."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
     @flow.reconciliation(of=keeper, state="public.state", key=("name", "number", "day", "code"))
     def canonical(tables: CanonicalTables) -> Any:
         return tables("public.canonical")
 
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url))
-    worker.drain()
-    worker.close()
-    return flow.get_reconciliation("keeper")
+    return flow.get_reconciliation(keeper)
 
 
 @pytest.fixture

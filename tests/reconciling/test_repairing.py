@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import pytest
-from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
+from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
@@ -18,7 +15,7 @@ from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows, choose_batch
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import DEFAULT_SCOPE
 from penstock.testing import eventually
 
 
@@ -55,11 +52,8 @@ class Repair(Protocol):
 
 
 @pytest.fixture
-def repair(flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str) -> Repair:
+def repair(flow: Pipeline, keeper: str, connection: Connection, database_url: str) -> Repair:
     """Repairs ``public.state`` from ``public.canon``."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
     for name, columns in (("state", "id, value"), ("keys", "id")):
         query = f"SELECT {columns} FROM public.canon"
@@ -68,8 +62,6 @@ def repair(flow: Pipeline, things: Log, connection: Connection, database_url: st
     connection.execute("CREATE TABLE public.state (id int PRIMARY KEY, value text)")
     connection.execute("INSERT INTO public.canon VALUES (1, 'one'), (2, 'two'), (3, 'three')")
     connection.execute("INSERT INTO public.state VALUES (1, 'wrong'), (2, 'wrong'), (4, 'four')")
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
-        worker.drain()
 
     def run(
         meanwhile: str | Callable[[], None] = "", *, after: int = 1, name: str = "state", **options: Any

@@ -5,7 +5,7 @@ What is done with them is the same on both engines: see ``tests/reconciling``.
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,39 +13,25 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from sqlalchemy.orm import Session
 
 from fixtures.formats import VALUES, create_with_values, set_unusual
+from fixtures.reconciling import declare
 from fixtures.selects import SELECTS, compare, create_items
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, ServerUnavailable, SnapshotLost
 from penstock.reconciling.comparison import DifferenceKind, StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer, Reconciled, reconcile
 from penstock.reconciling.state_repair import CanonicalRows
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.spark_comparer import SparkComparer, Tables
 
 Run = Callable[..., Reconciled]
 
 
 @pytest.fixture
-def keeper(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Pipeline:
-    """A consumer that has started; its state is empty."""
-
-    @flow.consumer(reads=things)
-    def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
-
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
-        worker.drain()
-    return flow
-
-
-@pytest.fixture
-def run(spark: SparkSession, keeper: Pipeline, database_url: str) -> Run:
+def run(spark: SparkSession, flow: Pipeline, keeper: str, database_url: str) -> Run:
     """Reconciles by the canonical query or function, on Spark unless there is another comparer."""
 
     def go(
@@ -54,14 +40,11 @@ def run(spark: SparkSession, keeper: Pipeline, database_url: str) -> Run:
         intent: Any = "compare",
         **declared: Any,
     ) -> Reconciled:
-        name = f"r{len(keeper.reconciliations)}"
-        options = {"state": "public.state", "key": "id", "name": name, **declared}
-        function = canonical if callable(canonical) else lambda _: canonical
-        keeper.reconciliation(of="keeper", **options)(function)
+        spec = declare(flow, keeper, canonical, **declared)
         return reconcile(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
-            keeper.get_reconciliation(options["name"]),
+            spec,
             comparer or SparkComparer(spark, database_url),
             intent=intent,
         )
