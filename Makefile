@@ -11,7 +11,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(ARGS) pyproject.toml
 
 # Tests start Python a thousand times: without bytecode, each start compiles what it imports.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-spark storm lowest mutants bench lint pages picture site lock clean
@@ -28,13 +28,13 @@ demo: venv  ## watch records flow, break things, see them healed
 	@$(BIN)/penstock demo $(ARGS)
 
 test: venv  ## the tests, on real servers that they start themselves
-	@$(PYTEST) -n 3 $(ARGS)
+	@$(BIN)/python -m pytest -n 3 $(ARGS)
 
 test-spark: venv  ## those that need Spark: its engine, its sources, reconciling on it
-	@$(PYTEST) -n 2 -m "spark and not chaos and not storm" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "spark and not chaos and not storm" $(ARGS)
 
 storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
-	@$(PYTEST) -m storm $(ARGS)
+	@$(BIN)/python -m pytest -m storm $(ARGS)
 
 lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
 	@.ci/lowest $(ARGS)

@@ -1,10 +1,10 @@
 """One reader for all viewers: what it keeps, what it tells, and when it reads."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -17,6 +17,7 @@ from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sampl
 from penstock.database.connections import Connection
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerStatus
+from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 
@@ -147,63 +148,65 @@ def patient(set_constants: SetConstants) -> None:
     )
 
 
-@pytest.mark.usefixtures("patient", "streamer")
-def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
-    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy, connection: Connection
-) -> None:
-    """The first sample has read Postgres, and waits for Redis."""
+class Reading(NamedTuple):
+    """A sampler whose first sample has read Postgres, and waits for Redis."""
+
+    sampler: StatusSampler
+    pool: ThreadPoolExecutor
+    first: Future[Sample]
+
+
+@pytest.fixture
+def reading(
+    patient: None, streamer: Streamer, flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
+) -> Iterator[Reading]:
     with (
         closing(StatusSampler(flow, database_url, behind(redis_proxy, redis_url))) as sampler,
         ThreadPoolExecutor(2) as pool,
     ):
         redis_proxy.hold_back()
         first = pool.submit(sampler.look)
-        eventually(lambda: redis_proxy.accepted, "it waits for Redis")
-        connection.execute(
-            "INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('channel', 'things', 'a deploy', 'ann')"
-        )
-        sampler.forget()
-        second = pool.submit(sampler.look)
-        eventually(lambda: not second.running() or sampler.is_wanted, "the second viewer waits")
-        redis_proxy.heal()
-        before, after = first.result(), second.result()
+        try:
+            eventually(lambda: redis_proxy.accepted, "it waits for Redis")
+            yield Reading(sampler, pool, first)
+        finally:
+            redis_proxy.heal()
+
+
+def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
+    reading: Reading, redis_proxy: Proxy, connection: Connection
+) -> None:
+    sampler, pool, first = reading
+    connection.execute(
+        "INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('channel', 'things', 'a deploy', 'ann')"
+    )
+    sampler.forget()
+    second = pool.submit(sampler.look)
+    eventually(lambda: not second.running() or sampler.is_wanted, "the second viewer waits")
+    redis_proxy.heal()
+    before, after = first.result(), second.result()
 
     assert before.status is not None
     assert after.status is not None
     assert [each.name for each in after.status.pauses] == ["things"]
 
 
-@pytest.mark.usefixtures("patient", "streamer")
-def test_who_comes_while_the_first_sample_is_read_waits_for_that_one(
-    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
-) -> None:
-    with (
-        closing(StatusSampler(flow, database_url, behind(redis_proxy, redis_url))) as sampler,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        redis_proxy.hold_back()
-        first = pool.submit(sampler.look)
-        eventually(lambda: redis_proxy.accepted, "it is read")
-        second = pool.submit(sampler.look)
-        eventually(lambda: second.running() or second.done(), "another viewer is there")
-        redis_proxy.heal()
+def test_who_comes_while_the_first_sample_is_read_waits_for_that_one(reading: Reading, redis_proxy: Proxy) -> None:
+    sampler, pool, first = reading
+    second = pool.submit(sampler.look)
+    eventually(lambda: second.running() or second.done(), "another viewer is there")
+    redis_proxy.heal()
 
-        assert first.result().status is not None
-        assert second.result() is first.result()
+    assert first.result().status is not None
+    assert second.result() is first.result()
 
 
-@pytest.mark.usefixtures("patient", "streamer")
-def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(
-    flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
-) -> None:
-    sampler = StatusSampler(flow, database_url, behind(redis_proxy, redis_url))
-    with ThreadPoolExecutor(2) as pool:
-        redis_proxy.hold_back()
-        looked = pool.submit(sampler.look)
-        eventually(lambda: redis_proxy.accepted, "it reads")
-        closed = pool.submit(sampler.close)
-        eventually(lambda: sampler.is_closing, "it is to end")
-        redis_proxy.heal()
-        assert looked.result().status is not None
-        closed.result()
+def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(reading: Reading, redis_proxy: Proxy) -> None:
+    sampler, pool, first = reading
+    closed = pool.submit(sampler.close)
+    eventually(lambda: sampler.is_closing, "it is to end")
+    redis_proxy.heal()
+
+    assert first.result().status is not None
+    closed.result()
     assert sampler.samples == 1

@@ -5,7 +5,7 @@ applied once, what was lost stays applied, and nothing is applied of a shard who
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -117,7 +117,6 @@ class Restoring:
 
     def __init__(self, dice: Random, regions: Regions, postgres: EmbeddedPostgres, client: redis.Redis) -> None:
         self.dice, self.regions, self.postgres, self.client = dice, regions, postgres, client
-        self.story: list[str] = []
         self.connections: dict[str, psycopg.Connection] = {}
         self.eu, self.us = (  # which keep their records
             Source(name, url, regions.redis_url, Log("things", shards=2, source=name))
@@ -146,7 +145,7 @@ class Restoring:
         self.stage("eu", streams=True)
         for name in self.dice.choices(NAMES, k=3):
             arguments = {argument: self.dice.choice(values) for argument, values in CHANGES[name].items()}
-            self.story.append(f"{name}: {arguments}")
+            print(f"{name}: {arguments}")  # noqa: T201  shown if the test fails
             getattr(self, name)(**arguments)
             self.check()
 
@@ -401,12 +400,6 @@ def test_a_consumer_of_sources_that_are_restored_matches_the_model(
     with psycopg.connect(regions.database_url, autocommit=True) as connection:
         connection.execute("DROP TABLE public.effects")
         connection.execute('CREATE TABLE public.effects (source text, shard int, "offset" bigint, key text)')
-    restoring = Restoring(Random(seed), regions, postgres, redis_client)
-    try:
+    with closing(Restoring(Random(seed), regions, postgres, redis_client)) as restoring:
         for _ in range(5):
             restoring.change()
-    except BaseException:
-        print("\n".join(restoring.story))  # noqa: T201  shown if the test fails
-        raise
-    finally:
-        restoring.close()

@@ -6,7 +6,7 @@ are added, and records are replayed: with two consumers, so that nothing that is
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
@@ -160,7 +160,6 @@ class Operating:
 
     def __init__(self, dice: Random, connection: Connection, client: redis.Redis, urls: tuple[str, str]) -> None:
         self.dice, self.connection, self.client, self.urls = dice, connection, client, urls
-        self.story: list[str] = []
         self.streamer = Streamer(Pipeline([THINGS, COPIES]), *self.urls)
         self.streamer.open()
         self.log, self.staged = PlainLog(2), list[Word]()
@@ -183,7 +182,7 @@ class Operating:
         for name, options in (("one", KINDS[seed % 7]), ("two", KINDS[(seed + 3) % 7])):
             known = {key: value for key, value in options.items() if key != "batch"}
             self.readers[name], self.options[name] = PlainReader(name, **known), options
-            self.story.append(f"{name}: {options}")
+            print(f"{name}: {options}")  # noqa: T201  shown if the test fails
 
     def change(self) -> None:
         """Some words, and changes."""
@@ -193,7 +192,7 @@ class Operating:
 
     def do(self, name: str, **known: Any) -> None:
         arguments = {argument: self.dice.choice(values) for argument, values in CHANGES[name].items()} | known
-        self.story.append(f"{name}: {arguments}")
+        print(f"{name}: {arguments}")  # noqa: T201  shown if the test fails
         getattr(self, name)(**arguments)
         self.check()
 
@@ -204,7 +203,7 @@ class Operating:
         for _ in range(self.dice.randint(2, 5)):
             key, minute, error = self.dice.choice("abcd"), self.dice.randint(0, 5), self.dice.choice(REFUSALS)
             word = Word(f"{key}{next(self.numbers)}", key, minute)
-            self.story.append(f"{word}, {error}")
+            print(f"{word}, {error}")  # noqa: T201  shown if the test fails
             if error:
                 self.refused[word.text] = error
             self.connection.execute(
@@ -689,13 +688,7 @@ def test_a_log_and_its_consumers_match_the_model_whatever_operators_do(
 ) -> None:
     """Guarantees 5, 6 and 21."""
     connection.execute(TABLE)
-    operating = Operating(Random(seed), connection, redis_client, (database_url, redis_url))
-    try:
+    with closing(Operating(Random(seed), connection, redis_client, (database_url, redis_url))) as operating:
         operating.declare(seed)
         for _ in range(6):
             operating.change()
-    except BaseException:
-        print("\n".join(operating.story))  # noqa: T201  shown if the test fails
-        raise
-    finally:
-        operating.close()

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -40,14 +40,11 @@ def _rule(pipeline: Pipeline, rides: Log) -> None:
     pipeline.stages(Ride, to=rides, on=["insert"], key="id", data=["id"])
 
 
-@contextmanager
+@pytest.fixture
 def asleep(pipeline: Pipeline, database_url: str, redis_url: str, connection: Connection) -> Iterator[None]:
     """A streamer that has nothing to do for hours."""
-    streamer, looked, ended = (
-        Streamer(pipeline, database_url, redis_url, idle_s=HOURS_S),
-        threading.Event(),
-        threading.Event(),
-    )
+    streamer = Streamer(pipeline, database_url, redis_url, idle_s=HOURS_S)
+    looked, ended = threading.Event(), threading.Event()
     with running(lambda _: streamer.run(ended.is_set, lambda _: looked.set())):
         try:
             assert looked.wait(SOON_S)
@@ -132,49 +129,35 @@ COMMITS: list[Commit] = [
 
 
 @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+@pytest.mark.usefixtures("asleep")
 def test_a_commit_wakes_a_streamer_that_sleeps(
-    commit: Commit,
-    application: Engine,
-    pipeline: Pipeline,
-    rides: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    logged: ReadLog,
+    commit: Commit, application: Engine, pipeline: Pipeline, rides: Log, logged: ReadLog
 ) -> None:
     def published(number: int = 1) -> None:
         eventually(lambda: sum(map(len, logged(rides).values())) >= number, "it is published", timeout_s=SOON_S)
 
-    with asleep(pipeline, database_url, redis_url, connection):
-        commit(application, pipeline, rides, published)
-        published()
+    commit(application, pipeline, rides, published)
+    published()
 
 
+@pytest.mark.usefixtures("asleep")
 def test_a_streamer_that_has_connected_again_is_woken_as_before(
-    application: Engine,
-    pipeline: Pipeline,
-    rides: Log,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    logged: ReadLog,
+    application: Engine, pipeline: Pipeline, rides: Log, connection: Connection, logged: ReadLog
 ) -> None:
     end = (
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name = 'penstock streamer'"
     )
-    maker, numbers = attached(application, pipeline, nudge=True), count(1)
-    with asleep(pipeline, database_url, redis_url, connection):
-        for _ in range(2):
-            assert connection.execute(end).fetchone() == (1,)
-            with maker.begin() as session:
-                session.add(Ride(id=next(numbers)))
-            published = next(numbers) // 2
-            eventually(
-                lambda published=published: sum(map(len, logged(rides).values())) == published,  # type: ignore[misc]
-                "it is published",
-                timeout_s=SOON_S,
-            )
+    maker = attached(application, pipeline, nudge=True)
+    for number in (1, 2):
+        assert connection.execute(end).fetchone() == (1,)
+        with maker.begin() as session:
+            session.add(Ride(id=number))
+        eventually(
+            lambda number=number: sum(map(len, logged(rides).values())) == number,  # type: ignore[misc]
+            "it is published",
+            timeout_s=SOON_S,
+        )
 
 
 Wake = Callable[[FairQueue, str], object]

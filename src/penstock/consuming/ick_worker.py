@@ -281,8 +281,7 @@ class IckWorker(Worker[ReservedMember]):
 
     def _waiting(self) -> list[ShardName]:
         """The shards that have members and are not to be left alone, beginning anywhere: processes should spread."""
-        now = monotonic()
-        found = [s for s in self._occupied() if self._rest_until.get(s, 0.0) <= now]
+        found = self._awake(self._occupied())
         at = random.randrange(len(found)) if found else 0  # noqa: S311  not for secrets
         return found[at:] + found[:at]
 
@@ -291,7 +290,7 @@ class IckWorker(Worker[ReservedMember]):
         ick = self._icks[shard]
         held = self._reserve(shard)
         if isinstance(held, Busy):
-            self._rest_until[shard] = monotonic() + BUSY_PAUSE_S
+            self._rest(shard, BUSY_PAUSE_S)
             consumed.left.add(shard)
             return
         until = monotonic() + MAX_VISIT_S

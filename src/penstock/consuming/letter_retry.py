@@ -105,9 +105,9 @@ class Retried:
     """The outcome of a retry."""
 
     letter: DeadLetterRow
-    # ``applied``; ``cancelled`` by the handler; ``failed`` again; ``kept``, because one of its key before it failed; ``superseded``, and not retried: a later
-    # record of its key was applied; ``held``, because another process works on its shard all the time; ``gone`` meanwhile; of a
-    # queue: ``staged`` again
+    # ``applied``; ``cancelled`` by the handler; ``failed`` again; ``kept``, because one of its key before it failed;
+    # ``superseded``, and not retried: a later record of its key was applied; ``held``, because another process works on its
+    # shard all the time; ``gone`` meanwhile; of a queue: ``staged`` again
     outcome: Literal["applied", "cancelled", "failed", "kept", "superseded", "held", "gone", "staged"]
     reason: str = ""  # cause of the failure, or reason that it was not retried
 
@@ -164,11 +164,12 @@ class LetterTrial:
             return Retried(letter, "failed", failed.reason)
 
     def _try(self, letter: DeadLetterRow) -> Retried:
+        """Applies a letter, or removes it if its handler says that it need not be done."""
         try:
             return self._apply(letter, self._plan(letter))
         except NotApplied as failed:
             if isinstance(failed.outcome, Cancelled):  # passed without an effect, as by the worker
-                return self._apply(letter, self._plan(letter, is_cancelled=True))
+                return self._apply(letter, self._plan(letter, "cancelled"))
             raise
 
     def _apply(self, letter: DeadLetterRow, plan: Planner[Result]) -> Result:
@@ -194,8 +195,8 @@ class LetterTrial:
                     raise _ShardBusy from failed
             sleep(LOCK_POLL_S)
 
-    def _plan(self, letter: DeadLetterRow, *, is_cancelled: bool = False) -> Planner[Retried]:
-        """Effect and removal in one transaction; of one that the handler has cancelled, the removal."""
+    def _plan(self, letter: DeadLetterRow, outcome: Literal["applied", "cancelled"] = "applied") -> Planner[Retried]:
+        """Effect and removal in one transaction; of one that the handler has cancelled, the removal alone."""
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Retried]:
             checkpoint = locked[letter.place.shard]
@@ -223,10 +224,11 @@ class LetterTrial:
                     place = letter.place
                     self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
 
+            is_due = outcome == "applied"
             return TransactionPlan(
-                Retried(letter, "cancelled" if is_cancelled else "applied"),
-                None if is_cancelled else self._items(make_record(letter, record)),
-                [Advance(checkpoint, checkpoint.offset, applied=0 if is_cancelled else 1, dead=-1)],
+                Retried(letter, outcome),
+                self._items(make_record(letter, record)) if is_due else None,
+                [Advance(checkpoint, checkpoint.offset, applied=int(is_due), dead=-1)],
                 settle=settle,
             )
 

