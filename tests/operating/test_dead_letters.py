@@ -10,11 +10,12 @@ from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
 from fixtures.flow import running
-from penstock import Cancel, Log, Pipeline
+from penstock import Cancel, DeadLetter, Log, Pipeline, Snooze
 from penstock.consuming import WorkerSetup, letter_retry
 from penstock.consuming.letter_retry import DeadLetterRow, Retried
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.channels import reshard
 from penstock.operating.letters import LetterFilter, at, drop, newest, of_consumer, read_record, request_retries, retry
@@ -31,7 +32,8 @@ class Desk:
 
     def __init__(self, flow: Pipeline, connection: Connection, streamer: Streamer, url: str) -> None:
         self.flow, self.connection, self.streamer, self.url = flow, connection, streamer, url
-        self.refused, self.cancelled = {"a1"}, set[str]()
+        self.refused = {"a1"}
+        self.outcome: HandlerOutcome | None = None  # what the handler says of a1
         self.ends_transaction = False
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -59,8 +61,8 @@ def desk(
         for record in records:
             word = record.data["word"]
             session.execute(text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word})
-            if word in desk.cancelled:
-                raise Cancel
+            if word == "a1" and desk.outcome is not None:
+                raise desk.outcome
             if word in desk.refused:
                 raise ValueError(f"no {record.key}")
             desk.meanwhile()
@@ -117,12 +119,24 @@ def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> N
 
 
 def test_a_record_that_the_handler_cancels_is_passed_without_an_effect_and_the_next_is_retried(desk: Desk) -> None:
-    desk.cancelled = {"a1"}
+    desk.outcome = Cancel("not needed")
 
     assert [each.outcome for each in desk.retry()] == ["cancelled", "applied", "applied"]
     assert desk.effects() == ["b1", "a2", "a3"]
     assert desk.letters() == []
     assert counts(desk) == (3, 0)
+
+
+@pytest.mark.parametrize("outcome", [DeadLetter("never"), Snooze(1)], ids=lambda outcome: type(outcome).__name__)
+def test_any_other_outcome_of_a_handler_keeps_the_record_and_says_why(desk: Desk, outcome: HandlerOutcome) -> None:
+    """A retry waits for nothing: it may be retried again."""
+    desk.outcome = outcome
+
+    failed, *others = desk.retry()
+    assert [failed.outcome, *(each.outcome for each in others)] == ["failed", "kept", "kept"]
+    assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (2, failed.reason)
+    assert failed.reason
+    assert desk.effects() == ["b1"]
 
 
 def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) -> None:
