@@ -4,10 +4,11 @@
 -- args: none...
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
+-- `returning` are messages that pause because the worker that had them alone died, of those due next.
 -- oldest and next_due are milliseconds from now; -1 if there is none.  A dwell is "quiet 7", its count: so many messages were handed over
 -- within 2^7 ms in the last five to ten minutes, of tenants that held a small part of the queue.  Cost: O(streams + LOOKED_AT).
 
--- So many of the oldest messages are looked at, since those that are snoozed have no age until they are due.
+-- So many of the oldest messages are looked at, since those that are snoozed have no age until they are due; and of those due next.
 local LOOKED_AT = 100
 
 if is_lost() then
@@ -49,6 +50,12 @@ if oldest < 0 and #ids == 2 * LOOKED_AT and redis.call("EXISTS", waiting, leases
 end
 tell("oldest", oldest)
 local due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
+local returning = 0
+for _, member in ipairs(redis.call("ZRANGE", delayed, 0, LOOKED_AT - 1)) do
+  local record = read_record(parked_id(member))
+  returning = returning + (record and record.suspect > 0 and 1 or 0)
+end
+tell("returning", returning)
 tell("next_due", due and math.max(0, tonumber(due) - now) or -1)
 
 local counts = {}

@@ -41,7 +41,7 @@ class Stop:
 
     def __init__(self) -> None:
         """Installs the handlers of SIGTERM and SIGINT; from the main thread only."""
-        self._requested = threading.Event()
+        self._requested, self._is_interrupted = threading.Event(), False
         signal.signal(signal.SIGTERM, self._request)
         signal.signal(signal.SIGINT, self._request)
 
@@ -55,7 +55,8 @@ class Stop:
 
     def _request(self, number: int, _frame: FrameType | None) -> None:
         if self._requested.is_set():
-            if number == signal.SIGINT:
+            if number == signal.SIGINT and not self._is_interrupted:
+                self._is_interrupted = True
                 threading.Thread(target=_end, args=(INTERRUPTED,), daemon=True).start()
             return
         self._requested.set()

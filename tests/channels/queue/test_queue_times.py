@@ -337,6 +337,7 @@ def test_a_message_that_kills_its_workers_pauses_for_half_of_its_pause_at_least(
     assert probe.take(company=Company(0, may_get_others=True)) == []
 
     assert pause_s * 500 <= probe.stats()["next_due"] <= pause_s * 1000
+    assert probe.stats()["returning"] == 1
 
 
 def test_times_are_reported_in_the_unit_that_their_name_says(probe: Probe) -> None:

@@ -472,7 +472,7 @@ class QueueWorker(Worker[Job[Any]]):
                 return applied
 
     def _is_drained(self) -> bool:
-        """True if nothing waits, is leased, or is to come back after a failure."""
+        """True if nothing waits, is leased, or is to come back: after a failure here, or because its worker died."""
         if self._jobs.is_retrying():
             return False
         for name in self._usable():
@@ -480,7 +480,7 @@ class QueueWorker(Worker[Job[Any]]):
                 with isolated(name, self._leave_out):
                     shard = self._shape.shards[name.shard]
                     stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
-                    if stats["waiting"] or stats["leased"]:
+                    if stats["waiting"] or stats["leased"] or stats["returning"]:
                         return False
         return True
 
