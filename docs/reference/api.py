@@ -42,6 +42,9 @@ _NAMED_FOLLOW = {griffe.ParameterKind.var_positional, griffe.ParameterKind.keywo
 _FACES = {"Operations", "Blocking", "BlockingClient", "Asynchronous", "AsyncClient", "Queued"}
 """Bases that give operations their faces."""
 
+_UNLISTED = {*_FACES, "LogChannel"}
+"""Bases that are on no page: their members are described at the classes that have them."""
+
 _STEPS = re.compile(r"\bSteps\[(.*)\]")
 """What an operation returns once it is run."""
 
@@ -278,7 +281,7 @@ def _elements(of: Any) -> list[Any]:
 def _public_members(cls: Any) -> Iterator[Any]:
     """Its own, and those of its private bases; what all faces have is described once, at the class for threads."""
     is_other = any(base.name in {"Asynchronous", "Queued"} for base in cls.mro())
-    private = [base for base in cls.mro() if base.name.startswith("_") or base.name in _FACES]
+    private = [base for base in cls.mro() if base.name.startswith("_") or base.name in _UNLISTED]
     members = {n: m for c in (*(() if is_other else reversed(private)), cls) for n, m in c.members.items()}
     for name, each in members.items():
         if not name.startswith("_") and not each.is_alias:

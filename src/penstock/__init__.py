@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.batches.record_batch import Records
-    from penstock.declaring.kinds import Ick, Log, Queue
+    from penstock.declaring.kinds import Ick, Queue
     from penstock.declaring.outcomes import Cancel, DeadLetter, Job, Snooze
     from penstock.declaring.unique import KeyLimits, TenantLimits, Unique
     from penstock.errors import PenstockError
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         find_job_async,
     )
     from penstock.staging.limiting import limit, limit_async
+    from penstock.staging.log_calls import Log
 
 __all__ = [
     "Cancel",
@@ -114,7 +115,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Ick", "Log", "Queue"), "declaring.kinds"),
+    **dict.fromkeys(("Ick", "Queue"), "declaring.kinds"),
+    "Log": "staging.log_calls",
     **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
     "PenstockError": "errors",
     **dict.fromkeys(("limit", "limit_async"), "staging.limiting"),

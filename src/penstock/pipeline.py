@@ -36,7 +36,7 @@ from penstock.declaring.handlers import (
     default_name,
     surround,
 )
-from penstock.declaring.kinds import Channel, Ick, Log, Queue, check_reconciled, refuse_sources
+from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue, check_reconciled, refuse_sources
 from penstock.declaring.schedules import ScheduleOptions, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
@@ -236,27 +236,32 @@ class Pipeline:
 
     @overload
     def consumer(
-        self, *, reads: Log, dataframe: Literal[True], **options: Unpack[ConsumerOptions]
+        self, *, reads: LogChannel, dataframe: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> DataFrameDecorator: ...
 
     @overload
     def consumer(
-        self, *, reads: Log, each: Literal[True], payload: type[Payload], **options: Unpack[ConsumerOptions]
+        self, *, reads: LogChannel, each: Literal[True], payload: type[Payload], **options: Unpack[ConsumerOptions]
     ) -> RecordDecorator[Payload]: ...
 
     @overload
     def consumer(
-        self, *, reads: Log, each: Literal[False] = False, payload: type[Payload], **options: Unpack[ConsumerOptions]
+        self,
+        *,
+        reads: LogChannel,
+        each: Literal[False] = False,
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
     ) -> BatchDecorator[Payload]: ...
 
     @overload
     def consumer(
-        self, *, reads: Log[Payload], each: Literal[True], **options: Unpack[ConsumerOptions]
+        self, *, reads: LogChannel[Payload], each: Literal[True], **options: Unpack[ConsumerOptions]
     ) -> RecordDecorator[Payload]: ...
 
     @overload
     def consumer(
-        self, *, reads: Log[Payload], each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+        self, *, reads: LogChannel[Payload], each: Literal[False] = False, **options: Unpack[ConsumerOptions]
     ) -> BatchDecorator[Payload]: ...
 
     @overload
@@ -285,7 +290,7 @@ class Pipeline:
             DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick;
                 or the handler cannot be called as it would have to be.
         """
-        if isinstance(reads, Log) and not dataframe:
+        if isinstance(reads, LogChannel) and not dataframe:
             payload = payload or reads.payload
         if isinstance(reads, Ick):
             options.setdefault("batch", MEMBERS_A_BATCH)
@@ -409,7 +414,7 @@ class Pipeline:
             raise DeclarationError(f"consumer {spec.name} is declared twice; names are unique in a pipeline")
         if spec.dataframe:
             refuse_sources(spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame")
-        if not isinstance(spec.channel, Log):
+        if not isinstance(spec.channel, LogChannel):
             for other in self._consumers.values():
                 if other.channel == spec.channel:
                     raise DeclarationError(

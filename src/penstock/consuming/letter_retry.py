@@ -28,7 +28,7 @@ from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.declaring.kinds import Ick, Log
+from penstock.declaring.kinds import Ick, LogChannel
 from penstock.errors import HandlerCommitted, PenstockError, ServerUnavailable
 from penstock.parallel import pause
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
@@ -142,7 +142,7 @@ class LetterTrial:
         self._make_frame = make_frame
         self._sql = statements("penstock.consuming", scope.schema)
         self._dead_letters = DeadLetters(consumer, scope)
-        self._is_ordered = isinstance(consumer.channel, Log)
+        self._is_ordered = isinstance(consumer.channel, LogChannel)
         self._checks_order = self._is_ordered and not superseded
         self._failed: set[tuple[str, str]] = set()
 

@@ -15,7 +15,7 @@ from penstock.consuming.worker import Worker
 from penstock.database.connections import Database
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.declaring.kinds import Ick, Log, Queue
+from penstock.declaring.kinds import Ick, LogChannel, Queue
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.parallel import Runner, run_together
 from penstock.pipeline import Pipeline
@@ -71,7 +71,7 @@ def make_worker(  # noqa: PLR0913  the choices of a worker
     options = shards, prepare, block_ms, concurrency, sources or {}, timeouts
     setup = WorkerSetup(pipeline, consumer, database, redis_url, *options)
     match consumer.channel:
-        case Log(sources=[_, *_]):
+        case LogChannel(sources=[_, *_]):
             return _make_each(setup, consumer.channel)
         case Ick():
             return IckWorker(setup)
@@ -81,7 +81,7 @@ def make_worker(  # noqa: PLR0913  the choices of a worker
             return LogWorker(setup)
 
 
-def _make_each(setup: WorkerSetup, log: Log) -> SeveralRunners:
+def _make_each(setup: WorkerSetup, log: LogChannel) -> SeveralRunners:
     consumer, urls = setup.consumer, setup.sources
     if setup.shards is not None:
         raise DeclarationError(

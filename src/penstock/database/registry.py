@@ -22,7 +22,7 @@ from penstock.database.executor import Executor
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.declaring.kinds import Channel, Log, Queue
+from penstock.declaring.kinds import Channel, LogChannel, Queue
 from penstock.records import Scope, Shard, ShardName
 
 
@@ -125,8 +125,8 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "keep": timedelta(seconds=channel.keep),
                 "streams": channel.streams if isinstance(channel, Queue) else None,
                 "hand": channel.hand if isinstance(channel, Queue) else None,
-                "entries": channel.stored_as if isinstance(channel, Log) else "plain",
-                "redis_memory": channel.memory_bytes if isinstance(channel, Log) else None,
+                "entries": channel.stored_as if isinstance(channel, LogChannel) else "plain",
+                "redis_memory": channel.memory_bytes if isinstance(channel, LogChannel) else None,
                 "limits": json.dumps(channel.limits_as_json if isinstance(channel, Queue) else {}),
             },
         )

@@ -5,8 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from importlib import import_module
-from typing import Any, Generic, Literal, cast
+from typing import Any, Generic, Literal, Self, cast
 
 from typing_extensions import is_typeddict, override
 
@@ -47,7 +46,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,3})?) ?(?P<unit>[KMGT]?)I?B", re.IGNORECASE)
 
 LARGEST_MEMORY = 1 << 60
-"""Upper bound of ``Log.redis_memory``, in bytes."""
+"""Upper bound of ``LogChannel.redis_memory``, in bytes."""
 
 
 def checked_name(name: object, of: str) -> str:
@@ -101,7 +100,7 @@ def refuse_sources(channel: "Channel", who: str, why: str) -> None:
 
 def check_reconciled(channel: "Channel", who: str) -> None:
     """Makes sure that a consumer of the channel can be compared at a cut."""
-    if not isinstance(channel, Log):
+    if not isinstance(channel, LogChannel):
         what = "an Ick" if isinstance(channel, Ick) else "a queue"
         raise DeclarationError(
             f"{who}: it reads {what}, and stands at no offset that a cut could equal. "
@@ -203,28 +202,8 @@ class _Sharded:
 
 
 @dataclass(frozen=True)
-class Log(_Sharded, Generic[Payload]):
-    """A channel that keeps records in order: one Redis stream a shard.
-
-    Attributes:
-        name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards: the key of a record decides its shard.  Changed by ``penstock channels reshard``.
-        keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
-        max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
-        entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.
-            May change at any time; readers take both.
-        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock-outbox[zstd]'`` where they are written or
-            read.  May change at any time.
-        redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
-            unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
-            read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
-        source: Name of this application's database among several that share the log's name.  The channel is then called
-            ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
-        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that its records' payloads are: type checkers then know it
-            at both ends, and what does not fit is refused where it is staged, if Pydantic is installed, but by triggers.
-        sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
-            source's own database tells how many shards there are, and ``shards`` means nothing here.
-    """
+class LogChannel(_Sharded, Generic[Payload]):
+    """A log as an application declares it; ``penstock.Log`` describes the fields, and adds the calls that stage."""
 
     name: str
     shards: int = 4
@@ -283,62 +262,7 @@ class Log(_Sharded, Generic[Payload]):
         """All its shards; none, if it is read from several sources, each of which has its own."""
         return () if self.sources else super().shard_names
 
-    def stage(  # noqa: PLR0913  a record has this many parts
-        self,
-        target: Any,
-        payload: Payload,
-        *,
-        key: object,
-        action: str | None = None,
-        object: str | None = None,  # noqa: A002  the name of the record's field
-        headers: dict[str, Any] | None = None,
-        pipeline: Any = None,
-    ) -> None:
-        """Stages a record of this log, typed by its ``payload``: see ``penstock.stage`` for targets and errors.
-
-        Args:
-            target: A session, or a connection in a transaction.
-            payload: An instance of the log's ``payload``, or any JSON value if it declares none.
-            key: Records of one key keep their order.
-            action: What happened; by default the name of the declared payload, or ``insert``.
-            object: What it happened to; by default the log's name, without its source.
-            headers: Metadata beside the payload.
-            pipeline: The pipeline, for a connection or a session to which it is not attached.
-
-        Raises:
-            InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.
-            NotAttached: No pipeline with this log is attached to the session, or none is given for the connection.
-        """
-        _staging().stage(target, to=self, pipeline=pipeline, **self._record(payload, key, action, object, headers))
-
-    async def stage_async(  # noqa: PLR0913  as stage
-        self,
-        target: Any,
-        payload: Payload,
-        *,
-        key: object,
-        action: str | None = None,
-        object: str | None = None,  # noqa: A002  as stage
-        headers: dict[str, Any] | None = None,
-        pipeline: Any = None,
-    ) -> None:
-        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
-
-        Raises:
-            InvalidRecord: As ``stage``; so is ``NotAttached``.
-        """
-        record = self._record(payload, key, action, object, headers)
-        await _staging().stage_async(target, to=self, pipeline=pipeline, **record)
-
-    def _record(self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any) -> dict[str, Any]:
-        data = import_module("penstock.staging.payload_models").checked_model(payload, self.payload)
-        named = {
-            "action": action or getattr(self.payload, "__name__", "insert"),
-            "object": object_ or self.name.partition("@")[0],
-        }
-        return {"key": key, "data": data, "headers": headers, **named}
-
-    def of_source(self, source: str, shards: int = 1) -> "Log[Payload]":
+    def of_source(self, source: str, shards: int = 1) -> Self:
         """The log of one of its sources: ``rides@eu``."""
         return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
 
@@ -358,11 +282,6 @@ class Log(_Sharded, Generic[Payload]):
         if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
             given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
         return given if is_number(given, 1, LARGEST_MEMORY) else None
-
-
-def _staging() -> Any:
-    """The module that stages, imported at its first use: declarations know nothing of sessions."""
-    return import_module("penstock.staging.explicit")
 
 
 @dataclass(frozen=True)
@@ -460,5 +379,5 @@ class Queue(_Sharded):
         return {"tenants": tenants, "keys": keys, "within": self.keys_within}
 
 
-Channel = Log | Ick | Queue
+Channel = LogChannel | Ick | Queue
 """Any kind of channel."""

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import inspect
 
 from penstock.declaring.declarations import StagingRule
-from penstock.declaring.kinds import Channel, Ick, Log
+from penstock.declaring.kinds import Channel, Ick, LogChannel
 from penstock.pipeline import Pipeline
 
 Document = dict[str, Any]
@@ -62,7 +62,7 @@ def _make_messages(pipeline: Pipeline, channel: Channel, schemas: Document) -> D
     """A message for each declared payload and each rule; any payload, if nothing is declared."""
     if isinstance(channel, Ick):
         return {"member": {"summary": "A key that is dirty", "payload": {"type": "object", "maxProperties": 0}}}
-    own = [channel.payload] if isinstance(channel, Log) and channel.payload is not None else []
+    own = [channel.payload] if isinstance(channel, LogChannel) and channel.payload is not None else []
     read = [
         spec.payload for spec in pipeline.consumers.values() if spec.channel == channel and spec.payload is not None
     ]

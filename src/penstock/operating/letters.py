@@ -15,7 +15,7 @@ from penstock.database.connections import Connection, Database, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.declaring.kinds import Log
+from penstock.declaring.kinds import LogChannel
 from penstock.errors import DeclarationError, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Place, Record, Scope
@@ -199,6 +199,6 @@ def retry(
 def _reading(consumer: ConsumerSpec, channel: str) -> ConsumerSpec:
     """The consumer; one of several sources as the reader of the source whose log it is."""
     reads = consumer.channel
-    if isinstance(reads, Log) and reads.sources:
+    if isinstance(reads, LogChannel) and reads.sources:
         return replace(consumer, channel=reads.of_source(channel.partition("@")[2]))
     return consumer

@@ -17,6 +17,7 @@ Three ways to stage, and a guard:
     triggers   writers outside the ORM                       ``penstock init``, ``trigger_migration``
     guard      refuses a bulk or Core statement that would bypass the rules, before it writes anything
 
+``log_calls`` and ``job_calls`` stage what a log or a worker was declared with: ``Log.stage``, ``DeclaredWorker.stage``.
 ``job_reports`` reads what has become of jobs.  ``payload`` defines which values a record may hold and how they are encoded.  ``trace_headers`` adds the current trace.
 ``nudge`` wakes the streamer after a commit.
 """

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.database.tables import staged_records
-from penstock.declaring.kinds import Channel, Ick, Log, Queue
+from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
 from penstock.errors import InvalidRecord, NotAttached
 from penstock.observer import Staged
 from penstock.records import Payload
@@ -81,7 +81,7 @@ class _QueueRecord(_Message, MessageOptions, total=False):
 
 
 @overload
-def stage(target: Target, *, to: Log[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
+def stage(target: Target, *, to: LogChannel[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
 
 
 @overload
@@ -91,7 +91,7 @@ def stage(target: Target, *, to: Queue, **record: Unpack[_QueueRecord]) -> int: 
 def stage(  # noqa: PLR0913  a record has this many parts
     target: Target,
     *,
-    to: Log[Any] | Queue,
+    to: LogChannel[Any] | Queue,
     key: object = None,
     action: str,
     object: str,  # noqa: A002  the name of the record's field
@@ -185,7 +185,9 @@ def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: 
 
 
 @overload
-async def stage_async(target: "AsyncTarget", *, to: Log[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
+async def stage_async(
+    target: "AsyncTarget", *, to: LogChannel[Payload], **record: Unpack[_LogRecord[Payload]]
+) -> None: ...
 
 
 @overload
@@ -195,7 +197,7 @@ async def stage_async(target: "AsyncTarget", *, to: Queue, **record: Unpack[_Que
 async def stage_async(  # noqa: PLR0913  as stage
     target: "AsyncTarget",
     *,
-    to: Log[Any] | Queue,
+    to: LogChannel[Any] | Queue,
     key: object = None,
     action: str,
     object: str,  # noqa: A002  as stage
@@ -325,9 +327,9 @@ def _make_marks(channel: Any, members: Iterable[object]) -> list[Row]:
 
 
 def _require_log(channel: Any) -> Channel:
-    if isinstance(channel, Log) and not channel.sources:
+    if isinstance(channel, LogChannel) and not channel.sources:
         return channel
-    if isinstance(channel, Log):
+    if isinstance(channel, LogChannel):
         raise InvalidRecord(
             "to",
             f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages into its own: Log(…, source=…)",

@@ -18,7 +18,7 @@ from sqlalchemy import Column, Connection, PrimaryKeyConstraint, Table, UniqueCo
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
 
 from penstock.declaring.declarations import CHANGES, Change, Named, StagingRule
-from penstock.declaring.kinds import Channel, Ick, Log, Queue
+from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.observer import Observers
 from penstock.records import Scope
@@ -360,7 +360,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         is_computed,
         derived=_find_derived(mapper),
         # Jobs of a queue are work to be done, and no images of a row.
-        follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, Log) and rule.on != {"update"}),
+        follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, LogChannel) and rule.on != {"update"}),
         identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
         converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
         has_unique_key=is_unique(mapper, key_columns),

@@ -25,7 +25,7 @@ from penstock.channels.log.streams import evict
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.kinds import Channel, Ick, Log, Queue
+from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
 from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName
@@ -90,7 +90,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
         records += done.removed
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
-        if done.last_offset is not None and isinstance(channel, Log):
+        if done.last_offset is not None and isinstance(channel, LogChannel):
             with isolated(shard, on_unusable):
                 evicted += evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")

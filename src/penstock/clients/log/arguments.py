@@ -14,7 +14,7 @@ from penstock.channels.log.follower import POLL_S
 from penstock.channels.log.streams import ask_for_more
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.declaring.kinds import MAX_SHARDS, Log, checked_channel, checked_name, refuse_sources
+from penstock.declaring.kinds import MAX_SHARDS, LogChannel, checked_channel, checked_name, refuse_sources
 from penstock.errors import InvalidLogCall
 from penstock.records import Offset, Shard, ShardName, checked_schema
 
@@ -28,12 +28,12 @@ Source = Literal["auto", "redis", "journal"]
 """Source of records: the journal for those that Redis has evicted, for none, or for all."""
 
 
-def name_and_shards(log: Log | str) -> tuple[str, int]:
+def name_and_shards(log: LogChannel | str) -> tuple[str, int]:
     """The name of a log and the number of its shards: that of the channel; 1 if only the name is given.
 
     Raises ``DeclarationError``.
     """
-    if not isinstance(log, Log):
+    if not isinstance(log, LogChannel):
         return log, 1
     example = f"'{log.name}@{log.sources[0]}'" if log.sources else ""
     refuse_sources(log, "reader of a log", f"each has its own: give the name of one, {example}")
@@ -165,7 +165,7 @@ class GroupOptions:
         check_choice("evicted", self.evicted, ("refuse", "skip"))
 
     @classmethod
-    def make(cls, log: Log | str, group: str, options: dict[str, Any]) -> Self:
+    def make(cls, log: LogChannel | str, group: str, options: dict[str, Any]) -> Self:
         """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
 
         Raises:

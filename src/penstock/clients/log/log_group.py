@@ -10,7 +10,7 @@ from penstock.channels.server import redis_errors
 from penstock.clients.log.arguments import GroupOptions, Start, check_number
 from penstock.clients.log.group_results import GroupState, Taken, parse_moved
 from penstock.clients.log.turns import GroupReader
-from penstock.declaring.kinds import Log
+from penstock.declaring.kinds import LogChannel
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 C = TypeVar("C", bound=RedisCommands)
@@ -23,7 +23,7 @@ MAX_RANGES = 500
 class _LogGroup(Operations[C]):
     """The operations of one reader of a group."""
 
-    def __init__(self, client: C, log: Log | str, group: str, **options: Any) -> None:
+    def __init__(self, client: C, log: LogChannel | str, group: str, **options: Any) -> None:
         """Sets up; nothing is sent.
 
         Args:
@@ -42,7 +42,7 @@ class _LogGroup(Operations[C]):
         self._reader = GroupReader(client, self.options)
 
     @classmethod
-    def connect(cls, url: str, log: Log | str, group: str, **options: Any) -> Self:
+    def connect(cls, url: str, log: LogChannel | str, group: str, **options: Any) -> Self:
         """A reader at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:

@@ -25,7 +25,7 @@ from penstock.clients.log.arguments import (
     wait_for_more,
 )
 from penstock.clients.log.log_slices import LogInfo, LogSlice
-from penstock.declaring.kinds import MAX_SHARDS, Log, checked_channel
+from penstock.declaring.kinds import MAX_SHARDS, LogChannel, checked_channel
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
 from penstock.records import BEGINNING, Offset, Record, Shard, ShardName, checked_schema
 
@@ -76,7 +76,7 @@ class _LogReader(Operations[C], Generic[C, O]):
     def __init__(
         self,
         client: C,
-        log: Log | str,
+        log: LogChannel | str,
         *,
         shards: int | None = None,
         namespace: str = "penstock",
@@ -103,11 +103,11 @@ class _LogReader(Operations[C], Generic[C, O]):
         self.name = checked_channel(name)
         self._namespace = checked_schema(namespace, "namespace")
         self._shards = [ShardName(self.name, Shard(each)) for each in range(number)]
-        self._unchecked = next_shards(self.name, number) if isinstance(log, Log) else []
+        self._unchecked = next_shards(self.name, number) if isinstance(log, LogChannel) else []
         self._seen: dict[ShardName, _Seen] = {}
 
     @classmethod
-    def connect(cls, url: str, log: Log | str, **options: Any) -> Self:
+    def connect(cls, url: str, log: LogChannel | str, **options: Any) -> Self:
         """A reader at a URL of Redis: see ``penstock.channels.redis_urls``; ``options`` are those of the constructor.
 
         Raises:

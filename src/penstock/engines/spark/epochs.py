@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.declaring.kinds import Log
+from penstock.declaring.kinds import LogChannel
 from penstock.engines.spark.assignment import Part, Task
 from penstock.engines.spark.control_channel import Address, ControlChannel, Line, request_plan
 from penstock.errors import DriverUnreachable, PenstockError
@@ -172,7 +172,7 @@ class EpochsReader(DataSourceStreamReader):
 def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, dict[str, Any]]":
     """The consumer as a reader of these pieces alone, and the options of its worker."""
     log = consumer.channel
-    if not (isinstance(log, Log) and log.sources):
+    if not (isinstance(log, LogChannel) and log.sources):
         return consumer, {"shards": pieces}
     urls = {source: find_url(name_source(source)) for source in pieces}
     return replace(consumer, channel=replace(log, sources=pieces)), {"sources": urls}

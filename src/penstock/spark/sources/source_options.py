@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from pyspark.sql.types import StructField, StructType
 
-from penstock.declaring.kinds import Log, checked_name
+from penstock.declaring.kinds import LogChannel, checked_name
 from penstock.display import mask
 from penstock.errors import DeclarationError, InvalidSetting
 from penstock.records import DEFAULT_SCOPE, Scope
@@ -327,7 +327,7 @@ def _limit(given: GivenOptions, which: Literal["max", "min"]) -> int | None:
 def _stored_as(given: GivenOptions) -> str:
     chosen = {name: given[name] for name in ("entries", "compression") if name in given}
     try:
-        return Log("written", **chosen).stored_as  # type: ignore[arg-type]  # it checks them
+        return LogChannel("written", **chosen).stored_as  # type: ignore[arg-type]  # it checks them
     except DeclarationError as error:
         raise given.error(str(error).removeprefix("channel written: ")) from error
 

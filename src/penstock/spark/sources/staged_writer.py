@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, Log, checked_channel
+from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, LogChannel, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
 from penstock.spark.sources.batch_content import QUERY_ID, combine, digest_texts
@@ -117,12 +117,12 @@ class _Stager:
         content = combine((each.digest for each in encoded), self._checkpoint, batch)
         return DueBatch("staged", self._name, encoded[0].query, batch, content)
 
-    def _find_logs(self, max_bytes: int | None) -> dict[str, Log]:
+    def _find_logs(self, max_bytes: int | None) -> dict[str, LogChannel]:
         """The registered logs that rows may be staged for."""
         with connect_postgres(self._url, application="spark stage") as connection:
             registered = registered_channels(connection, self._scope)
         logs = {
-            name: Log(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
+            name: LogChannel(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
             for name, found in registered.items()
             if found.kind == "log" and self._channel in (None, name)
         }
