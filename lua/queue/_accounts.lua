@@ -1,37 +1,10 @@
--- Shared by the scripts that move messages: tenants' accounts.  Include it after queue/_queue.
--- keys: waiting, accounts, limits
+-- Shared by the scripts that move messages: tenants' accounts.  Include it after queue/_limits.
+-- keys: waiting, accounts
 --
 -- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
 -- costs, how many wait, how far its line has got, and the weight with which it is counted among those that wait.  A script reads an account once, and writes it at its end.
 
 local used, fetched, in_order = {}, {}, {}
-local has_limits = redis.call("EXISTS", limits) == 1
-
--- weight, elastic limit, limit in flight, messages a second, burst, bytes, paused; "-" for none
-local function parse_limits(text)
-  local values = {}
-  for word in string.gmatch(text or "", "%S+") do
-    values[#values + 1] = tonumber(word) or false
-  end
-  return {
-    weight = values[1] or 1, elastic = values[2], in_flight = values[3], rate = values[4], burst = values[5] or 1,
-    bytes = values[6], paused = values[7] == 1,
-  }
-end
-
-local NO_LIMITS = parse_limits()
-
--- Before the name of a tenant with declared limits: see declare.lua.
-local DECLARED = "\1"
-
--- A pause of all is one for those with limits of their own as well.
-local function limits_of(tenant)
-  local found = redis.call("HMGET", limits, tenant, DECLARED .. tenant, "", DECLARED)
-  local own, default = found[1] or found[2], found[3] or found[4]
-  found = parse_limits(own or default)
-  found.paused = found.paused or parse_limits(default).paused
-  return found
-end
 
 local function pack_account(account)
   return cmsgpack.pack({

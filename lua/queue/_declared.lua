@@ -1,4 +1,4 @@
--- Whether the limits that hold are those that are declared.  Include it after queue/_accounts.
+-- Whether the limits that hold are those that are declared.  Include it after queue/_limits.
 -- keys: limits
 -- args: declared
 --

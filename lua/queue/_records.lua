@@ -1,11 +1,9 @@
--- Shared by all scripts of a queue: the records of messages, and their bodies.  Include it after queue/_queue.
--- keys: messages, streams...
+-- The records of messages.
+-- keys: messages
 --
 -- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
--- The body of one that waits or is leased is an entry of a stream; that of one that is delayed or dead is parked in a hash, since
--- an old entry would keep the memory of its neighbours.  `token` is that of its lease; of one
--- that has ended, it is none, or has the outcome.  `order` is the number with which a message was added; `held` is the
--- gate in the line of which it waits, or false: see queue/_gates.  `suspect` and `company`: see queue/_suspects.
+-- `token` is that of its lease; of one that has ended, it is none, or has the outcome.  `order` is the number with which a message
+-- was added; `held` is the gate in the line of which it waits, or false: see queue/_gates.  `suspect` and `company`: see queue/_suspects.
 
 -- A record is packed as an array.  Written out, since loops over the names take several times as long.
 local function unpack_record(packed)
@@ -66,37 +64,4 @@ local function delete_record(id)
   save_records()
   redis.call("HDEL", messages, id)
   cached[id] = false
-end
-
--- Members of `delayed` and `dead`: those of the same millisecond are in the order in which they were added.
-local function parked_member(id, record)
-  return string.format(PADDING, record.order) .. id
-end
-
-local function parked_id(member)
-  return string.sub(member, 15)
-end
-
--- The key of the stream that holds a message's body; nil if the body is parked.
-local function stream_key(record)
-  return record.stream >= 0 and KEYS[streams + record.stream] or nil
-end
-
--- The payload and headers of a message that waits or is leased; nil if they are gone.
-local function read_entry(record)
-  local key = stream_key(record)
-  local entries = key and call_or_nil("XRANGE", key, record.entry, record.entry)
-  local fields = entries and entries[1] and entries[1][2]
-  if fields then
-    return fields[8], fields[10]
-  end
-end
-
--- The record comes first: a script that is interrupted leaves none that says that its body is here.
-local function delete_entry(record)
-  save_records()
-  local key = stream_key(record)
-  if key then
-    call_or_nil("XDEL", key, record.entry)
-  end
 end

@@ -1,5 +1,5 @@
 -- Browse dead letters, oldest first; writes nothing.
--- includes: queue/_queue, queue/_records
+-- includes: queue/_queue, queue/_records, queue/_bodies
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: first:int, count:int
 -- returns: {"dead", {id, tenant, key, attempts, since, died, reason, payload, headers}, …} | {"lost"} | {"foreign", key}

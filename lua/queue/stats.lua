@@ -1,5 +1,5 @@
 -- Count what the queue holds, all at one moment; writes nothing.
--- includes: queue/_queue, queue/_records
+-- includes: queue/_queue, queue/_records, queue/_bodies
 -- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
 -- args: none...
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}
