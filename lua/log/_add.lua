@@ -1,4 +1,5 @@
 -- Shared by the scripts that append: adds one entry.
+-- includes: log/_entry
 
 -- An entry that was added and removed again has left its id behind: the stream takes none below it.
 local function add(offset, ...)

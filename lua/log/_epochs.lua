@@ -1,4 +1,5 @@
--- Shared by the scripts that read: whether the log has other records where the caller has read.  Include it after log/_extent.
+-- Shared by the scripts that read: whether the log has other records where the caller has read.
+-- includes: log/_extent
 -- keys: ends
 -- args: seen:int, seen_epoch
 --

@@ -1,4 +1,5 @@
 -- Shared by the scripts that read: where the log begins and ends.
+-- includes: log/_entry
 -- keys: stream, newest_epoch
 --
 -- `first` is the offset of the oldest record; one past the tail if there is none.  `tail` is the last offset ever given out;

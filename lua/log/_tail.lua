@@ -1,5 +1,6 @@
 -- Shared by the scripts that append: fences off older epochs, finds the tail, and compares the record that a batch and the
--- log share.  Include it after log/_entry.
+-- log share.
+-- includes: log/_entry
 -- keys: stream, newest_epoch
 -- args: epoch, first, last, begins
 --

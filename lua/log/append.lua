@@ -1,6 +1,6 @@
 -- Compare and append: the log holds the same records in the end, however often, by however many publishers and in whichever
 -- batches they are sent.
--- includes: log/_entry, log/_tail, log/_add
+-- includes: log/_tail, log/_add
 -- keys: stream, newest_epoch
 -- args: epoch:int, first:int, last:int, begins:int, plain:int, values...
 -- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id} | {"broken", found}

@@ -1,5 +1,5 @@
 -- Evicts the oldest entries of a log without a pipeline.
--- includes: log/_entry, log/_extent
+-- includes: log/_extent
 -- keys: stream, newest_epoch
 -- args: upto:int, keep:int, age_us:int
 -- returns: {"evicted", first, tail, more} | {"owned", epoch} | {"broken", found}

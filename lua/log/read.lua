@@ -1,5 +1,5 @@
 -- Reads the entries that hold a range of offsets, and where the log begins and ends, all at one moment.
--- includes: log/_entry, log/_extent, log/_epochs
+-- includes: log/_epochs
 -- keys: stream, newest_epoch, ends
 -- args: offset:int, count:int, backwards:int, most_bytes:int, seen:int, identity, seen_epoch
 -- returns: {"read", epoch, first, tail, low, high, {entry...}} | {"lost", epoch, first, tail} | {"broken", found}

@@ -1,5 +1,5 @@
 -- Finds the first entry whose last record was staged at a time or later, by bisection over offsets.
--- includes: log/_entry, log/_extent, log/_epochs
+-- includes: log/_epochs
 -- keys: stream, newest_epoch, ends
 -- args: threshold:int, seen:int, seen_epoch
 -- returns: {"found", epoch, first, tail, {entry} or {}} | {"lost", epoch, first, tail} | {"broken", found}

@@ -1,5 +1,5 @@
 -- Appends records to a log without a pipeline, at the next offsets; evicts the oldest ones.
--- includes: log/_entry, log/_extent, log/_add
+-- includes: log/_extent, log/_add
 -- keys: stream, newest_epoch, writes
 -- args: mark, token, count:int, keep:int, plain:int, values...
 -- returns: {"written", first, last} | {"owned", epoch} | {"broken", found}

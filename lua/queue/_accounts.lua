@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: tenants' accounts.  Include it after queue/_limits.
--- keys: waiting, accounts
+-- Shared by the scripts that move messages: tenants' accounts.
+-- includes: queue/_limits
 --
 -- An account holds what is known of a tenant: its tag (see queue/_turns), its messages in flight, the bytes of its messages, what one
 -- costs, how many wait, how far its line has got, and the weight with which it is counted among those that wait.  A script reads an account once, and writes it at its end.

@@ -1,5 +1,5 @@
 -- The bodies of messages: payload and headers.
--- keys: messages, streams...
+-- includes: queue/_queue, queue/_records
 --
 -- The body of a message that waits or is leased is an entry of a stream; that of one that is delayed or dead is parked in a hash,
 -- since an old entry would keep the memory of its neighbours.

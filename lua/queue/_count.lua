@@ -1,5 +1,5 @@
--- Counts messages by their bodies, for rebuild.lua.  Include it after queue/_moves.
--- keys: messages, waiting, leases, delayed, dead, parked, ages, uniques, finished, lanes, streams...
+-- Counts messages by their bodies, for rebuild.lua.
+-- includes: queue/_moves
 
 local NEW_LEASE, lost = 30000, 0
 

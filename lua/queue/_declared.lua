@@ -1,5 +1,5 @@
--- Whether the limits that hold are those that are declared.  Include it after queue/_limits.
--- keys: limits
+-- Whether the limits that hold are those that are declared.
+-- includes: queue/_limits
 -- args: declared
 --
 -- `declared` is the version of a declaration, "" for none, and "*" for that which the queue had last.  After a loss, or in an older copy of

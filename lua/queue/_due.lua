@@ -1,5 +1,5 @@
--- What falls due moves on: delayed messages, leases that have expired, tenants and keys that may go again.  Include it after queue/_moves.
--- keys: meta, messages, waiting, leases, delayed, blocked, drained, accounts, openings
+-- What falls due moves on: delayed messages, leases that have expired, tenants and keys that may go again.
+-- includes: queue/_moves, queue/_suspects
 
 local STEP, MOST_PAUSE = 100, 300000
 

@@ -1,5 +1,5 @@
--- Counts how long messages wait until they are handed over.  Include it after queue/_accounts.
--- keys: waiting, leases, dwell
+-- Counts how long messages wait until they are handed over.
+-- includes: queue/_accounts
 
 local held_by_all
 local dwells = {}

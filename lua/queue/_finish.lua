@@ -1,5 +1,5 @@
--- Finishes messages, for settle.lua.  Include it after queue/_moves.
--- keys: meta, messages, leases, finished, streams...
+-- Finishes messages, for settle.lua.
+-- includes: queue/_moves
 
 local KEEP_FINISHED, MOST_FINISHED = 60000, 50000
 

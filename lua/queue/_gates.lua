@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: limits of keys.  Include it after queue/_accounts.
--- keys: meta, messages, waiting, limits, gates
+-- Shared by the scripts that move messages: limits of keys.
+-- includes: queue/_accounts
 --
 -- A gate holds what is known of a key while a queue limits keys: how many of its messages are in flight, how many it has admitted to their
 -- tenants' lines, and when the next may go.  It admits no more than may go; all others it holds, in a line of its own in `waiting`, so

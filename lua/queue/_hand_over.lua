@@ -1,5 +1,5 @@
--- Hands messages over, for take.lua, or again those of a call that is repeated.  Include it after queue/_pick and queue/_dwell.
--- keys: messages, deadlines, takes
+-- Hands messages over, for take.lua, or again those of a call that is repeated.
+-- includes: queue/_pick, queue/_dwell
 -- args: request, worker, lease:int, beside:int
 
 local expiries = {}

@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: lanes, which take turns in a line.  Include it after queue/_accounts.
--- keys: lanes
+-- Shared by the scripts that move messages: lanes, which take turns in a line.
+-- includes: queue/_accounts
 --
 -- A lane is the messages of a tenant with one key that wait: the rank of the last of them, and how many there are.  Those without a key
 -- have theirs in the account.  A key begins with the priority of its messages, unless that is the normal one.

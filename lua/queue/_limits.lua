@@ -1,5 +1,5 @@
--- Limits of tenants and keys.  Include it after queue/_queue.
--- keys: limits
+-- Limits of tenants and keys.
+-- includes: queue/_queue
 
 local has_limits = redis.call("EXISTS", limits) == 1
 

@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: the line of each tenant.  Include it after queue/_turns.
--- keys: messages, waiting, leases, deadlines, streams...
+-- Shared by the scripts that move messages: the line of each tenant.
+-- includes: queue/_turns, queue/_lanes
 
 local function watch_deadline(id, record)
   if record.deadline > 0 then

@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages from one state to another.  Include it after queue/_line.
--- keys: messages, leases, delayed, dead, parked, ages, deadlines, uniques, windows, wakes, streams...
+-- Shared by the scripts that move messages from one state to another.
+-- includes: queue/_bodies, queue/_line
 
 -- Parks the body of a message that is to be delayed (d) or dead (x); `at` is when it is due, or when it died.
 local function park(id, record, state, at, reason, payload, headers)

@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: gates admit what they hold.  Include it after queue/_gates.
--- keys: messages, waiting, gates, openings
+-- Shared by the scripts that move messages: gates admit what they hold.
+-- includes: queue/_records, queue/_virtual, queue/_gates
 --
 -- A gate opens when one of its messages has ended or left; `openings` says when it is to be looked at again otherwise.
 

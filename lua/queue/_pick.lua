@@ -1,5 +1,5 @@
--- Picks the message that is to be handed over next.  Include it after queue/_ready.
--- keys: waiting, ready, over, streams...
+-- Picks the message that is to be handed over next.
+-- includes: queue/_ready
 -- args: preferred:int
 
 -- A message of the preferred stream, if its tenant is at most one message ahead of the one whose turn it is.

@@ -1,5 +1,4 @@
 -- Shared by all scripts of a queue: its own state, and its clock.
--- keys: meta, messages, parked, streams...
 
 local FORMAT = "queue.v2"
 local PADDING, MOST_STREAMS, MOST_AHEAD = "%014x", 256, 60000

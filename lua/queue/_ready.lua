@@ -1,5 +1,5 @@
--- The tenants that are ready, in the order of their turns, while messages are taken.  Include it after queue/_due.
--- keys: ready, accounts
+-- The tenants that are ready, in the order of their turns, while messages are taken.
+-- includes: queue/_due
 -- args: count:int
 
 -- The first tenants of `ready` are read together.  Those that are placed there since are in `again`, in the same order, and are

@@ -1,5 +1,4 @@
 -- The records of messages.
--- keys: messages
 --
 -- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
 -- `token` is that of its lease; of one that has ended, it is none, or has the outcome.  `order` is the number with which a message

@@ -1,5 +1,5 @@
--- Takes messages out of the middle of a tenant's line, for delete.lua and sweep.lua.  Include it after queue/_line.
--- keys: messages, waiting, lanes
+-- Takes messages out of the middle of a tenant's line, for delete.lua and sweep.lua.
+-- includes: queue/_line
 
 local LOOKS = 20
 

@@ -1,5 +1,5 @@
--- Suspects: messages whose last lease ended by itself, as when their worker died.  Include it after queue/_line.
--- keys: meta, waiting, takes
+-- Suspects: messages whose last lease ended by itself, as when their worker died.
+-- includes: queue/_line
 -- args: worker, beside:int, others:int
 --
 -- One of the messages that a worker has together may have killed it.  Therefore a worker that isolates (`beside` is how many messages its

@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: whose turn it is.  Include it after queue/_virtual.
--- keys: ready, over, blocked, drained, accounts, waiting
+-- Shared by the scripts that move messages: whose turn it is.
+-- includes: queue/_openings
 --
 -- A tenant with waiting messages is in one of three sets: ready; over (its elastic limit: goes when nobody is ready); blocked
 -- (a limit that holds always; the score is the time at which it may go, or infinity).

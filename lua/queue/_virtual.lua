@@ -1,5 +1,5 @@
--- Shared by the scripts that move messages: virtual time, and what tenants are charged.  Include it after queue/_accounts.
--- keys: ready
+-- Shared by the scripts that move messages: virtual time, and what tenants are charged.
+-- includes: queue/_accounts
 --
 -- Start-time fair queuing.  A tenant's tag is the virtual time at which its next message starts: seconds of work divided by its
 -- weight.  The lowest tag goes first.  `floor` is the virtual time.  A tenant that comes, or comes back, starts there, and so has no

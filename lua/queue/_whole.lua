@@ -1,5 +1,5 @@
--- Whether the parts of a queue agree, by their sizes.  Include it after queue/_queue.
--- keys: messages, waiting, ready, over, blocked, accounts, leases, delayed, dead, parked, ages, finished
+-- Whether the parts of a queue agree, by their sizes.
+-- includes: queue/_queue
 --
 -- They do not if a key was deleted or changed by hand.
 

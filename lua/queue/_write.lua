@@ -1,5 +1,5 @@
--- Shared by the scripts that write messages: one message, with its unique name.  Include it after queue/_moves.
--- keys: meta, messages, uniques, windows, ages
+-- Shared by the scripts that write messages: one message, with its unique name.
+-- includes: queue/_moves
 --
 -- A message is 11 arguments: id, tenant, key, hand, due, deadline, unique, scope, window, payload, headers.  Times are milliseconds
 -- since 1970, or from now with a "+"; "" is none.  `hand` is the numbers of its streams.  A result is "written"; "known": the id is,

@@ -1,6 +1,6 @@
 -- Browse dead letters, oldest first; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_bodies
+-- keys: queue/_keys
 -- args: first:int, count:int
 -- returns: {"dead", {id, tenant, key, attempts, since, died, reason, payload, headers}, …} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Check whether the parts of the queue agree; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_whole
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_whole
+-- keys: queue/_keys
 -- args: sample:int
 -- returns: {"checked", is_rebuilding, server, ahead, part, …} | {"garbage", key} | {"streams", count} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Declare the limits of tenants and keys: those of a pipeline, which hold where `limit` has set none; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_moves, queue/_declared
+-- keys: queue/_keys
 -- args: declared, within, items...
 -- returns: {"declared", is_new} | {"unknown"} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Delete messages in whatever state they are; the holder of a lease finds it stale.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_strike
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_moves, queue/_strike
+-- keys: queue/_keys
 -- args: tenant, ids...
 -- returns: {"deleted", "waiting" | "leased" | "delayed" | "dead" | "unknown", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Explain where messages are, and what they wait for; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_gates
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_bodies, queue/_gates
+-- keys: queue/_keys
 -- args: ids...
 -- returns: {"explained", {name, value, …} | {}, …} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Extend leases: each is to last `lease` milliseconds from now.
--- includes: queue/_queue, queue/_records, queue/_bodies
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_queue, queue/_records
+-- keys: queue/_keys
 -- args: lease:int, items...
 -- returns: {"extended", "ok" | "stale", …} | {"foreign", key}
 --

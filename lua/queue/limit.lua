@@ -1,6 +1,6 @@
 -- Limit a tenant, or by default all those that have no limits of their own; what waits already obeys.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_moves
+-- keys: queue/_keys
 -- args: tenant, text
 -- returns: {"limited"} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Rebuild, step by step, from the bodies of messages, after a key of the queue was lost.  Repeated, it goes on.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_count
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_count
+-- keys: queue/_keys
 -- args: start:int
 -- returns: {"rebuilding", phase, lost} | {"rebuilt"} | {"foreign", key}
 --

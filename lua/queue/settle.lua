@@ -1,6 +1,6 @@
 -- Settle leases: each message is done, or goes back; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_finish
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_finish
+-- keys: queue/_keys
 -- args: items...
 -- returns: {"settled", "ok" | "stale", …} | {"streams", count} | {"lost"} | {"foreign", key}
 --

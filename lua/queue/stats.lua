@@ -1,6 +1,6 @@
 -- Count what the queue holds, all at one moment; writes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_bodies
+-- keys: queue/_keys
 -- args: none...
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}
 --

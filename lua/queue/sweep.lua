@@ -1,6 +1,6 @@
 -- Sweep: dead-letter what is past its deadline, shrink the queue, drop what has no use any more, and check that all parts agree.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_strike, queue/_due, queue/_whole
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_due, queue/_strike, queue/_whole
+-- keys: queue/_keys
 -- args: wanted:int, interval:int
 -- returns: {"swept", streams, expired, is_whole} | {"streams", count} | {"lost"} | {"foreign", key}
 --

@@ -1,6 +1,6 @@
 -- Take messages: the next of the tenants whose turn it is, each under a lease; repeated, it returns the same.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_suspects, queue/_due, queue/_ready, queue/_pick, queue/_dwell, queue/_hand_over
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_hand_over, queue/_declared
+-- keys: queue/_keys
 -- args: declared, request, worker, lease:int, count:int, most_bytes:int, preferred:int, beside:int, others:int
 -- returns: {"taken", streams, wait, lost, {id, tenant, key, attempts, since, deadline, payload, headers, is_alone}, …}
 --   | {"undeclared"} | {"streams", count} | {"lost"} | {"foreign", key}

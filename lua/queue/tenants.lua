@@ -1,6 +1,6 @@
 -- List tenants that have messages, a part of all at a time; writes nothing.
--- includes: queue/_queue, queue/_limits
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_limits
+-- keys: queue/_keys
 -- args: cursor, count:int
 -- returns: {"tenants", cursor, {tenant, waiting, in_flight, state}, …} | {"lost"} | {"foreign", key}
 --

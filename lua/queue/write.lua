@@ -1,6 +1,6 @@
 -- Write messages: each into a stream of its tenant's hand, or delayed; repeated, it changes nothing.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_write
--- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_write
+-- keys: queue/_keys
 -- args: wanted:int, items...
 -- returns: {"written", result, …} | {"streams", count} | {"lost"} | {"foreign", key}
 --

@@ -23,6 +23,7 @@ from coverage import CoverageData
 from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
 from mutants.nursery import prepare, run_pytest
 from mutants.queries import find_block, lua_mutants, mutants_of_strings, sql_mutants
+from penstock.channels.scripts import with_fragments
 
 PLACE = ROOT / ".mutants"
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
@@ -117,12 +118,8 @@ class Recorded:
         name = str(mutant.block).removeprefix("lua:")
         if not name.rpartition("/")[2].startswith("_"):
             return []
-        including = [
-            path
-            for path in (ROOT / "lua").rglob("*.lua")
-            if name in path.read_text().partition("includes: ")[2].partition("\n")[0]
-        ]
-        names = [str(path.relative_to(ROOT / "lua")).removesuffix(".lua") for path in including]
+        scripts = [str(path.relative_to(ROOT / "lua").with_suffix("")) for path in (ROOT / "lua").rglob("*.lua")]
+        names = [script for script in scripts if name in with_fragments(script)]
         return [test for each in names for test in self.blocks.get(f"lua:{each}", [])]
 
     def _choose(self, mutant: Mutant, tests: set[str]) -> list[str]:

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 import redis
 
-from penstock.channels.scripts import _without_unused, script
+from penstock.channels.routing import queue_keys
+from penstock.channels.scripts import _without_unused, script, with_fragments
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
-from penstock.records import DEFAULT_SCOPE
+from penstock.records import DEFAULT_SCOPE, Shard, ShardName
 from penstock.streaming.sequencer import _LIMITS
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
@@ -117,25 +118,69 @@ def test_every_script_declares_the_keys_that_it_uses_and_handles_errors() -> Non
 
 
 def test_every_fragment_begins_a_script() -> None:
-    texts = [(LUA / f"{name}.lua").read_text() for name in SCRIPTS]
+    needed = {fragment for name in SCRIPTS for fragment in with_fragments(name)}
     for name in FRAGMENTS:
         body = (LUA / f"{name}.lua").read_text()
-        assert any(re.search(rf"^-- includes: .*\b{name}\b", text, re.MULTILINE) for text in texts)
-        assert not re.search(r"\S.*--", body), name  # comments are on lines of their own
+        assert name in needed or not without_comments(body).strip(), name
+        assert not re.search(r"\S.*--", re.sub(r"^--.*", "", body, flags=re.MULTILINE)), (
+            name
+        )  # comments are on lines of their own
 
 
-def test_a_script_has_just_those_find_functions_its_fragments_that_it_names() -> None:
+def without_comments(text: str) -> str:
+    return re.sub(r"^ *--.*", "", text, flags=re.MULTILINE)
+
+
+def test_a_file_includes_nothing_that_comes_with_another_fragment() -> None:
+    for name in FILES:
+        body = (LUA / f"{name}.lua").read_text()
+        included = [
+            fragment for line in re.findall(r"^-- includes: (.+)$", body, re.MULTILINE) for fragment in line.split(", ")
+        ]
+        for fragment in included:
+            others = {each for other in included if other != fragment for each in with_fragments(other)}
+            assert fragment not in others, name
+
+
+def test_a_script_has_just_those_functions_of_its_fragments_that_it_names() -> None:
     """Lua makes all of them anew at each call.  A local function that is missing would be an error of that call."""
     for name in SCRIPTS:
-        body = (LUA / f"{name}.lua").read_text()
-        included = re.findall(r"^-- includes: (.+)$", body, re.MULTILINE)
-        fragments = [(LUA / f"{each}.lua").read_text() for line in included for each in line.split(", ")]
+        *fragments, _ = with_fragments(name).values()
         offered = {each for text in fragments for each in re.findall(r"^local function (\w+)", text, re.MULTILINE)}
-        words = re.findall(r"\w+", re.sub(r"^ *--.*", "", script(name).text, flags=re.MULTILINE))
+        words = re.findall(r"\w+", without_comments(script(name).text))
         defined = re.findall(r"local function (\w+)", script(name).text)
 
         assert offered.intersection(words) == offered.intersection(defined), name
         assert [each for each in offered.intersection(words) if words.count(each) < 2] == [], name
+
+
+_NO_FUNCTIONS = {"and", "or", "not", "if", "elseif", "while", "until", "return", "function", "in"}
+_BUILT_IN = {"error", "ipairs", "pairs", "select", "tonumber", "tostring", "type", "unpack"}
+
+
+def test_a_script_has_the_functions_constants_and_keys_that_it_names() -> None:
+    keys = re.findall(
+        r"\w+", "".join(with_fragments("queue/_keys").values()).partition("-- keys: ")[2].partition("\n")[0]
+    )
+    for name in SCRIPTS:
+        code = re.sub(r'"(?:\\.|[^"\\])*"', '""', without_comments(script(name).text))
+        called = {*re.findall(r"(?<![.:\w])(\w+)\(", code)} - _NO_FUNCTIONS - _BUILT_IN
+        constants = {*re.findall(r"(?<![.\w])([A-Z][A-Z_]+)\b", code)} - {"KEYS", "ARGV"}
+        used = {key for key in keys if re.search(rf"redis\.call\([^)]*\b{key}\b", code)}
+        names = re.findall(r"\blocal (?!function )((?:\w+, )*\w+)|\bfunction ?([\w.]*)\(([\w, .]*)\)", code)
+        defined = {word for parts in names for part in parts for word in part.split(", ")}
+
+        assert (called | constants | used) - defined == set(), name
+
+
+def test_the_keys_of_a_queue_are_listed_as_they_are_given() -> None:
+    names = [
+        key.partition("}:")[2].removeprefix("q-") for key in queue_keys("penstock", ShardName("jobs", Shard(0))).all(1)
+    ]
+
+    assert script("queue/stats").text.startswith(
+        "".join(f"local {each} = KEYS[{i}]; " for i, each in enumerate(names[:-1], 1))
+    )
 
 
 def test_a_function_on_one_line_takes_nothing_of_what_follows_with_it() -> None:

@@ -1,4 +1,5 @@
--- Shared by the fenced scripts: the current reservation.  Include it after ick/_intact.
+-- Shared by the fenced scripts: the current reservation.
+-- includes: ick/_intact
 -- keys: fence, held
 -- The fence is a hash: `number` of the last reservation, which only goes up; `request` and `holder` of the current one,
 -- empty if there is none; `heartbeats`, how many it has had; `committed`, the number of members that the exchange which

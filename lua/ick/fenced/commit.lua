@@ -1,5 +1,5 @@
 -- Commit members of a reservation: they leave the held set, if the reservation is still the current one.
--- includes: ick/_intact, ick/fenced/_fence
+-- includes: ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
 -- args: number:int, request, done...
 -- returns: {"committed", members} | {"superseded", number, request, holder, heartbeats}

@@ -1,5 +1,5 @@
 -- Commit members of a reservation and begin the next one, which holds the remaining members and the oldest dirty ones.
--- includes: ick/_intact, ick/fenced/_fence
+-- includes: ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
 -- args: request, holder, follows:int, replaced_number:int, replaced_request, floor:int, size:int, adopt:int, all:int, done...
 -- returns: {"held", number, request, committed, member, score, …} | {"superseded" or "busy", number, request, holder, heartbeats}

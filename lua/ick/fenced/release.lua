@@ -1,5 +1,5 @@
 -- End a reservation: members that are done leave, the rest become dirty again, and any consumer may reserve.
--- includes: ick/_intact, ick/fenced/_fence
+-- includes: ick/fenced/_fence
 -- keys: version, dirty, reserved, fence, held
 -- args: number:int, request, all:int, done...
 -- returns: {"released", committed, returned} | {"superseded", number, request, holder, heartbeats}

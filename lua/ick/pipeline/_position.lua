@@ -1,4 +1,5 @@
--- Shared by the pipeline's scripts: the offset up to which an Ick is marked.  Include it after ick/_intact.
+-- Shared by the pipeline's scripts: the offset up to which an Ick is marked.
+-- includes: ick/_intact
 -- keys: version, position
 -- The position is a stream of one entry, the last record that was marked; its last field is `marked`.  It is invalid if the
 -- Ick itself is missing, or if the stream has been appended to as a log; marked_up_to is 0 then.

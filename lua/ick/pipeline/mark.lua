@@ -1,5 +1,5 @@
 -- Compare and mark: the Ick ends up the same, however often and by however many publishers a batch is sent.
--- includes: ick/_intact, ick/pipeline/_position
+-- includes: ick/pipeline/_position
 -- keys: version, dirty, reserved, position, newest_epoch, progress
 -- args: epoch:int, first:int, last:int, begins:int, id, key, at, marks...
 -- returns: {"appended", tail, added} | {"behind", tail} | {"fenced", epoch} | {"foreign", offset, id} | {"broken", found}

@@ -1,5 +1,5 @@
 -- Progress: the offset up to which every marked member has been processed.  Later marks would be lost with this Redis.
--- includes: ick/_intact, ick/pipeline/_position
+-- includes: ick/pipeline/_position
 -- keys: version, dirty, reserved, position, progress, held
 -- args: none...
 -- returns: {"progress", done_up_to, marked_up_to, records, dirtied}

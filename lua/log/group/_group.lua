@@ -1,4 +1,5 @@
--- Shared by the scripts of a group: its clock, its cursor, and where it begins.  Include it after log/_entry.
+-- Shared by the scripts of a group: its clock, its cursor, and where it begins.
+-- includes: log/_entry
 -- keys: stream, newest_epoch, cursor, state, due, pending
 --
 -- cursor   the next offset, as text: a plain SET moves it

@@ -1,4 +1,5 @@
--- Whether the log is still the one that the group has read.  Include it after log/group/_group.
+-- Whether the log is still the one that the group has read.
+-- includes: log/group/_group
 -- keys: stream, ends, state
 
 -- After an epoch that began with other records at offsets that the group has read: the cursor goes back to the first of them.

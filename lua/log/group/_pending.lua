@@ -1,4 +1,5 @@
--- Records that were delivered and not acknowledged yet.  Include it after log/group/_taking.
+-- Records that were delivered and not acknowledged yet.
+-- includes: log/group/_group, log/group/_taking
 -- keys: state, due, pending
 -- args: count:int, retry:int, skips:int, most_bytes:int
 --

@@ -1,4 +1,5 @@
--- What a read of a group takes: entries, and which of their offsets.  Include it after log/group/_group.
+-- What a read of a group takes: entries, and which of their offsets.
+-- includes: log/_entry
 -- keys: stream
 -- args: codecs, most_bytes:int
 

@@ -1,5 +1,5 @@
 -- What a group has read, and what the log holds for it; writes nothing.
--- includes: log/_entry, log/group/_group
+-- includes: log/group/_group
 -- keys: stream, newest_epoch, cursor, state, due, pending
 -- args: whole:int
 -- returns: {"group", next, first, tail, wait, pending, due, delivered, redelivered, dropped, missed, rewound} | {"broken", found}

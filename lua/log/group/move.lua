@@ -1,5 +1,5 @@
 -- Move a group's cursor, or begin the group: what was pending from there on is forgotten, as it comes again.
--- includes: log/_entry, log/group/_group
+-- includes: log/group/_group
 -- keys: stream, newest_epoch, cursor, state, due, pending
 -- args: to
 -- returns: {"moved", next} | {"broken", found}

@@ -1,5 +1,5 @@
 -- Read for a group: moves its cursor past what it returns; with `retry`, keeps that pending until it is acknowledged.
--- includes: log/_entry, log/group/_group, log/group/_history, log/group/_taking, log/group/_pending
+-- includes: log/group/_history, log/group/_pending
 -- keys: stream, newest_epoch, ends, cursor, state, due, pending
 -- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, most_bytes:int, codecs
 -- returns: {"taken", next, tail, wait, full, dropped, missed, {id, fields, first, last, deliveries}, …}

@@ -1,5 +1,6 @@
--- Shared by the pipeline's scripts: the offset up to which a queue is written.  Include it after queue/_queue.
--- keys: meta, position
+-- Shared by the pipeline's scripts: the offset up to which a queue is written.
+-- includes: queue/_queue
+-- keys: position
 -- The position is a stream of one entry, the last record that was written or passed over; its last field is `written`.  It is invalid
 -- if the queue itself is missing, or if the stream has been appended to as a log; written_up_to is 0 then.
 

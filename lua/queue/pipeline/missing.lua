@@ -1,6 +1,6 @@
 -- Missing: which of these records the queue does not have.  Their effects are outstanding: they are to be written again.
--- includes: queue/_queue, queue/pipeline/_position
--- keys: position, meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/pipeline/_position
+-- keys: position, queue/_keys
 -- args: ids...
 -- returns: {"missing", written_up_to, id, …} | {"lost"} | {"foreign", key}
 --

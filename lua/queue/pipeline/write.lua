@@ -1,6 +1,6 @@
 -- Compare and write: the queue ends up the same, however often and by however many publishers a batch is sent.
--- includes: queue/_queue, queue/_records, queue/_bodies, queue/_limits, queue/_accounts, queue/_declared, queue/_lanes, queue/_virtual, queue/_gates, queue/_openings, queue/_turns, queue/_line, queue/_moves, queue/_write, queue/pipeline/_position
--- keys: position, newest_epoch, meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+-- includes: queue/_write, queue/_declared, queue/pipeline/_position
+-- keys: position, newest_epoch, queue/_keys
 -- args: declared, epoch:int, first:int, last:int, begins:int, id, at, wanted:int, items...
 -- returns: {"appended", tail, added, is_new, result, …} | {"behind", tail} | {"fenced", epoch} | {"other", offset, id} | {"broken", found}
 --   | {"damaged"} | {"undeclared"} | {"streams", count} | {"lost"} | {"foreign", key}

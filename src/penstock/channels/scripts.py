@@ -2,8 +2,8 @@
 
 A script's header names its keys and arguments.  The loader replaces the first line with local variables for them, so that
 line numbers stay those of the file.  ``includes:`` names fragments (files whose names begin with ``_``) that several
-scripts share; they go into that line too, without the functions that the script has no use for: Lua makes all functions
-anew at each call.
+scripts share, and that name others in turn; they go into that line too, each after those that it names, without the functions
+that the script has no use for: Lua makes all functions anew at each call.
 """
 
 import hashlib
@@ -239,14 +239,22 @@ def as_text(value: bytes | str) -> str:
 @cache
 def script(name: str) -> Script:
     """The script ``lua/<name>.lua``.  Raises ``FileNotFoundError`` or ``ValueError``."""
-    text = _read(name)
-    includes = _INCLUDES.search(text)
-    fragments = "".join(map(_read, includes["names"].split(", "))) if includes else ""
+    *fragments, text = with_fragments(name).values()
     _, _, rest = text.partition("\n")
-    used = _without_unused(_COMMENT.sub("", fragments), _COMMENT.sub("", rest))
+    used = _without_unused(_COMMENT.sub("", "".join(fragments)), _COMMENT.sub("", rest))
     first_line = " ".join([_declarations(name, text), *filter(None, map(str.strip, used.splitlines()))])
     whole = f"{first_line}\n{rest}"
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def with_fragments(name: str) -> dict[str, str]:
+    """The texts of the fragments that a file of ``lua/`` needs, each after those that it needs itself, and its own; by name."""
+    text, files = _read(name), dict[str, str]()
+    includes = _INCLUDES.search(text)
+    for fragment in includes["names"].split(", ") if includes else ():
+        files |= with_fragments(fragment)
+    return files | {name: text}
 
 
 def _read(name: str) -> str:
@@ -273,12 +281,19 @@ def _declarations(name: str, text: str) -> str:
     keys, args = _KEYS.search(text), _ARGS.search(text)
     if keys is None or args is None:
         raise ValueError(f"lua/{name}.lua: the header has no 'keys:' or no 'args:' line")
-    locals_ = (*_declare(keys["names"], "KEYS"), *_declare(args["names"], "ARGV"))
+    locals_ = (*_declare(_expand(keys["names"]), "KEYS"), *_declare(args["names"].split(", "), "ARGV"))
     return "; ".join(locals_) + ";"
 
 
-def _declare(names: str, table: str) -> Iterator[str]:
-    for i, name in enumerate(names.split(", "), 1):
+def _expand(names: str) -> Iterator[str]:
+    """Names of keys; the name of a fragment stands for its keys."""
+    for name in names.split(", "):
+        listed = _KEYS.search(_read(name)) if "/" in name else None
+        yield from _expand(listed["names"]) if listed else (name,)
+
+
+def _declare(names: Iterable[str], table: str) -> Iterator[str]:
+    for i, name in enumerate(names, 1):
         if name.endswith("..."):  # the remaining ones: the name is the index of the first
             yield f"local {name[:-3]} = {i}"
         elif name.endswith(":int"):

@@ -1,0 +1,26 @@
+-- The keys of a queue, in the order of `QueueKeys.all`; the scripts name this list in place of them.
+-- keys: meta, messages, waiting, ready, over, blocked, drained, accounts, limits, lanes, leases, delayed, dead, parked, ages, deadlines, uniques, windows, finished, takes, dwell, wakes, gates, openings, streams...
+--
+--   meta        the queue's own state: see queue/_queue
+--   messages    records of messages, by id: see queue/_records
+--   waiting     the lines of tenants and of gates, in lexical order: see queue/_line
+--   ready, over, blocked  tenants with waiting messages: see queue/_turns
+--   drained     idle tenants, by their tags: remembered until the virtual time has reached them
+--   accounts    accounts of tenants, by name: see queue/_accounts
+--   limits      limits of tenants and keys, by name: see queue/_limits
+--   lanes       the last rank and the number of a tenant's waiting messages with one key: see queue/_lanes
+--   leases      leased messages, by the time at which the lease ends
+--   delayed     delayed messages, by the time at which they are due
+--   dead        dead letters, by the time at which they died
+--   parked      bodies of delayed messages and dead letters, by id: see queue/_bodies
+--   ages        messages that are not done, by the time at which they were written, or due
+--   deadlines   messages, by their deadline
+--   uniques     unique names, and the message that holds each
+--   windows     unique names that are held for a time, by its end
+--   finished    finished messages that are remembered, by the time at which they were
+--   takes       the last request of each reader, and what it got: see queue/_hand_over
+--   dwell       how long messages waited: see queue/_dwell
+--   wakes       a list on which readers wait: see queue/_moves
+--   gates       gates of keys, by name: see queue/_gates
+--   openings    gates, by the time at which they are looked at again
+--   streams...  bodies of messages that wait or are leased, by the number of the stream
