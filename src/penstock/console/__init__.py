@@ -16,20 +16,7 @@ another host, and every page can be read without a script.
     application.mount("/penstock", make_console(pipeline, database_url, redis_url, access=allow))
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from penstock.console.access import Visitor
-    from penstock.console.web_application import make_console
+from penstock.console.access import Visitor
+from penstock.console.web_application import make_console
 
 __all__ = ["Visitor", "make_console"]
-
-_HOMES = {"Visitor": "access", "make_console": "web_application"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  Starlette comes with an extra
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 import structlog
@@ -129,10 +128,13 @@ def _guarding_django(connection: EngineConnection) -> Iterator[None]:
     if "django.db" not in sys.modules:
         yield
         return
-    db, signals = sys.modules["django.db"], import_module("django.db.backends.signals")
-    signals.connection_created.connect(_guard_django, dispatch_uid="penstock")
-    if sys.modules["django.conf"].settings.configured:  # otherwise none is open
-        for opened in db.connections.all(initialized_only=True):
+    from django.conf import settings  # noqa: PLC0415  an application's that has it
+    from django.db import connections  # noqa: PLC0415
+    from django.db.backends.signals import connection_created  # noqa: PLC0415
+
+    connection_created.connect(_guard_django, dispatch_uid="penstock")
+    if settings.configured:  # otherwise none is open
+        for opened in connections.all(initialized_only=True):
             _guard_django(connection=opened)
     token = _handled_in.set(connection.engine.url.database)
     try:

@@ -23,21 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["QueryLag", "lag", "new_records", "once", "register", "snapshot"]
 
-_HOMES = {
-    "QueryLag": "sources.stream_position",
-    "lag": "sources.stream_position",
-    "new_records": "sources.exactly_once",
-    "once": "sources.exactly_once",
-    "register": "sources",
-    "snapshot": "sources.table_reader",
-}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """A public name, at its first use: Spark's planners load a part of the package, and need no drivers of databases."""
-        from importlib import import_module  # noqa: PLC0415  not a name of this package
-
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"penstock.spark.{_HOMES[name]}"), name)
+        match name:
+            case "register":
+                from penstock.spark import sources as home  # noqa: PLC0415
+            case "new_records" | "once":
+                from penstock.spark.sources import exactly_once as home  # noqa: PLC0415
+            case "QueryLag" | "lag":
+                from penstock.spark.sources import stream_position as home  # noqa: PLC0415
+            case "snapshot":
+                from penstock.spark.sources import table_reader as home  # noqa: PLC0415
+            case _:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(home, name)

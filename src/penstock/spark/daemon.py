@@ -14,7 +14,6 @@ is for them.
 import gc
 import sys
 import traceback
-from importlib import import_module
 
 from pyspark import daemon
 
@@ -38,25 +37,26 @@ def end_quietly() -> None:
         main.traceback = _Traceback  # type: ignore[attr-defined]
 
 
-_NEEDED = (
-    "penstock.consuming",
-    "penstock.pipeline",
-    "penstock.logs",
-    "penstock.engines.spark.epochs",
-    "penstock.streaming",
-    "pyspark.sql.datasource",
-    "pyspark.worker",
-)
-
-
 def preload() -> None:
-    """Imports what long tasks need, before the first fork."""
-    for module in _NEEDED:
-        import_module(module)
+    """Imports what long tasks need, before the first fork.
+
+    The few modules of the engine are not among it: they are above this package, and a worker imports them in 20 ms.
+    """
+    from pyspark import worker  # noqa: F401, PLC0415
+    from pyspark.sql import datasource  # noqa: F401, PLC0415
+
+    from penstock import consuming, logs, pipeline, streaming  # noqa: F401, PLC0415
+    from penstock.spark import submission  # noqa: F401, PLC0415
+
     gc.freeze()  # a collection in a worker would copy the memory that it shares
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Runs the daemon until Spark ends it."""
     preload()
     daemon.traceback = _Traceback  # type: ignore[attr-defined, assignment]
     daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
