@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -22,6 +24,7 @@ from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
 from penstock.schema.initialise import initialise
+from penstock.staging.rows import Insert, Known, insert_steps, run_steps
 
 Sessions = sessionmaker[Session]
 
@@ -174,6 +177,35 @@ def test_the_question_is_asked_once_and_not_in_every_transaction(
             stage(session, to=rides, **RECORD)
 
     assert len([sent for sent in statements if "check_channel" in sent]) == 2
+
+
+def test_an_answer_holds_for_a_while_and_a_refusal_for_no_time(connection: Connection, rides: Log) -> None:
+    """What cannot be asked is asked again as soon as what is not there yet."""
+    register_channel(connection, DEFAULT_SCOPE, rides)
+    connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
+    known: Known = {}
+
+    def ask(*channels: Channel) -> list[float]:
+        """The seconds for which the answers hold, at least."""
+        steps = insert_steps(Insert("penstock", [], channels), known, "%({})s")
+        with suppress(ChannelMismatch, ChannelRetired):
+            run_steps(steps, lambda sql, values: connection.execute(sql, values).fetchall())
+        return [known.get(("penstock", channel), now) - now for channel in channels]
+
+    def is_about(held_s: float, expected_s: float) -> bool:
+        return expected_s <= held_s <= expected_s + monotonic() - now
+
+    now = monotonic()
+    refused = EIGHT, Log("gone"), Ick("rides", shards=4)
+    assert [ask(each) for each in refused] * 2 == [[0]] * 6
+    held = ask(rides, Log("later"))
+    assert is_about(held[0], 60)
+    assert is_about(held[1], 5)
+
+    connection.execute("DROP FUNCTION penstock.check_channel")
+    assert ask(rides) == held[:1]
+    known["penstock", rides] = now
+    assert is_about(*ask(rides), 5)
 
 
 def test_an_application_may_be_deployed_before_its_workers(
