@@ -128,6 +128,8 @@ def test_a_time_that_is_none_is_refused(streamed: CommandLine) -> None:
         ("reset", "checkpoint", "reader", "--to", "soon"),
         ("tail", "things", "--since", "soon"),
         ("tail", "things", "--since", "2h", "--from", "3"),
+        ("dead-letters", "list", "--since", "soon"),
+        ("dead-letters", "drop", "reader", "--all", "--until", "999999d"),
     ):
         refused = streamed(*words)
         assert refused.returncode == 2

@@ -88,12 +88,10 @@ def _read_defaults(*, is_help: bool) -> dict[str, Any]:
 
     try:
         return read_defaults()
-    except InvalidSetting as error:
+    except InvalidSetting:
         if is_help:
             return {}
-        from penstock.cli.render import show_error  # noqa: PLC0415  not for a probe, every few seconds
-
-        raise typer.Exit(show_error(error, debug=False)) from error
+        raise
 
 
 _UsageError: Any = typer.BadParameter.__base__
@@ -116,6 +114,10 @@ class LazyGroup(TyperGroup):
         except _UsageError as error:
             error.message = mask(error.message)
             raise
+        except InvalidSetting as error:  # before the command runs
+            from penstock.cli.render import show_error  # noqa: PLC0415  not for a probe, every few seconds
+
+            raise typer.Exit(show_error(error, debug=False)) from error
 
 
 app = typer.Typer(

@@ -4,7 +4,12 @@
     def stream(settings: Settings, drain: Drain = False) -> None: ...
 
 ``command`` adds an option for each named setting and for those that every command takes, and calls the function with the
-``Settings``.  The help of the function's own options is in their annotations, or in ``Args`` of its docstring.
+``Settings``.  A parameter may be a filter, and stand for an option of each field that its annotation names, with the word that
+the help has for the value, if it is a special one:
+
+    JobOptions = Annotated[JobFilter, {"tenant": None, "unique": "NAME"}]
+
+The help of an option is in its annotation, in ``Args`` of the function's docstring, or in ``Attributes`` of the filter's.
 """
 
 import gc
@@ -19,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -64,13 +70,18 @@ def command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
     taken = (*names, *COMMON)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        def run(**arguments: Any) -> None:
-            settings = Settings(**{name: arguments.pop(name) for name in taken})
-            _run(function, settings, arguments)
-
         sentence, helps = read_helps(function)
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "settings"]
-        described = [_describe(p, helps[p.name]) if p.name in helps else p for p in own]
+        groups = {"settings": (Settings, taken), **{p.name: get_args(p.annotation) for p in own if _is_filter(p)}}
+        flat = [option for p in own for option in (_list_options(p) if _is_filter(p) else [p])]
+        described = [_describe(p, helps[p.name]) if p.name in helps else p for p in flat]
+
+        def run(**options: Any) -> None:
+            arguments = options.copy()
+            for name, (kind, fields) in groups.items():
+                arguments[name] = kind(**{field: arguments.pop(field) for field in fields})
+            _run(function, arguments, options)
+
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*described, *make_parameters(taken))]
         run.__name__, run.__doc__ = function.__name__, sentence
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
@@ -85,6 +96,20 @@ def subcommand(group: typer.Typer, title: str, *names: str) -> Callable[[Callabl
     return lambda function: group.command(title)(command(*names)(function))
 
 
+def _is_filter(parameter: inspect.Parameter) -> bool:
+    return get_origin(parameter.annotation) is Annotated and isinstance(get_args(parameter.annotation)[1], Mapping)
+
+
+def _list_options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """The parameters that a filter stands for."""
+    kind, metavars = get_args(parameter.annotation)
+    fields, (_, helps) = inspect.signature(kind).parameters, read_helps(kind)
+    for name, metavar in metavars.items():
+        parser = parse_past if fields[name].annotation == datetime | None else None
+        option = typer.Option(metavar=metavar, parser=parser, help=helps[name])
+        yield fields[name].replace(annotation=Annotated[fields[name].annotation, option])
+
+
 def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     """The parameter with its help; as ever, one without a default is an argument unless its annotation says otherwise."""
     kind, plain = parameter.annotation, typer.Argument if parameter.default is parameter.empty else typer.Option
@@ -94,13 +119,14 @@ def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
     return parameter.replace(annotation=Annotated[kind, option])
 
 
-def _run(function: Callable[..., None], settings: Settings, arguments: dict[str, Any]) -> None:
-    """Runs the command; an error becomes a line on stderr and an exit code."""
+def _run(function: Callable[..., None], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Runs the command, unless an option is refused; an error becomes a line on stderr and an exit code."""
+    settings: Settings = arguments["settings"]
     prepare_output()
     try:
-        _check(vars(settings) | arguments)
+        _check(options)
         configure_log(settings)
-        function(settings=settings, **arguments)
+        function(**arguments)
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
     except BrokenPipeError:
@@ -145,6 +171,17 @@ def means_position(text: str) -> bool:
 def parse_point(text: str) -> Offset | Place | Moment:
     """An offset, a place, or a time."""
     return parse_position(text) if means_position(text) else parse_moment(text)
+
+
+def parse_past(text: str) -> datetime:
+    """A time, also one that is given as how long ago it was."""
+    moment = parse_moment(text)
+    try:
+        return datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
+    except OverflowError:
+        raise InvalidSetting(
+            f"{text!r} is before the year 1: write a later time, such as 2h for two hours ago"
+        ) from None
 
 
 def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:

@@ -29,14 +29,23 @@ LOCK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters; None leaves an attribute open."""
+    """Which dead letters; None leaves an attribute open.
+
+    Attributes:
+        consumer: Name of the consumer.
+        channel: Only of this channel.
+        key: Only of this key.
+        error: Only with this class of error: that the reason begins with.
+        since: Only those that failed then or later: ISO 8601, or 2h for two hours ago.
+        until: Only those that failed before.
+    """
 
     consumer: str | None = None
     channel: str | None = None
     key: str | None = None
-    error: str | None = None  # the class of the error, with which the reason begins
-    since: datetime | None = None  # they failed then or later
-    until: datetime | None = None  # they failed before
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 class LetterPosition(NamedTuple):

@@ -80,7 +80,7 @@ def _show_verified(done: Verified) -> None:
 
 
 @command("engine", "master", "conf")
-def reconcile(  # noqa: PLR0917  options
+def reconcile(
     settings: Settings,
     names: Annotated[list[str] | None, typer.Argument()] = None,
     apply: Annotated[bool, typer.Option("--apply")] = False,

@@ -21,7 +21,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @command()
-def console(  # noqa: PLR0917  options
+def console(
     settings: Settings,
     address: Annotated[str, typer.Option("--listen", metavar="HOST:PORT")] = "127.0.0.1:8787",
     host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,

@@ -23,7 +23,7 @@ from penstock.settings import Settings
 
 
 @command()
-def init(  # noqa: PLR0917  its options
+def init(
     settings: Settings,
     sql: Annotated[bool, typer.Option("--sql")] = False,
     schema: str | None = None,

@@ -4,6 +4,7 @@ Jobs are listed and shown, cancelled, retried, or due at another time; limits ar
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.display import format_count
 from penstock.errors import InvalidSetting
-from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, check_queue, list_jobs, read_job
+from penstock.operating.jobs.browsing import JobFilter, QueuedJob, check_queue, list_jobs, read_job
 from penstock.operating.jobs.changes import JobCount, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import LimitChange, list_limits
 from penstock.operating.pausing import note_action
@@ -26,25 +27,17 @@ jobs = typer.Typer(
 )
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
-OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
-OfKey = Annotated[str | None, typer.Option("--key", help="Only of this key within a tenant.")]
-OfName = Annotated[str | None, typer.Option("--unique", metavar="NAME", help="Only with this unique name.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")]
 All = Annotated[bool, typer.Option("--all", help="All jobs of the queue.")]
-InState = Annotated[
-    JobState | None,
-    typer.Option("--state", help="Only in this state; a dead one becomes a dead letter within seconds."),
-]
+JobOptions = Annotated[JobFilter, {"tenant": None, "key": None, "unique": "NAME", "state": None}]
+TenantOptions = Annotated[JobFilter, {"tenant": None, "key": None}]
 
 
 @subcommand(jobs, "list")
-def list_(  # noqa: PLR0917  options
+def list_(
     settings: Settings,
     queue: QueueArgument,
-    tenant: OfTenant = None,
-    key: OfKey = None,
-    unique: OfName = None,
-    state: InState = None,
+    of: JobOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
     after: Annotated[
         int, typer.Option(min=0, metavar="ID", help="Those behind this one: the last of the page before.")
@@ -52,7 +45,6 @@ def list_(  # noqa: PLR0917  options
     json: Json = False,
 ) -> None:
     """List the jobs of a queue that are not done, in the order of their ids, and what each waits for; without their payloads."""
-    of = JobFilter(None, tenant, key, unique, state)
     with open_connections(settings, "jobs") as servers:
         found = list_jobs(servers.connection, servers.client, queue, of, after=after, limit=limit, scope=servers.scope)
     if not found and not json:
@@ -110,20 +102,18 @@ TENANTS_SHOWN = 50
 
 
 @subcommand(jobs, "cancel")
-def cancel(  # noqa: PLR0917  options
+def cancel(
     settings: Settings,
+    *,
     queue: QueueArgument,
     ids: Ids = None,
-    tenant: OfTenant = None,
-    key: OfKey = None,
-    unique: OfName = None,
-    state: InState = None,
+    of: JobOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Cancel jobs: they will have no effect. A worker that has begun to write for one is asked to roll back."""
-    of = _check(JobFilter(ids or None, tenant, key, unique, state), all_=all_)
+    of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
             _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
@@ -137,22 +127,22 @@ def cancel(  # noqa: PLR0917  options
 
 
 @subcommand(jobs, "retry")
-def retry(  # noqa: PLR0917  options
+def retry(
     settings: Settings,
+    *,
     queue: QueueArgument,
     ids: Ids = None,
-    tenant: OfTenant = None,
-    key: OfKey = None,
-    unique: OfName = None,
-    state: Annotated[
-        JobState | None, typer.Option("--state", help="Only in this state: delayed, or dead for dead letters.")
-    ] = None,
+    of: JobOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Try jobs again: dead letters are staged again by the workers, and jobs that are delayed or snoozed are due now."""
-    of = _check(JobFilter(ids or None, tenant, key, unique, state), all_=all_)
+    """Try jobs again: dead letters are staged again by the workers, and jobs that are delayed or snoozed are due now.
+
+    Args:
+        state: Only in this state: delayed, or dead for dead letters.
+    """
+    of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if apply:
             _note(servers, "Retry", of, "retry", queue)
@@ -166,13 +156,13 @@ def retry(  # noqa: PLR0917  options
 
 
 @subcommand(jobs, "move-due")
-def move_due_(  # noqa: PLR0917  options
+def move_due_(
     settings: Settings,
+    *,
     queue: QueueArgument,
     due: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601, or 2h for in two hours; 0s is now.")],
     ids: Ids = None,
-    tenant: OfTenant = None,
-    key: OfKey = None,
+    of: TenantOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
@@ -180,7 +170,7 @@ def move_due_(  # noqa: PLR0917  options
     """Move the time at which jobs are due that wait or are delayed, and have no unique name."""
     moment = parse_moment(due)
     at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
-    of = _check(JobFilter(ids or None, tenant, key), all_=all_)
+    of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
             counts = count_jobs(servers.connection, servers.client, queue, of, movable=True, scope=servers.scope)
@@ -192,12 +182,14 @@ def move_due_(  # noqa: PLR0917  options
     show(f"{format_count(moved, 'job')} due at {at:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def _check(of: JobFilter, *, all_: bool) -> JobFilter:
-    if (of == JobFilter()) is not all_:
+def _choose(of: JobFilter, ids: list[int] | None, *, all_: bool) -> JobFilter:
+    """The filter with its ids; without any, all jobs have to be wanted."""
+    chosen = replace(of, ids=ids or None)
+    if (chosen == JobFilter()) is not all_:
         raise InvalidSetting(
             "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"
         )
-    return of
+    return chosen
 
 
 def _note(servers: Connections, title: str, of: JobFilter, command: str, queue: str, *more: str) -> None:
@@ -224,7 +216,7 @@ def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> Non
 
 
 @subcommand(queues, "limit")
-def limit_(  # noqa: PLR0917  options
+def limit_(
     settings: Settings,
     queue: QueueArgument,
     tenant: Annotated[

@@ -42,7 +42,7 @@ NEWEST = 10
 
 
 @command()
-def tail(  # noqa: PLR0917  options
+def tail(
     settings: Settings,
     channel: str,
     shard: OnlyShard = None,

@@ -1,6 +1,6 @@
 """``penstock dead-letters``: inspects, retries or drops dead letters."""
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -16,7 +16,7 @@ from penstock.operating import letters
 from penstock.operating.consumers import check_registered
 from penstock.operating.letters import LetterFilter
 from penstock.operating.letters import retry as retry_letters
-from penstock.records import parse_moment, parse_place, parse_places
+from penstock.records import parse_place, parse_places
 from penstock.settings import Settings
 
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
@@ -26,28 +26,17 @@ PLACE = "as the log and the list write it: rides/2 offset 4118."
 PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")]
-OfLetters = Annotated[str | None, typer.Option("--channel", help="Only of this channel.")]
-OfKey = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only of this key.")]
-OfError = Annotated[
-    str | None,
-    typer.Option("--error", metavar="CLASS", help="Only with this class of error: that the reason begins with."),
+LetterOptions = Annotated[
+    LetterFilter, {"channel": None, "key": "KEY", "error": "CLASS", "since": "TIME", "until": "TIME"}
 ]
-Since = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only those that failed then or later: ISO 8601, or 2h for two hours ago."),
-]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only those that failed before.")]
 
 
 @subcommand(dead_letters, "list")
-def list_(  # noqa: PLR0917  options
+def list_(
     settings: Settings,
+    *,
     consumer: Annotated[str | None, typer.Argument(help="Name of the consumer; by default all.")] = None,
-    channel: OfLetters = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
+    of: LetterOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     after: Annotated[
         str | None, typer.Option(metavar="PLACE", help="Those that come after this one: the last of the page before.")
@@ -59,7 +48,7 @@ def list_(  # noqa: PLR0917  options
     with open_connections(settings, "dead letters") as servers:
         if consumer is not None:
             _check_known(servers, consumer)
-        chosen = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
+        chosen = replace(of, consumer=consumer)
         if by_reason:
             groups = letters.group(servers.connection, chosen, scope=servers.scope)
             show_found(groups, "consumer, channel, error, #letters, first at, last at", json=json)
@@ -103,16 +92,13 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
 
 
 @subcommand(dead_letters, "retry", "master", "conf")
-def retry(  # noqa: PLR0917  options
+def retry(
     settings: Settings,
+    *,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
     all_: AllOfThem = False,
-    channel: OfLetters = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
+    of: LetterOptions,
     parked: Annotated[bool, typer.Option("--parked")] = False,
     superseded: Annotated[bool, typer.Option("--superseded")] = False,
     plan: Annotated[bool, typer.Option("--plan")] = False,
@@ -128,8 +114,7 @@ def retry(  # noqa: PLR0917  options
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
-        chosen = _choose(servers, of, place or [], all_=all_, parked=parked, superseded=superseded)
+        chosen = _choose(servers, consumer, of, place or [], all_=all_, parked=parked, superseded=superseded)
         if plan:
             show_found(chosen, "place, key, action, object, #attempts, parked, superseded by, reason", json=json)
             return
@@ -154,16 +139,13 @@ def retry(  # noqa: PLR0917  options
 
 
 @subcommand(dead_letters, "drop")
-def drop(  # noqa: PLR0917  options
+def drop(
     settings: Settings,
+    *,
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
     all_: AllOfThem = False,
-    channel: OfLetters = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
+    of: LetterOptions,
     superseded: Annotated[
         bool, typer.Option("--superseded", help="All of whose key a later record was applied.")
     ] = False,
@@ -171,8 +153,7 @@ def drop(  # noqa: PLR0917  options
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        of = LetterFilter(consumer, channel, key, error, _parse_time(since), _parse_time(until))
-        chosen = _choose(servers, of, place or [], all_=all_, parked=False, superseded=superseded)
+        chosen = _choose(servers, consumer, of, place or [], all_=all_, parked=False, superseded=superseded)
         for letter in chosen:
             show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
         if apply:
@@ -182,10 +163,16 @@ def drop(  # noqa: PLR0917  options
 
 
 def _choose(
-    servers: Connections, of: LetterFilter, places: list[str], *, all_: bool, parked: bool, superseded: bool
+    servers: Connections,
+    consumer: str,
+    of: LetterFilter,
+    places: list[str],
+    *,
+    all_: bool,
+    parked: bool,
+    superseded: bool,
 ) -> list[DeadLetterRow]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
-    consumer = str(of.consumer)
     _check_known(servers, consumer)
     found = letters.of_consumer(servers.connection, consumer, of, scope=servers.scope)
     if all_:
@@ -208,11 +195,6 @@ def _choose(
         or (parked and letter.parked and is_behind(letter))
         or (superseded and not named and letter.superseded_by)
     ]
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    moment = None if text is None else parse_moment(text)
-    return datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
 
 
 def _check_known(servers: Connections, consumer: str) -> None:

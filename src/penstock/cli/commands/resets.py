@@ -36,7 +36,7 @@ reset = typer.Typer(no_args_is_help=True, help="Move a checkpoint, open a new ep
 
 
 @subcommand(reset, "checkpoint")
-def checkpoint(  # noqa: PLR0917  options
+def checkpoint(
     settings: Settings,
     consumer: str,
     to: Annotated[str | None, typer.Option(metavar="OFFSET|PLACE|TIME|earliest|latest")] = None,
@@ -284,7 +284,7 @@ DONE_BEFORE = "Nothing was changed. To stage all the copies once more: --again -
 
 
 @command()
-def replay(  # noqa: PLR0917  options
+def replay(
     settings: Settings,
     channel: str,
     target: Annotated[str, typer.Option("--to", metavar="CHANNEL")],

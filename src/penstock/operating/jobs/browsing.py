@@ -28,7 +28,15 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs; None leaves an attribute open."""
+    """Which jobs; None leaves an attribute open.
+
+    Attributes:
+        ids: Ids of the jobs.
+        tenant: Only of this tenant.
+        key: Only of this key within a tenant.
+        unique: Only with this unique name.
+        state: Only in this state; a dead one becomes a dead letter within seconds.
+    """
 
     ids: Sequence[int] | None = None
     tenant: str | None = None
