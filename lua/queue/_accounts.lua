@@ -6,11 +6,34 @@
 
 local used, fetched, in_order = {}, {}, {}
 
-local function pack_account(account)
+local function unpack_account(tenant, packed)
+  local v = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0, 0}
+  return {
+    tenant = tenant, tag = v[1], in_flight = v[2], bytes = v[3], cost = v[4], rank = v[5], next_at = v[6], class = v[7],
+    last_rank = v[8], base = v[9], keyless = v[10], waits = v[11], weighs = v[12] or 0,
+    limits = has_limits and limits_of(tenant) or NO_LIMITS, line = nil, at = 1, ahead = 0, has_moved = false, keeps_line = nil,
+    is_unsaved = false, is_noisy = nil,
+  }
+end
+
+local function pack_account(a)
   return cmsgpack.pack({
-    account.tag, account.in_flight, account.bytes, account.cost, account.rank, account.next_at, account.class, account.last_rank,
-    account.base, account.keyless, account.waits, account.weighs,
+    a.tag, a.in_flight, a.bytes, a.cost, a.rank, a.next_at, a.class, a.last_rank, a.base, a.keyless, a.waits, a.weighs,
   })
+end
+
+-- Those that wait apart have a line of their own: see queue/_suspects.
+local APART, IS_APART = "\1\1", 2
+
+-- A member of `waiting`: the line in which it waits, if that is not its tenant's own, tenant, rank (28 digits), and id.
+local function waiting_member(id, record)
+  return (record.suspect == IS_APART and APART .. "\0" or record.held and record.held .. "\0" or "") .. record.tenant .. "\0" .. record.rank .. id
+end
+
+-- Id, tenant and rank in a member of `waiting` without its line.
+local function parse_waiting(member)
+  local tenant = string.match(member, "^%Z*")
+  return string.sub(member, #tenant + 30), tenant, tonumber(string.sub(member, #tenant + 2, #tenant + 15), 16)
 end
 
 -- Members that have joined or left `waiting`, written together; a tenant's line is read after that.
@@ -50,7 +73,7 @@ local function first_waiting(account)
   end
   local member = account.line[account.at]
   if member then
-    return string.sub(member, #account.tenant + 30), member
+    return (parse_waiting(member)), member
   end
 end
 
@@ -75,18 +98,12 @@ local function tenant_account(tenant)
       packed = redis.call("HGET", accounts, tenant)
     end
     fetched[tenant] = nil
-    local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, false, 0, 0, false, 0, 0, 0, 0}
-    account = {
-      tenant = tenant, tag = values[1], in_flight = values[2], bytes = values[3], cost = values[4], rank = values[5],
-      next_at = values[6], class = values[7], last_rank = values[8], base = values[9], keyless = values[10],
-      waits = values[11], weighs = values[12] or 0, limits = has_limits and limits_of(tenant) or NO_LIMITS,
-      line = nil, at = 1, ahead = 0, has_moved = false, keeps_line = nil, is_unsaved = false, is_noisy = nil,
-    }
+    account = unpack_account(tenant, packed)
     used[tenant], in_order[#in_order + 1] = account, account
     if not packed then
       account.keeps_line = false
       local _, member = first_waiting(account)
-      account.rank = member and tonumber(string.sub(member, #tenant + 2, #tenant + 15), 16) - 1 or 0
+      account.rank = member and select(3, parse_waiting(member)) - 1 or 0
     end
   end
   return account

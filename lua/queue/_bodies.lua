@@ -18,13 +18,25 @@ local function stream_key(record)
   return record.stream >= 0 and KEYS[streams + record.stream] or nil
 end
 
+-- Appends the body of a message to its stream, with the record, for a rebuild; returns the entry's id.
+local function add_entry(id, record, payload, headers)
+  return redis.call("XADD", stream_key(record), "*", "id", id, "tenant", record.tenant, "key", record.key,
+    "payload", payload, "headers", headers, "record", pack_record(record))
+end
+
+-- Id, payload, headers and packed record.
+local function unpack_entry(entry)
+  local fields = entry[2]
+  return fields[2], fields[8], fields[10], fields[11] == "record" and fields[12]
+end
+
 -- The payload and headers of a message that waits or is leased; nil if they are gone.
 local function read_entry(record)
   local key = stream_key(record)
   local entries = key and call_or_nil("XRANGE", key, record.entry, record.entry)
-  local fields = entries and entries[1] and entries[1][2]
-  if fields then
-    return fields[8], fields[10]
+  if entries and entries[1] then
+    local _, payload, headers = unpack_entry(entries[1])
+    return payload, headers
   end
 end
 
@@ -34,5 +46,17 @@ local function delete_entry(record)
   local key = stream_key(record)
   if key then
     call_or_nil("XDEL", key, record.entry)
+  end
+end
+
+local function pack_parked(payload, headers, reason, record)
+  return cmsgpack.pack({payload, headers, reason, pack_record(record)})
+end
+
+-- Payload, headers, reason and packed record of a message that is delayed or dead; nil if they are gone.
+local function read_parked(id)
+  local body = redis.call("HGET", parked, id)
+  if body then
+    return unpack(cmsgpack.unpack(body))
   end
 end

@@ -52,10 +52,10 @@ end
 
 -- The entry of a stream belongs to a message that waits or is leased; any other is left over.
 local function count_entry(stream, entry)
-  local fields, id = entry[2], entry[2][2]
+  local id, _, _, packed = unpack_entry(entry)
   local record = read_record(id)
-  if not record and fields[11] == "record" then
-    record = unpack_record(fields[12])
+  if not record and packed then
+    record = unpack_record(packed)
     record.state, record.stream, record.entry = "w", stream, entry[1]
     if redis.call("HEXISTS", parked, id) == 1 then
       record = nil
@@ -80,8 +80,8 @@ local function count_entry(stream, entry)
   end
 end
 
-local function count_parked(id, body)
-  local record = read_record(id) or unpack_record(cmsgpack.unpack(body)[4])
+local function count_parked(id)
+  local record = read_record(id) or unpack_record((select(4, read_parked(id))))
   if record.state ~= "d" and record.state ~= "x" then
     redis.call("HDEL", parked, id)
     return
@@ -112,7 +112,7 @@ end
 -- Removes a member of a line that does not wait there.  In the line of a gate, the gate comes before the tenant.
 local function check_member(member)
   local own = string.match(member, "^\1%Z*%z(.*)$") or member
-  local id = string.sub(own, string.find(own, "\0", 1, true) + 29)
+  local id = parse_waiting(own)
   local record = read_record(id)
   if not record or record.state ~= "w" or waiting_member(id, record) ~= member then
     redis.call("ZREM", waiting, member)

@@ -34,20 +34,22 @@ if of_keys and of_keys[1] then
   local within, all_keys = of_keys[1], of_keys[2]
   gating = {within = within, used = {}}
 
+  function gating.unpack(name, packed)
+    local v = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, "", 0}
+    local own = redis.call("HGET", limits, LIMITED .. string.match(name, "[^\1]+$"))
+    return {
+      tenant = name, in_flight = v[1], admitted = v[2], waits = v[3], next_at = v[4], lent = v[5],
+      opens = v[6] ~= 0 and v[6] or nil, turn = v[7], ends = v[8], limits = parse_limits(own or all_keys),
+    }
+  end
+
+  function gating.pack(g, opens)
+    return cmsgpack.pack({g.in_flight, g.admitted, g.waits, g.next_at, g.lent, opens or 0, g.turn, g.ends})
+  end
+
   function gating.named(name)
-    local gate = gating.used[name]
-    if not gate then
-      local packed = redis.call("HGET", gates, name)
-      local values = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, "", 0}
-      local own = redis.call("HGET", limits, LIMITED .. string.match(name, "[^\1]+$"))
-      gate = {
-        tenant = name, in_flight = values[1], admitted = values[2], waits = values[3], next_at = values[4],
-        lent = values[5], opens = values[6] ~= 0 and values[6] or nil, turn = values[7], ends = values[8],
-        limits = parse_limits(own or all_keys),
-      }
-      gating.used[name] = gate
-    end
-    return gate
+    gating.used[name] = gating.used[name] or gating.unpack(name, redis.call("HGET", gates, name))
+    return gating.used[name]
   end
 
   -- The gate of a message; nil if its queue limits no keys, or it has none.

@@ -56,13 +56,12 @@ local function hand_over(account, id, record)
 end
 
 local function repeated()
-  local last = redis.call("HGET", takes, worker)
-  local values = last and cmsgpack.unpack(last)
-  if not values or values[1] ~= request then
+  local last = unpack_take(redis.call("HGET", takes, worker))
+  if last.token ~= request then
     return false
   end
-  for i = 4, #values do
-    local id, record = values[i], read_record(values[i])
+  for _, id in ipairs(last.ids) do
+    local record = read_record(id)
     if record and record.token == request then
       local payload, headers = read_entry(record)
       add_to_reply(id, record, payload, headers)

@@ -1,17 +1,10 @@
 -- Shared by the scripts that move messages: the line of each tenant.
--- includes: queue/_turns, queue/_lanes
+-- includes: queue/_bodies, queue/_turns, queue/_lanes
 
 local function watch_deadline(id, record)
   if record.deadline > 0 then
     redis.call("ZADD", deadlines, record.deadline, id)
   end
-end
-
--- Those that wait apart have a line of their own: see queue/_suspects.
-local APART, IS_APART = "\1\1", 2
-
-local function waiting_member(id, record)
-  return (record.suspect == IS_APART and APART .. "\0" or record.held and record.held .. "\0" or "") .. record.tenant .. "\0" .. record.rank .. id
 end
 
 -- A message that waits again where it was, or that a rebuild has met.
@@ -35,8 +28,7 @@ local function enqueue(id, record, payload, headers)
   end
   record.state, record.stream, record.at = "w", stream, now
   lengths[stream] = lengths[stream] + 1
-  record.entry = redis.call("XADD", KEYS[streams + stream], "*", "id", id, "tenant", record.tenant, "key", record.key,
-    "payload", payload, "headers", headers, "record", pack_record(record))
+  record.entry = add_entry(id, record, payload, headers)
   save_record(id, record)
   join_line(account, waiting_member(id, record))
   mark_moved(account)

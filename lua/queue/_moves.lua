@@ -1,11 +1,11 @@
 -- Shared by the scripts that move messages from one state to another.
--- includes: queue/_bodies, queue/_line
+-- includes: queue/_line
 
 -- Parks the body of a message that is to be delayed (d) or dead (x); `at` is when it is due, or when it died.
 local function park(id, record, state, at, reason, payload, headers)
   local before = record.stream >= 0 and {stream = record.stream, entry = record.entry}
   record.state, record.stream, record.entry, record.rank, record.at = state, -1, "", "", at
-  redis.call("HSET", parked, id, cmsgpack.pack({payload, headers, reason, pack_record(record)}))
+  redis.call("HSET", parked, id, pack_parked(payload, headers, reason, record))
   redis.call("ZADD", state == "d" and delayed or dead, string.format("%.0f", at), parked_member(id, record))
   save_record(id, record)
   if state == "d" then
@@ -29,12 +29,11 @@ end
 
 -- Brings a parked message back into its tenant's line.  Returns false if no stream can be written now, nil if the body is gone.
 local function unpark(id, record)
-  local body = redis.call("HGET", parked, id)
-  if not body then
+  local payload, headers = read_parked(id)
+  if not payload then
     return nil
   end
-  local values = cmsgpack.unpack(body)
-  if not enqueue(id, record, values[1], values[2]) then
+  if not enqueue(id, record, payload, headers) then
     return false
   end
   count_moved(tenant_account(record.tenant), id, record)

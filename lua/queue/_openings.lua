@@ -12,8 +12,7 @@ if gating then
   -- Admits the first message of the tenant whose turn it is, or passes the tenant over.  Returns how much room that takes.
   local function admit(gate, member)
     local own = string.sub(member, #gate.tenant + 2)
-    local tenant = string.match(own, "^%Z*")
-    local id = string.sub(own, #tenant + 30)
+    local id, tenant = parse_waiting(own)
     local record, account = read_record(id), tenant_account(tenant)
     local is_barred = gating.bars(account)
     gate.turn = tenant .. "\1"
@@ -108,9 +107,7 @@ if gating then
         redis.call("ZREM", openings, name)
       end
       if opens or gate.waits > 0 or gate.in_flight > 0 or gate.admitted > 0 or gate.lent > 0 then
-        redis.call("HSET", gates, name, cmsgpack.pack({
-          gate.in_flight, gate.admitted, gate.waits, gate.next_at, gate.lent, opens or 0, gate.turn, gate.ends,
-        }))
+        redis.call("HSET", gates, name, gating.pack(gate, opens))
       else
         redis.call("HDEL", gates, name)
       end

@@ -11,7 +11,7 @@ local function preferred_message()
   local lowest = turn and turn.tag
   local key = lowest and KEYS[streams + preferred]
   for _, entry in ipairs(key and call_or_nil("XRANGE", key, "-", "+", "COUNT", 20) or {}) do
-    local id = entry[2][2]
+    local id = unpack_entry(entry)
     local record = read_record(id)
     if record and record.state == "w" and not record.held then
       local account = tenant_account(record.tenant)

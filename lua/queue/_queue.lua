@@ -1,32 +1,34 @@
 -- Shared by all scripts of a queue: its own state, and its clock.
 
-local FORMAT = "queue.v2"
-local PADDING, MOST_STREAMS, MOST_AHEAD = "%014x", 256, 60000
+local FORMAT, PADDING, MOST_STREAMS, MOST_AHEAD = "queue.v2", "%014x", 256, 60000
 
 local function number(text)
   return tonumber(text or "") or 0
 end
 
-local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation",
-  "listed", "closed", "keys", "tenants", "rebuilding", "weights", "back", "declared")
-local format = found[1]
-local queue = {
-  streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]), generation = number(found[8]),
-  listed = number(found[9]), tenants = number(found[12]), weights = number(found[14]), declared = found[16] or "",
-}
-if format and format ~= FORMAT then
-  return {"foreign", meta}
+local queue, format, is_rebuilding, server, clock
+do
+  local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation", "listed",
+    "closed", "keys", "tenants", "rebuilding", "weights", "back", "declared")
+  format, is_rebuilding = found[1], found[13]
+  queue = {
+    streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]),
+    generation = number(found[8]), listed = number(found[9]), is_closed = found[10] == "1", keys = number(found[11]),
+    tenants = number(found[12]), weights = number(found[14]), declared = found[16] or "",
+  }
+  if format and format ~= FORMAT then
+    return {"foreign", meta}
+  end
+  -- The queue's clock, in milliseconds.  When the server's clock is set back, as by a failover, it does not go back: it runs at half speed
+  -- until the server's has caught up, so leases still expire, and nothing happens before it is due twice.  But a server's clock that was
+  -- far ahead, and is corrected, takes it `back`: sweep.lua moves what was timed by it.
+  local time = redis.call("TIME")
+  server = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local seen = tonumber(found[4] or "") or server
+  clock = math.max(server, (tonumber(found[3] or "") or server) + math.max(0, server - seen) / 2)
+  local back = seen > server and clock > server + MOST_AHEAD and clock - server or 0
+  clock, queue.back = clock - back, number(found[15]) + back
 end
-
--- The queue's clock, in milliseconds.  When the server's clock is set back, as by a failover, it does not go back: it runs at half speed
--- until the server's has caught up, so leases still expire, and nothing happens before it is due twice.  But a server's clock that was
--- far ahead, and is corrected, takes it `back`: sweep.lua moves what was timed by it.
-local time = redis.call("TIME")
-local server = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local seen = tonumber(found[4] or "") or server
-local clock = math.max(server, (tonumber(found[3] or "") or server) + math.max(0, server - seen) / 2)
-local back = seen > server and clock > server + MOST_AHEAD and clock - server or 0
-clock, queue.back = clock - back, number(found[15]) + back
 local now = math.floor(clock)
 
 -- As redis.call, but nil if the key holds another type: one stream that something else has overwritten does not stop the others.
@@ -74,9 +76,9 @@ end
 
 -- Whether a script before this one was interrupted by a command that Redis refused, or a key has disappeared since then: the next
 -- sweep asks for a rebuild.
-local is_suspect, is_rebuilding = false, found[13]
+local is_suspect = false
 local function was_interrupted()
-  return format and (found[10] ~= "1" or number(found[11]) ~= count_keys())
+  return format and (not queue.is_closed or queue.keys ~= count_keys())
 end
 
 -- The first write of a script that changes the queue: from here to `save_queue` its parts do not agree.  When memory is full, Redis

@@ -8,8 +8,9 @@ local function last_before(account, record, member)
   save_lines()
   local start, rank = "[" .. account.tenant .. "\0", 0
   for _, other in ipairs(redis.call("ZREVRANGEBYLEX", waiting, "(" .. member, start, "LIMIT", 0, LOOKS)) do
-    rank = tonumber(string.sub(other, #account.tenant + 2, #account.tenant + 15), 16)
-    local found = read_record(string.sub(other, #account.tenant + 30))
+    local id, _, rank_before = parse_waiting(other)
+    rank = rank_before
+    local found = read_record(id)
     if not found or found.key == record.key then
       break
     end

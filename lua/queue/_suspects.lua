@@ -1,6 +1,6 @@
 -- Suspects: messages whose last lease ended by itself, as when their worker died.
 -- includes: queue/_line
--- args: worker, beside:int, others:int
+-- args: request, worker, beside:int, others:int
 --
 -- One of the messages that a worker has together may have killed it.  Therefore a worker that isolates (`beside` is how many messages its
 -- process has, and not -1) is handed a suspect alone, and takes nothing else until that is settled: then a death is that message's own.
@@ -12,12 +12,21 @@
 local IN_COMPANY, ALONE, DRAINING, LOOKS_APART = 1, 2, 5000, 20
 local is_alone = false
 
+-- What a worker took last: the token of the request, when, the messages, and whether their one is all that it has.
+local function pack_take(is_only, ids)
+  return cmsgpack.pack({request, now, is_only and 1 or 0, unpack(ids)})
+end
+
+local function unpack_take(packed)
+  local v = packed and cmsgpack.unpack(packed) or {}
+  return {token = v[1], at = v[2], is_only = v[3] == 1, ids = {unpack(v, 4)}}
+end
+
 -- Whether a lease was its worker's only one: it was handed over alone, and nothing was since.
 local function was_only_one(token)
   local holder = string.match(token, "^(.*)/%d+/%d+$")
-  local last = holder and redis.call("HGET", takes, holder)
-  local values = last and cmsgpack.unpack(last)
-  return values and values[1] == token and values[3] == 1
+  local last = unpack_take(holder and redis.call("HGET", takes, holder))
+  return last.token == token and last.is_only
 end
 
 -- A lease has ended by itself; returns whether the message was alone, as a suspect.
@@ -46,7 +55,7 @@ local function first_apart()
   local start = APART .. "\0"
   for _, member in ipairs(redis.call("ZRANGEBYLEX", waiting, "[" .. start, "(" .. APART .. "\1", "LIMIT", 0, LOOKS_APART)) do
     local own = string.sub(member, #start + 1)
-    local id = string.sub(own, string.find(own, "\0", 1, true) + 29)
+    local id = parse_waiting(own)
     local record = read_record(id)
     if not record or record.suspect ~= IS_APART or record.state ~= "w" then
       redis.call("ZREM", waiting, member)

@@ -12,12 +12,11 @@ end
 local reply = {"dead"}
 for _, member in ipairs(redis.call("ZRANGE", dead, first, first + count - 1)) do
   local id = parked_id(member)
-  local body = redis.call("HGET", parked, id)
-  if body then
-    local values = cmsgpack.unpack(body)
-    local record = unpack_record(values[4])
+  local payload, headers, reason, packed = read_parked(id)
+  if payload then
+    local record = unpack_record(packed)
     reply[#reply + 1] = {id, record.tenant, record.key, record.attempts, string.format("%.0f", record.since),
-      string.format("%.0f", record.at), values[3], values[1], values[2]}
+      string.format("%.0f", record.at), reason, payload, headers}
   end
 end
 return reply

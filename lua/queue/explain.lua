@@ -59,9 +59,8 @@ local function explain(id)
   if due then
     tell("due", tonumber(due) - now)
   end
-  local body = record.state == "x" and redis.call("HGET", parked, id)
   if record.state == "x" then
-    tell("reason", body and cmsgpack.unpack(body)[3] or "its body was deleted from Redis")
+    tell("reason", select(3, read_parked(id)) or "its body was deleted from Redis")
   end
   return reply
 end

@@ -60,11 +60,10 @@ for _, id in ipairs(late) do
       dead_letter(id, record, "its deadline has passed", payload, headers)
     end
   elseif record and record.state == "d" then
-    local body = redis.call("HGET", parked, id)
-    if body then
-      local values = cmsgpack.unpack(body)
+    local payload, headers = read_parked(id)
+    if payload then
       redis.call("ZREM", delayed, parked_member(id, record))
-      dead_letter(id, record, "its deadline has passed", values[1], values[2])
+      dead_letter(id, record, "its deadline has passed", payload, headers)
     end
   end
   redis.call("ZREM", deadlines, id)
@@ -78,7 +77,7 @@ end
 -- A reader is forgotten when it is closed; of those that died, some are looked at in each sweep.
 local known = redis.call("HSCAN", takes, number(redis.call("HGET", meta, "scanned")), "COUNT", STEP)
 for i = 1, #known[2], 2 do
-  if cmsgpack.unpack(known[2][i + 1])[2] < now - FORGET_WORKER then
+  if unpack_take(known[2][i + 1]).at < now - FORGET_WORKER then
     redis.call("HDEL", takes, known[2][i])
   end
 end

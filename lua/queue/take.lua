@@ -50,7 +50,7 @@ if not repeated() then
   forget_drained(count + 10, #ids > 0)
   if #ids > 0 then
     local is_only = #ids == 1 and beside == 0 and (is_alone or others == 0)
-    redis.call("HSET", takes, worker, cmsgpack.pack({request, now, is_only and 1 or 0, unpack(ids)}))
+    redis.call("HSET", takes, worker, pack_take(is_only, ids))
   end
 end
 
