@@ -7,7 +7,7 @@ local function due(key)
   return redis.call("ZRANGEBYSCORE", key, "-inf", string.format("%.0f", now), "LIMIT", 0, STEP)
 end
 
-local moved, lost = 0, 0
+local lost = 0
 
 -- A message of which the body is gone: deleted by hand, or with a stream whose key was overwritten.
 local function lose(id, record)
@@ -48,7 +48,6 @@ local function move_due()
       if record then lose(id, record) end
       redis.call("ZREM", delayed, member)
     end
-    moved = moved + 1
   end
   for _, id in ipairs(due(leases)) do
     local record = read_record(id)
@@ -60,16 +59,13 @@ local function move_due()
       redis.call("HINCRBY", meta, "reclaimed", 1)
     end
     redis.call("ZREM", leases, id)
-    moved = moved + 1
   end
   for _, tenant in ipairs(due(blocked)) do
     tenant_account(tenant).has_moved = true
-    moved = moved + 1
   end
   for _, name in ipairs(gating and due(openings) or {}) do
     local gate = gating.named(name)
     gate.is_due, gate.opens = true, -1
-    moved = moved + 1
   end
   if gating then
     gating.open()
@@ -95,9 +91,9 @@ end
 -- Forgets idle tenants that have nothing left to pay.
 local function forget_drained(most, is_busy)
   if not is_busy and redis.call("ZCARD", drained) > 0 and redis.call("EXISTS", waiting, leases) == 0 then
-    queue.floor = math.max(queue.floor, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
+    queue.virtual_time = math.max(queue.virtual_time, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
   end
-  local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.floor, "LIMIT", 0, most), {}, {}
+  local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.virtual_time, "LIMIT", 0, most), {}, {}
   fetch_accounts(paid)
   for _, tenant in ipairs(paid) do
     local account = not used[tenant] and tenant_account(tenant)

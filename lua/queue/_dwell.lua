@@ -1,10 +1,11 @@
--- Counts how long messages wait until they are handed over.
+-- Counts dwell times: how long messages wait until they are handed over, apart for noisy tenants.
 -- includes: queue/_accounts
 
 local held_by_all
 local dwells = {}
 
--- How long the message, which has left its line, has waited, counted by powers of two of a millisecond, apart for tenants that hold a large part of the queue.
+-- How long the message, which has left its line, has waited, counted by powers of two of a millisecond.  Noisy, as of a noisy
+-- neighbour, is a tenant that holds 30 messages, and more than a tenth of the queue.
 local function count_dwell(account, record)
   if account.is_noisy == nil then
     local held = account.in_flight + account.waits + 1

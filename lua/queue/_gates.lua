@@ -4,8 +4,8 @@
 -- A gate holds what is known of a key while a queue limits keys: how many of its messages are in flight, how many it has admitted to their
 -- tenants' lines, and when the next may go.  It admits no more than may go; all others it holds, in a line of its own in `waiting`, so
 -- that those whose turn it is can go, and a tenant's line is not full of what cannot.  In a gate's line tenants take turns, and each
--- tenant's messages are in the order of its own line.  A tenant that is paused, or at a limit of its own, is passed over: `lent` are some
--- messages of those at a limit, which are in their tenants' lines and take no room.
+-- tenant's messages are in the order of its own line.  A tenant that is paused, or at a limit of its own, is passed over.  Borrowed
+-- messages are some of those of tenants at a limit: they are in their tenants' lines, and take no room of the gate.
 --
 -- `gating` is nil in a queue that limits no keys: each call of a script makes closures of all its functions, and of these only where they
 -- are used.
@@ -38,13 +38,13 @@ if of_keys and of_keys[1] then
     local v = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0, "", 0}
     local own = redis.call("HGET", limits, LIMITED .. string.match(name, "[^\1]+$"))
     return {
-      tenant = name, in_flight = v[1], admitted = v[2], waits = v[3], next_at = v[4], lent = v[5],
+      tenant = name, in_flight = v[1], admitted = v[2], waits = v[3], next_at = v[4], borrowed = v[5],
       opens = v[6] ~= 0 and v[6] or nil, turn = v[7], ends = v[8], limits = parse_limits(own or all_keys),
     }
   end
 
   function gating.pack(g, opens)
-    return cmsgpack.pack({g.in_flight, g.admitted, g.waits, g.next_at, g.lent, opens or 0, g.turn, g.ends})
+    return cmsgpack.pack({g.in_flight, g.admitted, g.waits, g.next_at, g.borrowed, opens or 0, g.turn, g.ends})
   end
 
   function gating.named(name)
@@ -78,19 +78,19 @@ if of_keys and of_keys[1] then
     return within ~= "tenant" and limited_until(account) ~= nil
   end
 
-  -- Whether a message of a tenant that is barred may be lent; a hundred of a gate at most.
-  function gating.lends(gate, account)
-    return not account.limits.paused and gate.lent < 100
+  -- Whether the line of a tenant that is barred may borrow a message; a hundred of a gate at most.
+  function gating.may_borrow(gate, account)
+    return not account.limits.paused and gate.borrowed < 100
   end
 
   function gating.hold(gate, record)
     record.held, gate.waits = gate.tenant, gate.waits + 1
   end
 
-  -- Admits a message, or lends one of a tenant that is barred.
+  -- Admits a message; if its tenant is barred, the line borrows it.
   function gating.admit(gate, record, is_barred)
     if is_barred then
-      record.held, gate.lent = false, gate.lent + 1
+      record.held, gate.borrowed = false, gate.borrowed + 1
     else
       record.held, gate.admitted, gate.turn = nil, gate.admitted + 1, record.tenant .. "\1"
     end
@@ -101,7 +101,7 @@ if of_keys and of_keys[1] then
     local gate, account = gating.find(record), tenant_account(record.tenant)
     local is_barred = gate and gating.bars(account)
     record.held = nil
-    if gate and gating.room(gate) >= 1 and (was_admitted or gate.waits == 0) and (not is_barred or gating.lends(gate, account)) then
+    if gate and gating.room(gate) >= 1 and (was_admitted or gate.waits == 0) and (not is_barred or gating.may_borrow(gate, account)) then
       gating.admit(gate, record, is_barred)
     elseif gate then
       gating.hold(gate, record)
@@ -111,7 +111,7 @@ if of_keys and of_keys[1] then
   -- A message leaves the tenant's line, or that of its gate.
   function gating.leave(gate, record)
     if gate then
-      local count = record.held and "waits" or record.held == false and "lent" or "admitted"
+      local count = record.held and "waits" or record.held == false and "borrowed" or "admitted"
       gate[count] = math.max(gate[count] - 1, 0)
     end
   end

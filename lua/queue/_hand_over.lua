@@ -38,7 +38,7 @@ local function hand_over(account, id, record)
   end
   count_dwell(account, record)
   count_moved(account, id, record)
-  record.charge, record.moved = begin_work(account, record.at)
+  record.charge, record.advance = begin_work(account, record.at)
   if gate then
     gating.begin(gate, record.at)
   end

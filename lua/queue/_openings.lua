@@ -6,8 +6,8 @@
 if gating then
   -- A message that was admitted before its tenant came to a limit keeps a key from others for so many milliseconds at most.  So many
   -- places are looked at for one gate, and so many messages are admitted by one call of a script, since a command takes 4,000 pairs.  All
-  -- tenants have been looked at after the second end of the line; then comes a round in which messages are lent.
-  local LOOK_AGAIN, MOST_LOOKS, moves, LENDING = 10000, 20, 500, 2
+  -- tenants have been looked at after the second end of the line; then comes a round in which messages are borrowed.
+  local LOOK_AGAIN, MOST_LOOKS, moves, BORROWING = 10000, 20, 500, 2
 
   -- Admits the first message of the tenant whose turn it is, or passes the tenant over.  Returns how much room that takes.
   local function admit(gate, member)
@@ -16,7 +16,7 @@ if gating then
     local record, account = read_record(id), tenant_account(tenant)
     local is_barred = gating.bars(account)
     gate.turn = tenant .. "\1"
-    if record and is_barred and (gate.ends < LENDING or not gating.lends(gate, account)) then
+    if record and is_barred and (gate.ends < BORROWING or not gating.may_borrow(gate, account)) then
       return 0
     end
     gate.waits, moves = gate.waits - 1, moves - 1
@@ -46,7 +46,7 @@ if gating then
       room = gating.room(gate)
     end
     local looks, line = MOST_LOOKS, gate.tenant .. "\0"
-    while gate.waits > 0 and room >= 1 and gate.ends <= LENDING and not is_rebuilding do
+    while gate.waits > 0 and room >= 1 and gate.ends <= BORROWING and not is_rebuilding do
       if looks == 0 or moves <= 0 then
         return
       end
@@ -76,8 +76,8 @@ if gating then
     elseif not gate.is_looked_through and gating.room(gate) >= 1 then
       return now
     end
-    local again = gating.within ~= "tenant" and gate.admitted + gate.lent > 0 and now + LOOK_AGAIN or math.huge
-    return gate.opens and gate.opens > now and math.min(gate.opens, again) or again
+    local at = gating.within ~= "tenant" and gate.admitted + gate.borrowed > 0 and now + LOOK_AGAIN or math.huge
+    return gate.opens and gate.opens > now and math.min(gate.opens, at) or at
   end
 
   -- A message of the gate is handed over.
@@ -106,7 +106,7 @@ if gating then
       elseif gate.opens and not opens then
         redis.call("ZREM", openings, name)
       end
-      if opens or gate.waits > 0 or gate.in_flight > 0 or gate.admitted > 0 or gate.lent > 0 then
+      if opens or gate.waits > 0 or gate.in_flight > 0 or gate.admitted > 0 or gate.borrowed > 0 then
         redis.call("HSET", gates, name, gating.pack(gate, opens))
       else
         redis.call("HDEL", gates, name)

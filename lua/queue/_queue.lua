@@ -8,11 +8,11 @@ end
 
 local queue, format, is_rebuilding, server, clock
 do
-  local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "floor", "cost", "sequence", "generation", "listed",
+  local found = redis.call("HMGET", meta, "format", "streams", "clock", "server", "virtual_time", "cost", "sequence", "generation", "listed",
     "closed", "keys", "tenants", "rebuilding", "weights", "back", "declared")
   format, is_rebuilding = found[1], found[13]
   queue = {
-    streams = number(found[2]), floor = number(found[5]), cost = number(found[6]), sequence = number(found[7]),
+    streams = number(found[2]), virtual_time = number(found[5]), cost = number(found[6]), sequence = number(found[7]),
     generation = number(found[8]), listed = number(found[9]), is_closed = found[10] == "1", keys = number(found[11]),
     tenants = number(found[12]), weights = number(found[14]), declared = found[16] or "",
   }
@@ -96,7 +96,7 @@ end
 -- Writes the queue's state at the end of a script that changes it.
 local function save_queue()
   redis.call("HSET", meta, "format", FORMAT, "streams", queue.streams, "clock", string.format("%.1f", clock),
-    "server", string.format("%.0f", server), "floor", string.format("%.6f", queue.floor),
+    "server", string.format("%.0f", server), "virtual_time", string.format("%.6f", queue.virtual_time),
     "cost", string.format("%.6f", queue.cost), "sequence", string.format("%.0f", queue.sequence),
     "generation", queue.generation, "listed", queue.listed, "tenants", queue.tenants,
     "weights", string.format("%.6f", queue.weights), "closed", is_suspect and 0 or 1,

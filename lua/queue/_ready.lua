@@ -2,25 +2,25 @@
 -- includes: queue/_due
 -- args: count:int
 
--- The first tenants of `ready` are read together.  Those that are placed there since are in `again`, in the same order, and are
--- written at the end.
-local heads, head, is_all, again = {}, 1, false, {}
+-- The first tenants of `ready` are read together.  Those that are placed there since are in `reinserted`, in the same order, and
+-- are written at the end.
+local heads, head, is_all, reinserted = {}, 1, false, {}
 
 local function precedes(turn, other)
   return turn.tag < other.tag or (turn.tag == other.tag and turn.tenant < other.tenant)
 end
 
-local function insert_again(account)
-  local turn, at = {tag = account.tag, tenant = account.tenant}, #again
-  while at > 0 and precedes(turn, again[at]) do
+local function reinsert(account)
+  local turn, at = {tag = account.tag, tenant = account.tenant}, #reinserted
+  while at > 0 and precedes(turn, reinserted[at]) do
     at = at - 1
   end
-  table.insert(again, at + 1, turn)
+  table.insert(reinserted, at + 1, turn)
   account.turn = turn
 end
 
 local function take_out()
-  local turn = table.remove(again, 1)
+  local turn = table.remove(reinserted, 1)
   local account = used[turn.tenant]
   if account.turn == turn then
     account.turn = nil
@@ -29,7 +29,7 @@ end
 
 local function save_ready()
   local values = {}
-  for _, turn in ipairs(again) do
+  for _, turn in ipairs(reinserted) do
     local account = used[turn.tenant]
     if account.turn == turn then
       account.turn = nil
@@ -41,13 +41,13 @@ local function save_ready()
   if #values > 0 then
     redis.call("ZADD", ready, unpack(values))
   end
-  again, keep_ready = {}, nil
+  reinserted, keep_ready = {}, nil
 end
 
 local function read_heads()
   save_ready()
   local found, tenants = redis.call("ZRANGE", ready, 0, count - 1, "WITHSCORES"), {}
-  heads, head, is_all, keep_ready = {}, 1, #found < 2 * count, insert_again
+  heads, head, is_all, keep_ready = {}, 1, #found < 2 * count, reinsert
   for i = 1, #found, 2 do
     tenants[#tenants + 1] = found[i]
     heads[#heads + 1] = {tenant = found[i], tag = tonumber(found[i + 1])}
@@ -65,15 +65,15 @@ local function first_ready()
     if head > #heads and not is_all then
       read_heads()
     end
-    local first, second = heads[head], again[1]
-    local is_again = second and not (first and precedes(first, second))
-    local turn = is_again and second or first
+    local first, second = heads[head], reinserted[1]
+    local is_reinserted = second and not (first and precedes(first, second))
+    local turn = is_reinserted and second or first
     local account = turn and used[turn.tenant]
     if not turn then
       return nil
-    elseif is_again and account.turn == turn and account.class == "r" then
+    elseif is_reinserted and account.turn == turn and account.class == "r" then
       return turn, true
-    elseif is_again then
+    elseif is_reinserted then
       take_out()
     elseif not account or (account.class == "r" and not account.turn) then
       return turn, false
@@ -87,8 +87,8 @@ local function first_ready()
 end
 
 local function next_ready()
-  local turn, is_again = first_ready()
-  if is_again then
+  local turn, is_reinserted = first_ready()
+  if is_reinserted then
     take_out()
   elseif turn then
     head = head + 1

@@ -3,6 +3,7 @@
 -- A message is in one state: (w)aiting, (l)eased, (d)elayed, dea(x), or (f)inished, of which the record is kept for a while.
 -- `token` is that of its lease; of one that has ended, it is none, or has the outcome.  `order` is the number with which a message
 -- was added; `held` is the gate in the line of which it waits, or false: see queue/_gates.  `suspect` and `company`: see queue/_suspects.
+-- `charge` and `advance` are what its tenant was charged for it, and how far that moved the virtual time on: see queue/_virtual.
 
 -- A record is packed as an array.  Written out, since loops over the names take several times as long.
 local function unpack_record(packed)
@@ -10,7 +11,7 @@ local function unpack_record(packed)
   return {
     state = v[1], tenant = v[2], key = v[3], stream = v[4], entry = v[5], rank = v[6], attempts = v[7], token = v[8],
     charge = v[9], bytes = v[10], unique = v[11], scope = v[12], deadline = v[13], since = v[14], hand = v[15],
-    generation = v[16], taken = v[17], at = v[18], moved = v[19] or 0, order = v[20] or 0, suspect = v[21] or 0,
+    generation = v[16], taken = v[17], at = v[18], advance = v[19] or 0, order = v[20] or 0, suspect = v[21] or 0,
     company = v[22] or 0, held = v[23],
   }
 end
@@ -18,7 +19,7 @@ end
 local function pack_record(r)
   return cmsgpack.pack({
     r.state, r.tenant, r.key, r.stream, r.entry, r.rank, r.attempts, r.token, r.charge, r.bytes, r.unique, r.scope, r.deadline,
-    r.since, r.hand, r.generation, r.taken, r.at, r.moved, r.order, r.suspect, r.company, r.held,
+    r.since, r.hand, r.generation, r.taken, r.at, r.advance, r.order, r.suspect, r.company, r.held,
   })
 end
 

@@ -63,7 +63,7 @@ local function is_idle(account)
   return not account.class and account.in_flight <= 0 and account.bytes <= 0 and account.waits <= 0
 end
 
--- Writes what this call has changed: records, gates, and accounts.  The tag of an idle tenant is kept until the floor has reached it.
+-- Writes what this call has changed: records, gates, and accounts.  The tag of an idle tenant is kept until the virtual time has reached it.
 -- Returns whether a gate has admitted a message.
 local function save_accounts()
   local has_opened = gating and gating.open()

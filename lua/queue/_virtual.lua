@@ -1,8 +1,8 @@
 -- Shared by the scripts that move messages: virtual time, and what tenants are charged.
 -- includes: queue/_accounts
 --
--- Start-time fair queuing.  A tenant's tag is the virtual time at which its next message starts: seconds of work divided by its
--- weight.  The lowest tag goes first.  `floor` is the virtual time.  A tenant that comes, or comes back, starts there, and so has no
+-- Start-time fair queuing.  A tenant's (start) tag is the virtual time at which its next message starts: seconds of work divided by its
+-- weight.  The lowest tag goes first.  A tenant that comes, or comes back, starts there, and so has no
 -- credit for its absence.  The virtual time is at least the tag of the last message that was handed over.  Each hand-over also moves it
 -- on, by a part of the work divided by the weights of all that wait.  Otherwise tenants that come once, one after the other, would
 -- all start where it is, and a tenant that has just been served would wait for as long as they come.  A hand-over is charged an estimate,
@@ -23,11 +23,11 @@ local last_ready = nil
 -- Where a tenant that comes now starts: at the virtual time, but no more than a moment behind all those that are ready.
 local function start_turn(account)
   last_ready = last_ready or tonumber(redis.call("ZREVRANGE", ready, 0, 0, "WITHSCORES")[2]) or math.huge
-  if last_ready < queue.floor then
+  if last_ready < queue.virtual_time then
     account.base = last_ready + MOMENT
   else
-    account.base = queue.floor
-    queue.floor = queue.floor + MOMENT
+    account.base = queue.virtual_time
+    queue.virtual_time = queue.virtual_time + MOMENT
   end
   account.tag = math.max(account.tag, account.base)
   last_ready = math.max(last_ready < math.huge and last_ready or account.tag, account.tag)
@@ -55,21 +55,21 @@ end
 -- A message of the tenant is handed over; returns what it is charged until its cost is known, and how far that moves the virtual time.
 local function begin_work(account, since)
   local estimate = math.max(account.cost or queue.cost, LEAST_COST)
-  local moved = PACE * estimate / (queue.weights + account.limits.weight)
-  queue.floor = math.max(queue.floor, account.tag) + moved
+  local advance = PACE * estimate / (queue.weights + account.limits.weight)
+  queue.virtual_time = math.max(queue.virtual_time, account.tag) + advance
   charge(account, estimate)
   account.in_flight = account.in_flight + 1
   if account.limits.rate then
     use_rate(account, since)
   end
-  return estimate, moved
+  return estimate, advance
 end
 
 -- The work of a lease was another than it was charged.
 local function correct_charge(account, record, cost)
   charge(account, cost - record.charge)
   if record.charge > 0 then
-    queue.floor = queue.floor + record.moved * (cost / record.charge - 1)
+    queue.virtual_time = queue.virtual_time + record.advance * (cost / record.charge - 1)
   end
 end
 

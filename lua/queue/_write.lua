@@ -41,7 +41,7 @@ local function write_message(is_numbered, id, tenant, key, hand, due, deadline, 
   local record = {
     state = "w", tenant = tenant, key = key, stream = -1, entry = "", rank = "", attempts = 0, token = "", charge = 0,
     bytes = #payload, unique = unique, scope = scope, deadline = moment(deadline), since = now, hand = hand,
-    generation = queue.generation, taken = 0, at = now, moved = 0, order = is_numbered and number(id) or queue.sequence,
+    generation = queue.generation, taken = 0, at = now, advance = 0, order = is_numbered and number(id) or queue.sequence,
     suspect = 0, company = 0,
   }
   local due_at = moment(due)

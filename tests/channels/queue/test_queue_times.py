@@ -568,9 +568,9 @@ def test_a_key_lends_a_hundred_messages_to_tenants_at_their_limits_and_holds_the
     probe.write("t", *["x"] * 99, key="k")
     probe.write("t", *["x"] * 3, key="k")
     [gate] = probe.client.hvals(probe.key("gates"))
-    in_flight, _, waits, _, lent, *_ = msgspec.msgpack.decode(gate)
+    in_flight, _, waits, _, borrowed, *_ = msgspec.msgpack.decode(gate)
 
-    assert (in_flight, waits, lent) == (1, 2, 100)
+    assert (in_flight, waits, borrowed) == (1, 2, 100)
 
 
 def test_a_lease_that_had_ended_before_the_clock_was_corrected_has_ended(redis_client: RedisClient) -> None:
