@@ -229,7 +229,8 @@ def test_the_migrated_schema_matches_the_tables_in_the_code(fresh_url: str) -> N
     initialise(fresh_url)
     with psycopg.connect(fresh_url) as connection:
         columns = connection.execute(
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+            "SELECT attname, format_type(coalesce(nullif(typbasetype, 0), atttypid), atttypmod), attnotnull "
+            "FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
             "WHERE attrelid = 'penstock.staged_records'::regclass AND attnum > 0 ORDER BY attnum"
         ).fetchall()
 

@@ -193,12 +193,17 @@ FROM pg_roles
 WHERE rolname = ANY (%(roles)s::text[]);
 
 -- :name owned_by_others
--- Penstock's tables and functions that are not the owner's.  A sequence goes with its table.  The functions of triggers
+-- Penstock's tables, domains and functions that are not the owner's.  A sequence goes with its table.  The functions of triggers
 -- stay: they may use what their owner may use.
 SELECT 'TABLE', relname::text
 FROM pg_class
 WHERE relnamespace = to_regnamespace(%(schema)s::text) AND relname = ANY (%(tables)s::text[])
   AND relowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
+UNION ALL
+SELECT 'DOMAIN', typname::text
+FROM pg_type
+WHERE typnamespace = to_regnamespace(%(schema)s::text) AND typname = ANY (%(domains)s::text[])
+  AND typowner IS DISTINCT FROM to_regrole(%(owner)s::text)::oid
 UNION ALL
 SELECT 'FUNCTION', format('%%I(%%s)', proname, pg_get_function_identity_arguments(oid))
 FROM pg_proc

@@ -1,4 +1,4 @@
-"""The table that applications stage into, for SQLAlchemy; a test compares it with the migrations.  Names of all tables and functions."""
+"""The table that applications stage into, for SQLAlchemy; a test compares it with the migrations.  Names of all tables, domains and functions."""
 
 from functools import cache
 
@@ -36,6 +36,9 @@ TABLE_NAMES = (
     "waiting_records",
 )
 """The tables of the newest revision."""
+
+DOMAINS = ("staged_action", "staged_channel", "staged_created_at", "staged_key", "staged_object", "staged_shard")
+"""The types of the columns of staged records, with their limits."""
 
 FUNCTIONS = {
     "journal_bounds": "(text, integer)",

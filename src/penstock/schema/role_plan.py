@@ -6,7 +6,7 @@ from typing import Any
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
-from penstock.database.tables import FUNCTIONS, TABLE_NAMES
+from penstock.database.tables import DOMAINS, FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
 from penstock.schema.roles import ROLE_NAMES, Right, RoleName, describe, grant_sql, object_sql, revoke_sql, rights
@@ -88,7 +88,8 @@ def roles_sql(schema: str, prefix: str) -> str:
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
-    owned = [("TABLE", name) for name in TABLE_NAMES] + [("FUNCTION", name) for name in FUNCTIONS]
+    granted = [("TABLE", name) for name in TABLE_NAMES] + [("FUNCTION", name) for name in FUNCTIONS]
+    owned = [*granted, *(("DOMAIN", name) for name in DOMAINS)]
     create = "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{}') THEN CREATE ROLE {} NOLOGIN; END IF; END $$"
     join = "DO $$ BEGIN IF NOT pg_has_role('{}', 'USAGE') THEN GRANT {} TO CURRENT_USER; END IF; END $$"
     parts = [
@@ -99,7 +100,7 @@ def roles_sql(schema: str, prefix: str) -> str:
         *(_hand_over(kind, name, schema, names["owner"]) for kind, name in owned),
         *(
             f"REVOKE ALL ON {object_sql(kind, name, schema)} FROM {workers}"
-            for kind, name in [("SCHEMA", ""), *owned, ("SEQUENCE", "staged_records_id_seq")]
+            for kind, name in [("SCHEMA", ""), *granted, ("SEQUENCE", "staged_records_id_seq")]
         ),
         *(sql for role in _WORKING for sql in grant_sql(rights(role), schema, names[role])),
         _let_read_new_tables(schema, names),
@@ -126,6 +127,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         "roles": list(names.values()),
         "tables": list(TABLE_NAMES),
         "functions": [*FUNCTIONS],
+        "domains": [*DOMAINS],
         "owner": names["owner"],
         "viewer": names["viewer"],
     }
