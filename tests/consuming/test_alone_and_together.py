@@ -11,6 +11,7 @@ from penstock import Log, Pipeline
 from penstock.consuming.checkpoints import Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import Delivered
+from penstock.consuming.journals import LocalJournal
 from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import TransactionPlan
 from penstock.database.connections import Connection
@@ -66,7 +67,10 @@ def test_a_shard_is_delivered_together_with_others_as_it_is_alone_or_not_at_all(
     """A shard that something has to be done for first is left to a transaction of its own."""
     write_letters(connection, [("reader", "things", 0, 2, "a", 0)])
     write_journal(connection, FIRST, "aaaaaaaa")
-    source, locked = LogRecords(reader, DEFAULT_SCOPE), {FIRST: make_checkpoint(**(GOING | HELD)[name])}
+    source, locked = (
+        LogRecords(reader, DEFAULT_SCOPE, LocalJournal(reader, DEFAULT_SCOPE)),
+        {FIRST: make_checkpoint(**(GOING | HELD)[name])},
+    )
     for case, offsets in (FOLLOWING | WITH_A_GAP).items():
         records = [*map(make_record, offsets)]
         with rolled_back(connection):
@@ -89,7 +93,11 @@ def test_a_gap_is_filled_from_the_journal_up_to_a_barrier(
 ) -> None:
     write_journal(connection, FIRST, "aaaaaaaa")
     locked = {FIRST: make_checkpoint(barrier=barrier)}
-    delivered = LogRecords(reader, DEFAULT_SCOPE).plan(FIRST, [make_record(AT + 3)])(connection, locked).result
+    delivered = (
+        LogRecords(reader, DEFAULT_SCOPE, LocalJournal(reader, DEFAULT_SCOPE))
+        .plan(FIRST, [make_record(AT + 3)])(connection, locked)
+        .result
+    )
 
     assert [record.offset for record in delivered.missing] == [AT + 1, AT + 2][: (barrier or 99) - AT]
 

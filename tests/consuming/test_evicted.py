@@ -11,8 +11,8 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import evict, extents
 from penstock.consuming import WorkerSetup
+from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import Limit, backfill
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE, Offset, Record, ShardName
 from penstock.streaming import Streamer

@@ -17,8 +17,7 @@ from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import evict, extents
 from penstock.channels.routing import log_keys
 from penstock.consuming.delivery import Consumed
-from penstock.consuming.log.journal_follower import EvictedRecords
-from penstock.consuming.several.source_worker import ConfirmedFollower
+from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.reset.epoch import reset_epoch
@@ -126,7 +125,7 @@ def test_what_was_read_ahead_of_a_shard_is_read_again_after_it_was_held_back(
     for shard in (going, held):
         write(shard, "old")
     with connect_redis(redis_url) as client:
-        follower = ConfirmedFollower(
+        follower = JournalFollower(
             lambda: Follower(client, "penstock", count=1), EvictedRecords(lambda *_: (), batch=1), confirm
         )
         for key in ("old", "new"):

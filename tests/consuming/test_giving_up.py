@@ -11,6 +11,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
 from penstock.consuming import WorkerSetup
+from penstock.consuming.journals import LocalJournal
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import HandlerTransaction
@@ -94,7 +95,8 @@ def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_i
         poison = read(client, "penstock", shard, BEGINNING, 10)[POISON - 1]
     connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
     before = state(connection)
-    plan = LogRecords(worker.consumer, DEFAULT_SCOPE).plan_dead_letter(shard, poison, "bad", 3)
+    journal = LocalJournal(worker.consumer, DEFAULT_SCOPE)
+    plan = LogRecords(worker.consumer, DEFAULT_SCOPE, journal).plan_dead_letter(shard, poison, "bad", 3)
     transaction = HandlerTransaction(WorkerSetup(flow, worker.consumer, database_url))
     delivered = transaction.apply([shard], plan)
     transaction.close()

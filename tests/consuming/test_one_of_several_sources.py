@@ -24,7 +24,7 @@ from penstock import Ick, Log, Pipeline, stage
 from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup, make_worker
-from penstock.consuming.log.offset_source import Limit
+from penstock.consuming.journals import Limit
 from penstock.consuming.several.source_link import SourceLink
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres

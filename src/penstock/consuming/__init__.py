@@ -15,6 +15,7 @@ happens once.
     handler         a worker's arguments; validates its records and calls its handler, plain or async; spans: its spans
     delivery        pure: the records that are due, the decision after a failure, and results
     failures        the meaning of an exception
+    journals        where a worker registers, and reads what the log has lost
     checkpoints     their rows; dead_lettering: dead letters, and the circuit breaker; letter_retry: tried again
     log queue       the worker of each kind of channel, and its items; ick_worker: of an Ick
     several         a log of several sources

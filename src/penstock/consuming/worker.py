@@ -22,15 +22,15 @@ from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
+from penstock.consuming.journals import Journal, LocalJournal
 from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
-from penstock.database.registry import RegisteredChannel, register_consumer
 from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import ObjectMissing, PenstockError, PrivilegeMissing, ServerUnavailable
-from penstock.journal.lineage import check_tails, server_start_us
+from penstock.journal.lineage import server_start_us
 from penstock.observer import LoopBegan, RoundEnded, ServerAway
 from penstock.parallel import Backoff, Runner, pause
 from penstock.records import ShardName
@@ -70,8 +70,9 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     consumer: ConsumerSpec  # which consumer
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, journal: Journal | None = None) -> None:
         """Sets up; ``open`` connects."""
+        self._journal = journal or LocalJournal(setup.consumer, setup.scope, setup.shards)
         self._setup, self.consumer, self._scope = setup, setup.consumer, setup.scope
         self._checkpoints = Checkpoints(setup.consumer, setup.scope)
         self._shards: list[ShardName] = []
@@ -108,10 +109,10 @@ class Worker(Runner[Consumed], Generic[Item]):
             check_privileges(connection, self._scope, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, setup.pipeline)
-            self._register(connection)
+            self._shards, self._channel_shards = self._journal.register(connection)
             self._registered(connection)
             self._client = connect_redis(setup.redis_url, timeouts=setup.timeouts)
-            self._check_log(connection)
+            self._journal.open(connection, self._client, self._shards, self._report_unusable)
         self._transaction = HandlerTransaction(setup, server_start_us=self._server_start_us)
         if self._deliverer is None and (source := self._source()) is not None:
             self._deliverer = Deliverer(self.consumer, self._scope, source)
@@ -119,25 +120,6 @@ class Worker(Runner[Consumed], Generic[Item]):
         log.info(
             "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
         )
-
-    def _take_shards(self, channel: RegisteredChannel) -> None:
-        """Chooses the shards to work on, of every generation."""
-        declared, names, chosen = self.consumer.channel.shards, channel.shard_names, self._setup.shards
-        self._channel_shards = frozenset(names)
-        self._shards = [
-            names[number]
-            for generation in channel.every_generation
-            for number in generation.numbers
-            if chosen is None or (number - generation.first) % declared in chosen
-        ]
-
-    def _register(self, connection: Connection) -> None:
-        """Registers the consumer, so that retention waits for it."""
-        self._take_shards(register_consumer(connection, self._scope, self.consumer))
-
-    def _check_log(self, connection: Connection) -> None:
-        """Compares the log with the journal.  A shard that cannot be compared is skipped by the first round that cannot read it."""
-        check_tails(connection, self._client, self._scope, self._shards, self._report_unusable)
 
     def _registered(self, connection: Connection) -> None:
         """Reads what else is needed of Postgres at the start."""
@@ -153,6 +135,7 @@ class Worker(Runner[Consumed], Generic[Item]):
         if self._client is not None:
             self._client.close()
         self._transaction = self._client = None
+        self._journal.close()
 
     def _opened(self) -> tuple[HandlerTransaction, Deliverer[Item]]:
         """The open transaction and deliverer."""

@@ -10,7 +10,7 @@ from penstock.consuming.handler import BLOCK_MS, WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.queue.queue_worker import QueueWorker
-from penstock.consuming.several.source_worker import SourceWorker
+from penstock.consuming.several.source_journal import SourceJournal
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Database
 from penstock.database.transactions import Timeouts
@@ -88,11 +88,9 @@ def _make_each(setup: WorkerSetup, log: LogChannel) -> SeveralRunners:
             f"consumer {consumer.name} reads several sources, each with its own shards: it takes all of them"
         )
     check_sources(consumer, urls)
+    setups = {source: setup.of(replace(consumer, channel=log.of_source(source))) for source in log.sources}
     runners = {
-        f"{consumer.name}@{source}": SourceWorker(
-            setup.of(replace(consumer, channel=log.of_source(source))), source_url=urls[source]
-        )
-        for source in log.sources
+        f"{consumer.name}@{source}": LogWorker(own, SourceJournal(own, urls[source])) for source, own in setups.items()
     }
     return SeveralRunners(consumer, runners)
 

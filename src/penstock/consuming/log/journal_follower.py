@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from penstock.consuming.delivery import Placed, get_offsets
-from penstock.consuming.log.offset_source import Limit
+from penstock.consuming.journals import Limit
 from penstock.errors import Gap
 from penstock.records import Offset, ShardName
 
@@ -24,6 +24,9 @@ MAX_HELD_BYTES = 32 * 1024 * 1024
 
 ReadJournal = Callable[[ShardName, Offset, Offset, Limit], Sequence[Placed]]
 """Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
+
+Confirm = Callable[[Mapping[ShardName, Sequence[Placed]]], Mapping[ShardName, Sequence[Placed]]]
+"""Returns the records that may be applied."""
 
 
 class EvictedRecords(Generic[Placed]):
@@ -99,13 +102,27 @@ class JournalFollower(Generic[Placed]):
     ``journaled`` is the number of records of a shard, its first, that came from the journal last.
     """
 
-    def __init__(self, log: Follows[Placed], evicted: EvictedRecords[Placed]) -> None:
-        self._log: Follows[Placed] = log
-        self._evicted = evicted
+    def __init__(
+        self, follow: Callable[[], Follows[Placed]], evicted: EvictedRecords[Placed], confirm: Confirm[Placed]
+    ) -> None:
+        """Sets up; ``confirm`` gets the records of the log, and of the journal, after they were read."""
+        self._follow, self._evicted, self._confirm = follow, evicted, confirm
+        self._log = follow()
         self.journaled: dict[ShardName, int] = {}
 
     def wait(self, positions: Positions, block_ms: int | None) -> Mapping[ShardName, Sequence[Placed]]:
-        """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None."""
+        """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
+
+        What was read ahead is dropped when some records are held back: it may be of a stream that is gone.
+        """
+        found = self._read(positions, block_ms)
+        confirmed = self._confirm(found) if found else found
+        if len(confirmed) < len(found):
+            self._log.close()
+            self._log = self._follow()
+        return confirmed
+
+    def _read(self, positions: Positions, block_ms: int | None) -> Mapping[ShardName, Sequence[Placed]]:
         journaled = self._evicted.take(positions)
         logged: dict[ShardName, Sequence[Placed]] = {}
         beyond: dict[ShardName, Sequence[Placed]] = {}

@@ -6,7 +6,8 @@ working on is left alone for a while.  Records that are applied already are skip
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -20,10 +21,11 @@ from penstock.channels.log.streams import extents
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
+from penstock.consuming.journals import Journal, Limit
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
-from penstock.consuming.log.offset_source import Limit, LogRecords, OffsetSource
+from penstock.consuming.log.offset_source import LogRecords, OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.consuming.worker import Worker
+from penstock.consuming.worker import HALTED_PAUSE_S, Worker
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
@@ -55,8 +57,8 @@ class LogWorker(Worker[Placed]):
 
     _takes_dataframes: ClassVar[bool] = False
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        """Sets up; ``open`` connects."""
+    def __init__(self, setup: WorkerSetup, journal: Journal | None = None) -> None:
+        """Sets up, by default with the journal of the consumer's own database; ``open`` connects."""
         if isinstance(setup.consumer.channel, Ick):
             raise DeclarationError(
                 f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
@@ -65,7 +67,7 @@ class LogWorker(Worker[Placed]):
             raise DeclarationError(
                 f"consumer {setup.consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
-        super().__init__(setup)
+        super().__init__(setup, journal)
         self._records = self._make_source()
         self._follower: JournalFollower[Placed] | None = None
         self._evicted: EvictedRecords[Placed]
@@ -103,10 +105,10 @@ class LogWorker(Worker[Placed]):
         return self._records
 
     def _make_source(self) -> OffsetSource[Any]:
-        return LogRecords(self.consumer, self._scope)
+        return LogRecords(self.consumer, self._scope, self._journal)
 
     def _make_follower(self) -> JournalFollower[Any]:
-        return JournalFollower(self._follow_log(), self._evicted)
+        return JournalFollower(self._follow_log, self._evicted, self._confirm)
 
     def _follow_log(self) -> Follower:
         return Follower(self._client, self._scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out)
@@ -117,10 +119,29 @@ class LogWorker(Worker[Placed]):
         return self.consumer.batch
 
     def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Placed]:
-        """Reads records that the log has evicted."""
-        transaction, _ = self._opened()
+        """Reads records that the log has evicted; none while the journal is away: a delivery finds out why, and notes it."""
         limit = replace(limit, records=int(min(limit.records, self._max)))
-        return transaction.read(lambda executor: self._records.find_missing(executor, shard, after, before, limit))
+
+        def read(executor: Executor) -> Sequence[Placed]:
+            with suppress(*self._journal.away):
+                return self._records.find_missing(executor, shard, after, before, limit)
+            return ()
+
+        transaction, _ = self._opened()
+        return transaction.read(read)
+
+    def _confirm(self, found: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
+        """The records that may be applied; what was read ahead of a shard may be of another epoch."""
+        transaction, _ = self._opened()
+        verdicts = self._journal.confirm(transaction, found, self._leave_out)
+        for shard, verdict in verdicts.items():
+            self._evicted.forget(shard)
+            if verdict.reason is not None:
+                self._note_waiting(shard, verdict.reason)
+            if verdict.rest_s:
+                self._rest(shard, verdict.rest_s)
+        held_back = {shard for shard, verdict in verdicts.items() if verdict.rest_s}
+        return {s: records for s, records in found.items() if s not in held_back} if held_back else found
 
     @override
     def _slice(self) -> Consumed:
@@ -146,6 +167,7 @@ class LogWorker(Worker[Placed]):
         """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
         transaction, _ = self._opened()
         assert self._follower is not None
+        self._rest_halted(self._journal.report_if_due(transaction))
         block_ms = self._setup.block_ms if block_ms is None else block_ms
         consumed = Consumed()
         if self._waits_for_resume(block_ms / 1000):
@@ -282,10 +304,18 @@ class LogWorker(Worker[Placed]):
         return transaction.read(partial(self._backfill, lost)) if lost else {}
 
     def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Placed]]:
-        return {
-            shard: self._records.find_missing(executor, shard, self._positions[shard], before)
-            for shard, before in lost.items()
-        }
+        """A shard whose journal is away is tried again later."""
+        found: dict[ShardName, Sequence[Placed]] = {}
+        for shard, before in lost.items():
+            try:
+                found[shard] = self._records.find_missing(executor, shard, self._positions[shard], before)
+            except self._journal.away as error:
+                self._journal.warn_away(error)
+        return found
+
+    def _rest_halted(self, shards: Collection[ShardName]) -> None:
+        for shard in shards:
+            self._rest(shard, HALTED_PAUSE_S)
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
         """Sets where to read on, and when."""
@@ -324,6 +354,9 @@ class LogWorker(Worker[Placed]):
                 continue
             if self._is_paused or not (self._held or self._retrying):
                 self._raise_unusable()
+                transaction, _ = self._opened()
+                # Fails while the journal is away: nobody knows then whether this is all.
+                self._rest_halted(self._journal.report(transaction))
                 return applied
             self._pause(HELD_PAUSE_S)
 

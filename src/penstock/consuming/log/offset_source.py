@@ -5,31 +5,23 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 from typing_extensions import override
 
 from penstock.batches.record_batch import Records, join_records
-from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.consuming.checkpoints import Advance, Checkpoint
 from penstock.consuming.dead_lettering import break_circuit, how_to_go_past
 from penstock.consuming.deliverer import Source
 from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets
+from penstock.consuming.journals import Journal, Limit
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
-from penstock.errors import DamagedEntry, Gap
-from penstock.journal.journal_records import read_records
-from penstock.records import Offset, OffsetRange, Record, Scope, ShardName, forget_parsed
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Limit of one read: records, and bytes of their payloads."""
-
-    records: int
-    bytes: int = MAX_BYTES  # as Postgres stores them; by default as many as a read of Redis
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.errors import DamagedEntry, Gap, HistoryDiverged
+from penstock.parsing import parse_json
+from penstock.records import Offset, Record, Scope, ShardName, forget_parsed
 
 
 class OffsetSource(Source[Placed]):
@@ -39,6 +31,10 @@ class OffsetSource(Source[Placed]):
     """
 
     name_together: str
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal) -> None:
+        super().__init__(consumer, scope)
+        self._journal = journal
 
     @override
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
@@ -52,7 +48,7 @@ class OffsetSource(Source[Placed]):
                 return self._fill(executor, checkpoint, records)
             return self._apply(executor, checkpoint, comparison)
 
-        return planner
+        return self._guarded(planner, shard, records)
 
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
         """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
@@ -69,7 +65,7 @@ class OffsetSource(Source[Placed]):
                 text = f"{damaged}; and the journal has no record after offset {checkpoint.offset}"
                 raise DamagedEntry(text, damaged.first, damaged.last) from error
 
-        return planner
+        return self._guarded(planner, shard, ())
 
     def plan_together(self, found: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
         """Applies the due records of several shards, in one transaction and one call of the handler.
@@ -86,11 +82,12 @@ class OffsetSource(Source[Placed]):
             }
             for checkpoint, comparison in due.items():
                 self._note_if_later(executor, checkpoint, comparison.fresh)
-            return TransactionPlan(
+            plan = TransactionPlan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
                 self._join([comparison.fresh for comparison in due.values() if comparison.fresh]),
                 [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
             )
+            return self._journal.note_reached(plan, found)
 
         return planner
 
@@ -110,7 +107,7 @@ class OffsetSource(Source[Placed]):
                 advances=[Advance(checkpoint, record.offset, dead=1)],
             )
 
-        return planner
+        return self._guarded(planner, shard, [item])
 
     @override
     def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
@@ -122,7 +119,7 @@ class OffsetSource(Source[Placed]):
                 Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)]
             )
 
-        return planner
+        return self._guarded(planner, shard, [item])
 
     @override
     def identify(self, item: Placed) -> object:
@@ -130,7 +127,22 @@ class OffsetSource(Source[Placed]):
 
     @override
     def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
-        return how_to_go_past(self._consumer.name, shard, last, in_source=False)
+        return how_to_go_past(self._consumer.name, shard, last, in_source=self._journal.in_source)
+
+    def _guarded(self, planner: Planner[Delivered], shard: ShardName, records: Sequence[Any]) -> Planner[Delivered]:
+        """A journal that is away lets this shard alone wait; one whose history has diverged halts it."""
+
+        def guarded(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+            try:
+                return self._journal.note_reached(planner(executor, locked), {shard: records})
+            except self._journal.away as error:
+                if not isinstance(error, HistoryDiverged):
+                    self._checkpoints.note_waiting(executor, shard, str(error))
+                    return TransactionPlan(Delivered())
+                self._checkpoints.halt(executor, shard, str(error))
+                return TransactionPlan(Delivered(position=locked[shard].offset, halted=str(error)))
+
+        return guarded
 
     @abstractmethod
     def find_missing(
@@ -248,31 +260,6 @@ def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
     return Advance(checkpoint, _end(checkpoint, due), len(due.fresh), due.skipped)
 
 
-def backfill(
-    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, limit: Limit
-) -> list[Record]:
-    """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
-
-    At least one, and no more once their payloads exceed ``max_bytes``.
-    """
-    last = Offset(min(before - 1, after + limit.records))
-    wanted = OffsetRange(shard, Offset(after + 1), last)
-    found = read_records(executor, scope.schema, wanted, most_bytes=limit.bytes).records
-    if not found or found[0].offset != after + 1:
-        sql = statements("penstock.consuming", scope.schema)["journal_begins"]
-        where = {"channel": shard.channel, "shard": shard.shard, "after": after}
-        [(begins, goes_on)] = executor.execute(sql, where).fetchall()
-        gap = Gap(
-            f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
-            f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
-            "Start it from the tables, or accept the loss"
-        )
-        there = (before, goes_on or before, found[0].offset if found else before)
-        gap.last = min(there) - 1
-        raise gap
-    return [record for i, record in enumerate(found) if record.offset == after + 1 + i]
-
-
 class LogRecords(OffsetSource[Record]):
     """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
 
@@ -296,8 +283,8 @@ class LogRecords(OffsetSource[Record]):
     @override
     def find_missing(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
-    ) -> list[Record]:
-        return backfill(executor, self._scope, shard, after, before, limit or Limit(self._consumer.batch))
+    ) -> Sequence[Record]:
+        return self._journal.backfill(executor, shard, after, before, limit or Limit(self._consumer.batch))
 
     @override
     def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
@@ -305,6 +292,15 @@ class LogRecords(OffsetSource[Record]):
 
     @override
     def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+        """As it came, unless its payload cannot be read: then from a source's journal, as far as that has it."""
+        if not self._journal.in_source:  # the statement takes the payload from the staged row
+            return item
+        try:
+            parse_json(item.data_json)
+            parse_json(item.headers_json or "null")
+        except ValueError:
+            with suppress(Gap):
+                [item] = self.find_missing(executor, shard, Offset(item.offset - 1), Offset(item.offset + 1))
         return item
 
     @override

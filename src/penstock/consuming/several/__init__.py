@@ -17,6 +17,6 @@ accepted: it is read after the records, and rises before anything else changes.
 
     source_positions   where the consumer is, in its own database
     source_link        the source's database
-    source_worker      one source, and its records that are due; records of an epoch that is not accepted are compared
+    source_journal     the journal there, for the worker of a log; records of an epoch that is not accepted are compared
                        first; it halts its shards when the source's history has diverged
 """

@@ -12,7 +12,7 @@ import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.log.offset_source import Limit, backfill
+from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.several.source_positions import SourcePosition
 from penstock.database.connections import Connection, WorkerConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors

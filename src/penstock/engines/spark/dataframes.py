@@ -22,10 +22,11 @@ from penstock.consuming.checkpoints import Checkpoint
 from penstock.consuming.delivery import Broken, Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
+from penstock.consuming.journals import Journal, Limit
 from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import Limit, OffsetSource, backfill
+from penstock.consuming.log.offset_source import OffsetSource
 from penstock.consuming.transaction import Planner
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
@@ -58,8 +59,8 @@ class FrameSource(OffsetSource[Place]):
     name = "dataframes"
     name_together = "dataframes"
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, reader: RowReader) -> None:
-        super().__init__(consumer, scope)
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader) -> None:
+        super().__init__(consumer, scope, journal)
         self._reader = reader
 
     @override
@@ -89,7 +90,7 @@ class FrameSource(OffsetSource[Place]):
     def find_missing(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Place]:
-        backfill(executor, self._scope, shard, after, before, Limit(1))
+        self._journal.backfill(executor, shard, after, before, Limit(1))
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
         return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
 
@@ -102,7 +103,7 @@ class FrameSource(OffsetSource[Place]):
         """From the journal: Spark may be what has failed."""
         after, before = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
-            [record] = backfill(executor, self._scope, shard, after, before, Limit(1))
+            [record] = self._journal.backfill(executor, shard, after, before, Limit(1))
         except Gap as error:
             raise NotApplied(Broken(), error) from error
         return record
@@ -238,13 +239,14 @@ class FrameWorker(LogWorker[Place]):
             database_url=self._setup.database_url,
             redis_url=self._setup.redis_url,
         )
-        return FrameSource(self.consumer, self._scope, self._reader)
+        return FrameSource(self.consumer, self._scope, self._journal, self._reader)
 
     @override
     def _make_follower(self) -> JournalFollower[Place]:
-        scope = self._scope
-        log = FrameFollower(self._client, scope.namespace, self._reader, self._evicted, self._leave_out)
-        return JournalFollower(log, self._evicted)
+        follow = partial(
+            FrameFollower, self._client, self._scope.namespace, self._reader, self._evicted, self._leave_out
+        )
+        return JournalFollower(follow, self._evicted, self._confirm)
 
     @property
     @override

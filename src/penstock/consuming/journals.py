@@ -1,0 +1,168 @@
+"""The journal of a channel, as a consumer's worker uses it: in the consumer's own database, or in that of a source.
+
+A worker registers there, so that retention waits for it, and reads the records that the log has lost.  A source may be
+restored under a consumer that goes on: its journal is asked whether it still has what was applied, and what comes next.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.isolation import OnUnusable
+from penstock.clients.log.log_reader import MAX_BYTES
+from penstock.consuming.transaction import HandlerTransaction, Result, TransactionPlan
+from penstock.database.connections import Connection
+from penstock.database.executor import Executor
+from penstock.database.registry import register_consumer
+from penstock.database.statements import statements
+from penstock.declaring.declarations import ConsumerSpec
+from penstock.errors import Gap
+from penstock.journal.journal_records import read_records
+from penstock.journal.lineage import check_tails
+from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Limit of one read: records, and bytes of their payloads."""
+
+    records: int
+    bytes: int = MAX_BYTES  # as Postgres stores them; by default as many as a read of Redis
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Says of a shard whose log is in an epoch that was not accepted before whether its records may be applied."""
+
+    rest_s: float = 0.0  # seconds for which the shard is left alone; 0 if they may
+    reason: str | None = None  # why it waits, for `penstock status`; None if that says so already
+
+
+Verdicts = Mapping[ShardName, Verdict]
+
+ShardRecords = Mapping[ShardName, Sequence[Any]]
+"""Records, or places, of some shards."""
+
+
+class Journal(Protocol):
+    """A journal, and the registration there."""
+
+    in_source: ClassVar[bool]  # whether it is in another database than the checkpoints
+    away: ClassVar[
+        tuple[type[Exception], ...]
+    ]  # errors by which one in another database says that it cannot be read now
+
+    def register(self, connection: Connection, /) -> tuple[list[ShardName], frozenset[ShardName]]:
+        """Registers the consumer, so that retention waits for it; returns the worker's shards, and the channel's.
+
+        ``connection`` is to the consumer's own database.
+        """
+
+    def open(
+        self, connection: Connection, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable, /
+    ) -> None:
+        """Compares the logs of shards with it, or gets ready to."""
+
+    def report_if_due(self, transaction: HandlerTransaction, /) -> Collection[ShardName]:
+        """As ``report``, now and then; passes over a server that is away."""
+
+    def report(self, transaction: HandlerTransaction, /) -> Collection[ShardName]:
+        """Reports the checkpoints, and compares the histories; returns the shards that it has halted."""
+
+    def confirm(self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable, /) -> Verdicts:
+        """Returns verdicts about the shards whose records, all read by now, are of an epoch that was not accepted before."""
+
+    def backfill(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit, /
+    ) -> Sequence[Record]:
+        """Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
+
+    def note_reached(self, plan: TransactionPlan[Result], records: ShardRecords, /) -> TransactionPlan[Result]:
+        """Returns the plan, which also writes for the journal the record that each checkpoint moves to."""
+
+    def warn_away(self, error: Exception, /) -> None:
+        """Logs that the journal is away, and its shards wait."""
+
+    def close(self) -> None:
+        """Closes its connection."""
+
+
+class LocalJournal:
+    """The journal in the consumer's own database, which is as far as the checkpoints: nothing to ask or to report."""
+
+    in_source: ClassVar[bool] = False
+    away: ClassVar[tuple[type[Exception], ...]] = ()
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, chosen: Collection[int] | None = None) -> None:
+        """Sets up; ``chosen`` are the declared shards to work on, None takes all: see ``WorkerSetup``."""
+        self._consumer, self._scope, self._chosen = consumer, scope, chosen
+
+    def register(self, connection: Connection) -> tuple[list[ShardName], frozenset[ShardName]]:
+        """Chooses shards of every generation."""
+        channel = register_consumer(connection, self._scope, self._consumer)
+        declared, names, chosen = self._consumer.channel.shards, channel.shard_names, self._chosen
+        shards = [
+            names[number]
+            for generation in channel.every_generation
+            for number in generation.numbers
+            if chosen is None or (number - generation.first) % declared in chosen
+        ]
+        return shards, frozenset(names)
+
+    def open(
+        self, connection: Connection, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable
+    ) -> None:
+        """A shard that cannot be compared is skipped by the first round that cannot read it."""
+        check_tails(connection, client, self._scope, shards, on_unusable)
+
+    def report(self, _: HandlerTransaction) -> Collection[ShardName]:
+        """Nothing to do."""
+        return ()
+
+    report_if_due = report
+
+    def confirm(self, *_: object) -> Verdicts:
+        """Nothing is doubted."""
+        return {}
+
+    def backfill(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit
+    ) -> Sequence[Record]:
+        """Reads in the transaction of the checkpoints."""
+        return backfill(executor, self._scope, shard, after, before, limit)
+
+    def note_reached(self, plan: TransactionPlan[Result], _: ShardRecords) -> TransactionPlan[Result]:
+        """Nothing to do."""
+        return plan
+
+    def warn_away(self, error: Exception) -> None:
+        """Never called."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def backfill(
+    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, limit: Limit
+) -> list[Record]:
+    """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
+
+    At least one, and no more once their payloads exceed ``max_bytes``.
+    """
+    last = Offset(min(before - 1, after + limit.records))
+    wanted = OffsetRange(shard, Offset(after + 1), last)
+    found = read_records(executor, scope.schema, wanted, most_bytes=limit.bytes).records
+    if not found or found[0].offset != after + 1:
+        sql = statements("penstock.consuming", scope.schema)["journal_begins"]
+        where = {"channel": shard.channel, "shard": shard.shard, "after": after}
+        [(begins, goes_on)] = executor.execute(sql, where).fetchall()
+        gap = Gap(
+            f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
+            f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
+            "Start it from the tables, or accept the loss"
+        )
+        there = (before, goes_on or before, found[0].offset if found else before)
+        gap.last = min(there) - 1
+        raise gap
+    return [record for i, record in enumerate(found) if record.offset == after + 1 + i]
