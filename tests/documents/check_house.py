@@ -118,6 +118,17 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert len(names) == len(set(names))
 
 
+def test_sql_that_names_a_table_of_ours_is_in_a_file_of_its_own() -> None:
+    """The demo is an application, and staging works on an application's session."""
+    migrations = "".join(path.read_text() for path in (ROOT / "migrations").rglob("*.py"))
+    tables = re.findall(r"CREATE TABLE \{schema\}\.(\w+)", migrations)
+    named = re.compile(rf"\b(FROM|JOIN|INTO)\s+(\S+\.)?({'|'.join(tables)})\b")
+
+    assert len(tables) > 20
+    found = {p.relative_to(PACKAGE): match[0] for p in MODULES if (match := named.search(p.read_text()))}
+    assert {path: text for path, text in found.items() if path.parts[0] not in {"demo", "staging"}} == {}
+
+
 @pytest.mark.parametrize("pattern", [r"https?://[^ )\"]*/simple\b", r"index-url", r"(^|[\s\"'=])/(work|root|home)/"])
 def test_no_file_names_a_registry_or_somebodys_machine(pattern: str) -> None:
     found = [
