@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.application import ConsumerFunction, make_pipeline, observe
 from benchmarks.watching.arrivals import note
-from penstock.observer import install_crashpoint
+from penstock.crash_points import install_crashpoint
 
 COMMITTED = ("consumer.after_commit", "together.after_commit")
 

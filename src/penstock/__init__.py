@@ -14,12 +14,13 @@ Data flows one way, and the folders show it:
 
 What an application declares, and what the parts pass to each other:
 
-    pipeline     where it declares, and how it is loaded
-    declaring    the declarations: channels, rules, consumers, workers
-    records      the values that the parts pass to each other
-    errors       every error that is raised on purpose
-    observer     events of rounds and batches, for metrics, probes and alarms: ``pipeline.observe``; crash points, for tests
-    parsing      texts that somebody else may have written: JSON, and numbers
+    pipeline      where it declares, and how it is loaded
+    declaring     the declarations: channels, rules, consumers, workers
+    records       the values that the parts pass to each other
+    errors        every error that is raised on purpose
+    observer      events of rounds and batches, for metrics, probes and alarms: ``pipeline.observe``
+    crash_points  the places between two writes, by name, where tests end a process
+    parsing       texts that somebody else may have written: JSON, and numbers
 
 Around them:
 

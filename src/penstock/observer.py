@@ -305,32 +305,3 @@ class Observers:
             yield
         finally:
             self._observers = tuple(each for each in self._observers if each != observer)
-
-
-# Crash points: the few places where the order of two writes matters, by name.  In production they do nothing.  A test installs
-# a function that kills the process at one of them, and goes through all, so that none is skipped.
-_installed: Callable[[str], None] | None = None
-_repeats: Callable[[str], bool] | None = None
-
-
-def crashpoint(name: str) -> None:
-    """Marks a place between two writes; calls what a test has installed, else nothing."""
-    if _installed is not None:
-        _installed(name)
-
-
-def is_repeated(name: str) -> bool:
-    """True if what was just done is to be done again, because the demo or a test wants it: as after a lost answer."""
-    return _repeats is not None and _repeats(name)
-
-
-def install_crashpoint(function: Callable[[str], None] | None) -> None:
-    """Have ``function`` called with the name of each crash point passed; None takes it away."""
-    global _installed  # noqa: PLW0603  one hook for a process is the point
-    _installed = function
-
-
-def install_repeats(function: Callable[[str], bool] | None) -> None:
-    """Have ``function`` decide wherever ``is_repeated`` asks; None takes it away."""
-    global _repeats  # noqa: PLW0603  as above
-    _repeats = function

@@ -19,13 +19,13 @@ from sqlalchemy.orm import Session
 from fixtures.sources import Regions
 from penstock import Ick, Job, Log, Queue, Record, Snooze
 from penstock.consuming import make_worker
+from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
 from penstock.django import DjangoPipeline
 from penstock.engines import inline
 from penstock.engines.stealing import Chores, Recruiter
 from penstock.errors import ServerUnavailable
-from penstock.observer import install_crashpoint
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer

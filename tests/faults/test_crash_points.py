@@ -19,6 +19,7 @@ from fixtures.crash_points import (
 from fixtures.crashing import CRASHED, INDEX, THINGS, run_until_crash, work
 from fixtures.dirty import check_copy
 from fixtures.truth import check_exact
+from penstock import crash_points
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch, append_together
 from penstock.channels.log.streams import extents
@@ -31,6 +32,11 @@ ONCE = {
     *("reset.before_commit", "reset.after_commit", "reset.before_redis"),
 }
 """Points that a process passes once, at its start: the second process does not get to a second passing."""
+
+ALL_CRASH_POINTS = (
+    *(CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS + CHANNEL_CRASH_POINTS),
+    *(RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS),
+)
 
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
 
@@ -79,10 +85,16 @@ def test_every_crash_point_in_the_sources_is_listed_and_none_has_another_name() 
         for applies in ("consumer", "together", "members", "dataframes")
     ]
 
-    listed = CRASH_POINTS + QUEUE_CRASH_POINTS + JOB_CRASH_POINTS + CHANNEL_CRASH_POINTS
-    assert sorted(passed) == sorted(listed + RECONCILING_CRASH_POINTS + SPARK_CRASH_POINTS)
+    assert sorted(passed) == sorted(ALL_CRASH_POINTS)
     texts = [path.read_text() for path in SOURCES.rglob("*.py")]
     assert sorted(p for text in texts for p in re.findall(r'is_repeated\("([^"]+)"\)', text)) == sorted(REPEAT_POINTS)
+
+
+def test_the_docstring_lists_every_crash_point() -> None:
+    lines = re.findall(r"^    (\w+) +([a-z_]+(?:, [a-z_]+)*)", str(crash_points.__doc__), re.MULTILINE)
+    described = [f"{who}.{place}" for who, places in lines for place in places.split(", ")]
+
+    assert sorted(described) == sorted(ALL_CRASH_POINTS + REPEAT_POINTS)
 
 
 def test_without_an_installed_crash_the_work_passes_every_point(

@@ -16,9 +16,9 @@ from penstock import Job, Pipeline, Queue
 from penstock.channels.routing import queue_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection
 from penstock.errors import ForeignQueue
-from penstock.observer import install_crashpoint
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.records import Shard, ShardName

@@ -24,7 +24,7 @@ import os, signal, time
 from sqlalchemy import text
 from fixtures.jobs import ADD_EFFECT, JOBS
 from penstock import Pipeline
-from penstock.observer import install_crashpoint
+from penstock.crash_points import install_crashpoint
 
 pipeline = Pipeline([JOBS])
 crash_at = os.environ.get("CRASH_AT")

@@ -24,9 +24,9 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
+from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import NotReplayable, Refused, Unknown
-from penstock.observer import install_crashpoint
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename, retire
 from penstock.operating.letters import LetterFilter, drop, of_consumer, request_retries, retry

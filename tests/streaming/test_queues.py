@@ -19,12 +19,12 @@ from fixtures.crash_points import QUEUE_CRASH_POINTS, Killed, at_crash_points
 from fixtures.flow import retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
 from penstock.clients import FairQueue, Lease
+from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, InvalidMessage, QueueDamaged
 from penstock.journal.journal_reader import missed_records
-from penstock.observer import install_crashpoint
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually

@@ -16,8 +16,8 @@ from fixtures.constants import SetConstants
 from fixtures.crash_points import CRASH_POINTS
 from fixtures.flow import stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty
+from penstock.crash_points import crashpoint, install_crashpoint, install_repeats, is_repeated
 from penstock.database.connections import Connection
-from penstock.observer import crashpoint, install_crashpoint, install_repeats, is_repeated
 from penstock.testing import survives, surviving
 from penstock.testing.databases import delete_keys
 from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, find_unstable, read_tables

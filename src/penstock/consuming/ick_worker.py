@@ -37,9 +37,9 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.consuming.worker import Worker
+from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.executor import Executor
 from penstock.errors import ServerUnavailable
-from penstock.observer import crashpoint, is_repeated
 from penstock.parsing import InvalidPayload
 from penstock.records import Offset, ShardName
 

@@ -24,6 +24,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
+from penstock.crash_points import crashpoint
 from penstock.database import driver_errors
 from penstock.database.connections import silent_for
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
@@ -31,7 +32,7 @@ from penstock.database.executor import CommittingExecutor, Executor, make_execut
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal.lineage import check_same_server
-from penstock.observer import Delivery, HandlerBegan, HandlerEnded, crashpoint
+from penstock.observer import Delivery, HandlerBegan, HandlerEnded
 from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock import Ick, Job, Log, Pipeline, Queue, Record
-from penstock.observer import install_crashpoint, install_repeats
+from penstock.crash_points import install_crashpoint, install_repeats
 
 SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))

@@ -14,6 +14,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
 from penstock.channels.log.streams import Extent, extents, last_records
 from penstock.channels.routing import log_keys
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
@@ -26,7 +27,6 @@ from penstock.journal.journal_reader import (
     records_at,
     shards_to_compare,
 )
-from penstock.observer import crashpoint
 from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
 

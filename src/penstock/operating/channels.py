@@ -24,13 +24,13 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import redis_errors
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
 from penstock.declaring.kinds import MAX_SHARDS
 from penstock.errors import InvalidSetting, Refused, ServerUnavailable, Unknown
-from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
 

@@ -14,6 +14,7 @@ from typing import Any, LiteralString
 
 from psycopg import Cursor, sql
 
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
@@ -21,7 +22,6 @@ from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_S
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.display import format_count
 from penstock.errors import BarrierMissed, Gap, Refused, RepairRefused, Unknown
-from penstock.observer import crashpoint
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
 from penstock.reconciling.state_table import StateTable, write_rows

@@ -41,6 +41,7 @@ from penstock.channels.log.appending import (
     append_ahead,
     append_together,
 )
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify
 from penstock.database.registry import registered_channels
@@ -54,7 +55,7 @@ from penstock.errors import (
 )
 from penstock.journal.journal_reader import log_epochs, records_at
 from penstock.journal.lineage import check_tails
-from penstock.observer import Observers, crashpoint
+from penstock.observer import Observers
 from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets

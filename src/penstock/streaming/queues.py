@@ -25,6 +25,7 @@ from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.appending import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, read_queue_limits
@@ -32,7 +33,6 @@ from penstock.database.statements import statements
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_within
 from penstock.errors import Fenced
-from penstock.observer import crashpoint
 from penstock.parsing import find_number, parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES

@@ -22,11 +22,11 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
 from penstock.channels.log.streams import evict
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
-from penstock.observer import crashpoint
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 from penstock.schema.capture import inspect_triggers

@@ -26,12 +26,12 @@ import psycopg
 
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch
+from penstock.crash_points import crashpoint
 from penstock.database.connections import BoundedConnection, Connection, fetch, silent_for, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import set_local_in_one
 from penstock.errors import UnsafeSetting
-from penstock.observer import crashpoint
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.tick_slices import Slices
 from penstock.streaming.unpublished import BATCH_BYTES

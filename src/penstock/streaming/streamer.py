@@ -14,6 +14,7 @@ import psycopg
 import structlog
 
 from penstock.channels.server import check_eviction, connect_redis, find_server, redis_errors
+from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
@@ -27,7 +28,7 @@ from penstock.errors import (
     ServerUnavailable,
 )
 from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
-from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed, crashpoint, is_repeated
+from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed
 from penstock.parallel import Backoff, Runner, pause
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch

@@ -17,11 +17,11 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from penstock.consuming import SeveralRunners, Worker, make_worker
+from penstock.crash_points import install_crashpoint, install_repeats
 from penstock.database.connections import connect_postgres
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.embedded.postgres import database_url as name_database
-from penstock.observer import install_crashpoint, install_repeats
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer

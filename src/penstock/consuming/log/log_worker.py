@@ -26,12 +26,12 @@ from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollo
 from penstock.consuming.log.offset_source import LogRecords, OffsetSource
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import HALTED_PAUSE_S, Worker
+from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.declaring.kinds import Ick
 from penstock.errors import DamagedEntry, DeclarationError, PenstockError
-from penstock.observer import crashpoint, is_repeated
 from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")

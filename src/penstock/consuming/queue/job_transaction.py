@@ -21,13 +21,13 @@ from penstock.consuming.delivery import AskedToWait
 from penstock.consuming.failures import NotApplied, Repeated, find_outcome
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
+from penstock.crash_points import crashpoint
 from penstock.database.executor import CommittingExecutor
 from penstock.database.statements import statements
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
 from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
 from penstock.journal.lineage import check_same_server
-from penstock.observer import crashpoint
 from penstock.records import forget_parsed
 from penstock.staging.payload import as_plain, json_text
 

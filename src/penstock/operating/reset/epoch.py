@@ -32,13 +32,13 @@ from penstock.channels.log.streams import Extent, extents, read_newest
 from penstock.channels.queue.inspection import keys_to_delete
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
+from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import name_shards, quote, statements
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
-from penstock.observer import crashpoint
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import LogComparison, OffsetsInDoubt
 from penstock.pipeline import Pipeline, get_scope
