@@ -192,6 +192,7 @@ CHANNELS = (
 --                 newest begins: 4, {6,3} and 10 are the shards 0-3, 4-9 and 10-12
 --   entries       of a log: 'plain' is an entry a record; otherwise a batch an entry, compressed: 'none' or 'zstd'
 --   redis_memory  of a log: bytes for the streams of all shards together; null sets no limit
+--   max_bytes     of a payload, as JSON
 --   streams, hand of a queue
 --   limits        of a queue, by tenant, "" for the default: {"account-7": {"weight": 3}}
 CREATE TABLE {schema}.channels (
@@ -203,6 +204,7 @@ CREATE TABLE {schema}.channels (
     keep          interval    NOT NULL,
     entries       text        NOT NULL DEFAULT 'plain',
     redis_memory  bigint,
+    max_bytes     integer     NOT NULL DEFAULT 1048576,
     streams       integer,
     hand          integer,
     limits        jsonb       NOT NULL DEFAULT '{}',
@@ -487,6 +489,271 @@ WHERE ended_at IS NOT NULL
 """,
 )
 
+STAGING = (
+    """
+-- What `stage`, `stage_job` and `mark_dirty` have in common, for their owner alone: the limits of staging, with errors that name
+-- the field, the limit and the fix, and the shard as every client computes it.
+CREATE FUNCTION {schema}.stage_record(
+    of_channel text, of_kind text, key text, action text, object text, data jsonb, headers jsonb
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+AS $penstock$
+#variable_conflict use_variable
+DECLARE
+    registered record;
+    field text;
+    fault text;
+    fix text;
+    id bigint;
+BEGIN
+    SELECT c.kind, c.max_bytes, (c.shards || c.generations)[1 + cardinality(c.generations)] AS shards
+    INTO registered
+    FROM {schema}.channels c
+    WHERE c.channel = of_channel AND NOT EXISTS (SELECT FROM {schema}.retired_channels r WHERE r.channel = of_channel);
+    IF registered.kind IS DISTINCT FROM of_kind THEN
+        field := CASE of_kind WHEN 'queue' THEN 'queue' ELSE 'channel' END;
+        IF of_channel IS NULL THEN
+            fault := 'is NULL';
+        ELSIF registered.kind IS NOT NULL THEN
+            fault := of_channel || ' is registered as ' || CASE registered.kind WHEN 'ick' THEN 'an ick' ELSE 'a ' || registered.kind END;
+            fix := CASE registered.kind
+                WHEN 'log' THEN 'Call stage(channel, key, action, object, data).'
+                WHEN 'queue' THEN 'Call stage_job(queue, tenant, data).'
+                ELSE 'An Ick keeps no payloads: call mark_dirty(channel, member).'
+            END;
+        ELSIF EXISTS (SELECT FROM {schema}.retired_channels r WHERE r.channel = of_channel) THEN
+            fault := of_channel || ' was retired';
+            fix := 'Begin it anew, penstock channels adopt ' || of_channel || ' --apply, or name another one.';
+        ELSE
+            fault := of_channel || ' is not registered';
+            fix := 'Declare it in the pipeline and start its streamer, penstock stream, which registers it.';
+        END IF;
+    ELSIF key IS NULL OR length(key) NOT BETWEEN 1 AND 1024 THEN
+        field := CASE of_kind WHEN 'queue' THEN 'tenant' WHEN 'ick' THEN 'member' ELSE 'key' END;
+        fault := CASE WHEN key IS NULL THEN 'is NULL' ELSE 'has ' || length(key) || ' characters' END;
+        fix := 'It takes 1 to 1024 characters.';
+    ELSIF action IS NULL OR length(action) NOT BETWEEN 1 AND 255 THEN
+        field := 'action';
+        fault := CASE WHEN action IS NULL THEN 'is NULL' ELSE 'has ' || length(action) || ' characters' END;
+        fix := 'It takes 1 to 255 characters.';
+    ELSIF object IS NULL OR length(object) NOT BETWEEN 1 AND 255 THEN
+        field := 'object';
+        fault := CASE WHEN object IS NULL THEN 'is NULL' ELSE 'has ' || length(object) || ' characters' END;
+        fix := 'It takes 1 to 255 characters.';
+    ELSIF data IS NULL THEN
+        field := 'data';
+        fault := 'is NULL';
+        fix := 'It takes JSON; JSON''s own null is the text null.';
+    -- The text has a third of the bytes of what holds it, or more: only a large one is written out to be measured.
+    ELSIF pg_column_size(data) > registered.max_bytes / 3 AND octet_length(data::text) > registered.max_bytes THEN
+        field := 'data';
+        fault := 'has ' || octet_length(data::text) || ' bytes of JSON';
+        fix := 'It takes ' || registered.max_bytes
+            || ' (max_bytes of the channel): stage a reference and keep the content elsewhere, or raise the limit.';
+    ELSIF pg_column_size(data) > 1000 AND data @? '$.**{101}' THEN
+        field := 'data';
+        fault := 'is nested deeper than 100 levels';
+        fix := 'Flatten it.';
+    ELSIF headers IS NOT NULL AND jsonb_typeof(headers) <> 'object' THEN
+        field := 'headers';
+        fault := 'is of type ' || jsonb_typeof(headers);
+        fix := 'It takes an object, or NULL.';
+    ELSIF pg_column_size(headers) > 65536 / 3 AND octet_length(headers::text) > 65536 THEN
+        field := 'headers';
+        fault := 'has ' || octet_length(headers::text) || ' bytes of JSON';
+        fix := 'It takes 65536.';
+    ELSE
+        INSERT INTO {schema}.staged_records (channel, shard, key, action, object, data, headers)
+        VALUES (
+            of_channel,
+            mod(
+                ('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint, registered.shards
+            ),
+            key, action, object, data, headers
+        )
+        RETURNING staged_records.id INTO id;
+        RETURN id;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'invalid_parameter_value', MESSAGE = 'penstock: ' || field || ' ' || fault, HINT = coalesce(fix, '');
+END
+$penstock$
+""",
+    """
+-- Stages a record of a log in the transaction of the change that it tells of, from any language; returns its id.
+CREATE FUNCTION {schema}.stage(
+    channel text, key text, action text, object text, data jsonb, headers jsonb DEFAULT NULL
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $penstock$
+BEGIN
+    IF headers ? 'penstock' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'penstock: headers.penstock is Penstock''s own',
+            HINT = 'Give the header another name.';
+    END IF;
+    RETURN {schema}.stage_record(channel, 'log', key, action, object, data, headers);
+END
+$penstock$
+""",
+    """
+-- Stages a job; returns its id, which is the handler's `job.id`.  What a queue has to know of it stands in headers.penstock.
+CREATE FUNCTION {schema}.stage_job(
+    queue text,
+    tenant text,
+    data jsonb,
+    delay interval DEFAULT NULL,
+    due timestamptz DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    priority text DEFAULT 'normal',
+    key text DEFAULT NULL,
+    unique_name text DEFAULT NULL,
+    unique_until text DEFAULT 'running',
+    unique_window interval DEFAULT NULL,
+    unique_within text DEFAULT 'queue',
+    action text DEFAULT 'stage_job',
+    object text DEFAULT 'job',
+    headers jsonb DEFAULT NULL
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $penstock$
+DECLARE
+    longest CONSTANT interval := interval '87600 hours';
+    own jsonb := '{}';
+    field text;
+    fault text;
+    fix text;
+BEGIN
+    IF headers ? 'penstock' THEN
+        field := 'headers.penstock';
+        fault := 'is Penstock''s own';
+        fix := 'Give the header another name.';
+    ELSIF tenant IS NOT NULL AND (octet_length(tenant) NOT BETWEEN 1 AND 256 OR tenant ~ E'\\x01') THEN
+        field := 'tenant';
+    ELSIF key IS NOT NULL AND (octet_length(key) NOT BETWEEN 1 AND 256 OR key ~ E'\\x01') THEN
+        field := 'key';
+    ELSIF unique_name IS NOT NULL AND (octet_length(unique_name) NOT BETWEEN 1 AND 256 OR unique_name ~ E'\\x01') THEN
+        field := 'unique_name';
+    ELSIF delay IS NOT NULL AND (delay < interval '0' OR delay > longest) THEN
+        field := 'delay';
+        fault := 'is out of range';
+        fix := 'It takes 0 to ten years.';
+    ELSIF delay > interval '0' AND due IS NOT NULL THEN
+        field := 'due';
+        fault := 'and a delay exclude each other';
+        fix := 'Give one of them.';
+    ELSIF deadline <= due THEN
+        field := 'deadline';
+        fault := 'is not after due: the job would never be handed over';
+        fix := 'Give a later one, or none.';
+    ELSIF NOT isfinite(due) OR NOT isfinite(deadline) THEN
+        field := CASE WHEN isfinite(due) IS NOT FALSE THEN 'deadline' ELSE 'due' END;
+        fault := 'is infinite';
+        fix := 'Give a moment, or none.';
+    ELSIF priority IS NULL OR priority NOT IN ('high', 'normal', 'low') THEN
+        field := 'priority';
+        fault := 'is none';
+        fix := 'It takes high, normal or low.';
+    ELSIF unique_until IS NULL OR unique_until NOT IN ('queued', 'running') THEN
+        field := 'unique_until';
+        fault := 'is none';
+        fix := 'It takes queued or running.';
+    ELSIF unique_within IS NULL OR unique_within NOT IN ('queue', 'tenant') THEN
+        field := 'unique_within';
+        fault := 'is none';
+        fix := 'It takes queue or tenant.';
+    ELSIF unique_window IS NOT NULL AND (unique_window < interval '0' OR unique_window > longest) THEN
+        field := 'unique_window';
+        fault := 'is out of range';
+        fix := 'It takes 0 to ten years.';
+    END IF;
+    IF field IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'penstock: ' || field || ' ' || coalesce(fault, 'is no name for a queue'),
+            HINT = coalesce(fix, 'It takes 1 to 256 bytes without the character U+0001.');
+    END IF;
+    IF key IS NOT NULL THEN
+        own := own || jsonb_build_object('key', key);
+    END IF;
+    IF delay > interval '0' THEN
+        own := own || jsonb_build_object('delay_ms', round(extract(epoch FROM delay) * 1000)::bigint);
+    END IF;
+    IF due IS NOT NULL THEN
+        own := own || jsonb_build_object('due', greatest(1, floor(extract(epoch FROM due) * 1000))::bigint);
+    END IF;
+    IF deadline IS NOT NULL THEN
+        own := own || jsonb_build_object('deadline', greatest(1, floor(extract(epoch FROM deadline) * 1000))::bigint);
+    END IF;
+    IF priority <> 'normal' THEN
+        own := own || jsonb_build_object('priority', priority);
+    END IF;
+    IF unique_name IS NOT NULL THEN
+        own := own || jsonb_build_object('unique', jsonb_build_object(
+            'name', unique_name,
+            'until', CASE WHEN unique_window > interval '0' THEN 'window' ELSE unique_until END,
+            'for_s', coalesce(extract(epoch FROM unique_window), 0)
+        ) || CASE unique_within WHEN 'queue' THEN '{}' ELSE jsonb_build_object('within', unique_within) END);
+    END IF;
+    IF own <> '{}' THEN
+        headers := coalesce(headers, '{}') || jsonb_build_object('penstock', own);
+    END IF;
+    RETURN {schema}.stage_record(queue, 'queue', tenant, action, object, data, headers);
+END
+$penstock$
+""",
+    """
+-- Marks a member of an Ick dirty.
+CREATE FUNCTION {schema}.mark_dirty(channel text, member text)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $penstock$
+BEGIN
+    RETURN {schema}.stage_record(channel, 'ick', member, 'dirty', 'member', '{}', NULL);
+END
+$penstock$
+""",
+    """
+-- Cancels a job, by its id or its unique name: true if it has no effect once this is committed, false if a worker has begun to
+-- write, which rolls back unless it commits within a second; NULL if it is done, or unknown.
+CREATE FUNCTION {schema}.cancel_job(
+    queue text, id bigint DEFAULT NULL, unique_name text DEFAULT NULL, tenant text DEFAULT NULL
+)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $penstock$
+BEGIN
+    IF id IS NULL AND unique_name IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'penstock: id is NULL',
+            HINT = 'Name the job: by its id, which stage_job has returned, or by its unique_name.';
+    END IF;
+    RETURN (SELECT bool_and(NOT is_running) FROM {schema}.cancel_jobs(queue, ARRAY[id], unique_name, tenant));
+END
+$penstock$
+""",
+    """
+REVOKE ALL ON FUNCTION
+    {schema}.stage_record(text, text, text, text, text, jsonb, jsonb),
+    {schema}.stage(text, text, text, text, jsonb, jsonb),
+    {schema}.stage_job(
+        text, text, jsonb, interval, timestamptz, timestamptz, text, text, text, text, interval, text, text, text, jsonb
+    ),
+    {schema}.mark_dirty(text, text),
+    {schema}.cancel_job(text, bigint, text, text)
+FROM PUBLIC
+""",
+)
+
 CONSUMING = (
     """
 -- Updated once per batch: free space keeps the updates on the same page.
@@ -681,7 +948,10 @@ END
 $$
 """
 
-FUNCTIONS = ("cancel_jobs", "move_jobs", "finish_records", "check_channel", "journal_entries", "journal_bounds")
+FUNCTIONS = (
+    *("cancel_job", "mark_dirty", "stage_job", "stage", "stage_record"),
+    *("cancel_jobs", "move_jobs", "finish_records", "check_channel", "journal_entries", "journal_bounds"),
+)
 
 TABLES = (
     *(
@@ -714,7 +984,7 @@ DOMAINS = ("staged_created_at", "staged_object", "staged_action", "staged_key", 
 
 
 def upgrade() -> None:
-    execute(CREATE_SCHEMA, *STREAMING, *CHANNELS, *CONSUMING, *RECONCILING)
+    execute(CREATE_SCHEMA, *STREAMING, *CHANNELS, *STAGING, *CONSUMING, *RECONCILING)
 
 
 def downgrade() -> None:

@@ -354,6 +354,10 @@ def test_the_other_languages_are_known() -> None:
         ("toml", "stage-your-changes"),
         ("toml", "test-your-application"),  # tests/testing_plugin/test_plugin.py
         ("javascript", "log-format"),  # tests/documents/test_log_format.py
+        ("sql", "stage-from-other-languages"),  # tests/staging/test_by_sql.py
+        ("javascript", "stage-from-other-languages"),  # the same
+        ("ruby", "stage-from-other-languages"),  # the same
+        ("go", "stage-from-other-languages"),  # nobody has a driver of Go
         ("ini", "watch-it-from-outside"),  # tests/observing/test_probes.py
         ("yaml", "watch-it-from-outside"),  # the same command
         ("ini", "reconcile-every-night"),  # its command is run

@@ -113,7 +113,7 @@ def read_queue_limits(executor: Executor, scope: Scope, queue: str) -> dict[str,
 
 
 def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep``, the streams and limits of a queue, and the entries and the memory of a log."""
+    """Registers a channel, or updates its ``keep`` and ``max_bytes``, the streams and limits of a queue, the entries and memory of a log."""
     sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering channel {channel.name}"):
         connection.execute(
@@ -127,6 +127,7 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "hand": channel.hand if isinstance(channel, Queue) else None,
                 "entries": channel.stored_as if isinstance(channel, LogChannel) else "plain",
                 "redis_memory": channel.memory_bytes if isinstance(channel, LogChannel) else None,
+                "max_bytes": channel.max_bytes,
                 "limits": json.dumps(channel.limits_as_json if isinstance(channel, Queue) else {}),
             },
         )

@@ -1,17 +1,18 @@
 -- :name register_channel
 -- Any generation's number of shards is accepted: after a change of it, processes are deployed one after the other.
 -- Not under the name of a channel that was retired.
-INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory, limits)
-SELECT %(channel)s::text, %(kind)s::text, %(shards)s::integer, %(keep)s::interval,
-       %(streams)s::integer, %(hand)s::integer, %(entries)s::text, %(redis_memory)s::bigint, %(limits)s::jsonb
+INSERT INTO {schema}.channels AS known (channel, kind, shards, keep, streams, hand, entries, redis_memory, max_bytes, limits)
+SELECT %(channel)s::text, %(kind)s::text, %(shards)s::integer, %(keep)s::interval, %(streams)s::integer, %(hand)s::integer,
+       %(entries)s::text, %(redis_memory)s::bigint, %(max_bytes)s::integer, %(limits)s::jsonb
 WHERE NOT EXISTS (SELECT FROM {schema}.retired_channels WHERE channel = %(channel)s)
 ON CONFLICT (channel) DO UPDATE
 SET keep = excluded.keep, streams = excluded.streams, hand = excluded.hand, entries = excluded.entries,
-    redis_memory = excluded.redis_memory, limits = excluded.limits
+    redis_memory = excluded.redis_memory, max_bytes = excluded.max_bytes, limits = excluded.limits
 WHERE known.kind = excluded.kind AND excluded.shards = ANY (known.shards || known.generations)
-  AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory, known.limits)
+  AND (known.keep, known.streams, known.hand, known.entries, known.redis_memory, known.max_bytes, known.limits)
       IS DISTINCT FROM (
-          excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory, excluded.limits
+          excluded.keep, excluded.streams, excluded.hand, excluded.entries, excluded.redis_memory, excluded.max_bytes,
+          excluded.limits
       );
 
 -- :name check_channel

@@ -47,6 +47,13 @@ FUNCTIONS = {
     "cancel_jobs": "(text, bigint[], text, text)",
     "check_channel": "(text, text, integer)",
     "move_jobs": "(text, bigint[], timestamptz)",
+    "stage_record": "(text, text, text, text, text, jsonb, jsonb)",
+    "stage": "(text, text, text, text, jsonb, jsonb)",
+    "stage_job": (
+        "(text, text, jsonb, interval, timestamptz, timestamptz, text, text, text, text, interval, text, text, text, jsonb)"
+    ),
+    "mark_dirty": "(text, text)",
+    "cancel_job": "(text, bigint, text, text)",
 }
 """Penstock's functions, with the types of their arguments."""
 

@@ -31,9 +31,10 @@ record from the sequencer, or put it before others."""
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
 _CANCEL_JOBS = {"FUNCTION cancel_jobs": "EXECUTE"}
+_STAGING_BY_SQL = {f"FUNCTION {name}": "EXECUTE" for name in ("stage", "stage_job", "mark_dirty", "cancel_job")}
 _REGISTERING = {
     "alembic_version": "SELECT",
-    "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, limits)",
+    "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, max_bytes, limits)",
     "retired_channels": "SELECT",
     "former_consumers": "SELECT",
     **_JOURNAL_BOUNDS,
@@ -51,6 +52,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "queue_limits": "SELECT, INSERT, UPDATE, DELETE",
         **_CHECK_CHANNEL,
         **_CANCEL_JOBS,
+        **_STAGING_BY_SQL,
     },
     "streamer": {
         **_REGISTERING,
