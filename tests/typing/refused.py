@@ -305,6 +305,7 @@ def stage_a_job_wrongly(session: Session, asynchronous: AsyncSession) -> None:
     send_receipt.stage(asynchronous, Fare(1), tenant="t")  # type: ignore[arg-type]
     typed_rides.stage(session, Stop("a"), key=1)  # type: ignore[arg-type]
     typed_rides.stage(session, Fare(1))  # type: ignore[call-arg]
+    typed_rides.stage(asynchronous, Fare(1), key=1)  # type: ignore[arg-type]
     stage(session, to=typed_rides, key=1, action="a", object="o", data=Stop("a"))  # type: ignore[misc]
 
 
