@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from fixtures.constants import SetConstants
 from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling.comparison import StateComparison
 from penstock.reconciling.inline_comparer import InlineComparer
-from penstock.reconciling.reconciliation import Reconciled, reconcile
+from penstock.reconciling.reconciliation import Intent, Reconciled, reconcile
 from penstock.records import DEFAULT_SCOPE
 
 TABLES = """
@@ -41,12 +42,13 @@ def run(flow: Pipeline, keeper: str, connection: Connection, database_url: str) 
             lambda tables: tables("public.canonical")
         )
 
-    def go(name: str = "id", **options: Any) -> StateComparison:
+    def go(name: str = "id", intent: Intent = "compare", **options: Any) -> StateComparison:
         done: Reconciled = reconcile(
             lambda: connect_postgres(database_url, application="test"),
             DEFAULT_SCOPE,
             flow.get_reconciliation(name),
             InlineComparer(database_url, **options),
+            intent=intent,
         )
         assert done.comparison is not None
         return done.comparison
@@ -88,6 +90,22 @@ def test_whole_rows_are_given_only_where_asked_for(run: Run, tmp_path: Path) -> 
     assert _read(report)[1] == {"key": '{"id":9}', "kind": "different", "columns": "cents, name"}
     [nine] = [row for row in _read(with_rows) if row["key"] == '{"id":9}']
     assert json.loads(nine["expected"])["name"] == "name 9"
+
+
+@pytest.mark.parametrize(("intent", "kept"), [("compare", 4), ("repair", 6)])
+@pytest.mark.parametrize("with_rows", [False, True])
+def test_a_report_has_every_difference_however_few_are_kept(
+    run: Run, tmp_path: Path, set_constants: SetConstants, intent: Intent, kept: int, *, with_rows: bool
+) -> None:
+    """A repair compares again in batches, and leaves the report as it is."""
+    set_constants("reconciling.comparison", SAMPLES=2, DIFFERENCES_KEPT=kept)
+    set_constants("reconciling.reconciliation", REPAIR_BATCH=2)
+    report = tmp_path / "report.csv"
+    found = run(intent=intent, report=str(report), with_rows=with_rows)
+
+    assert [d.expected is not None for d in found.differences] == [with_rows] * 2 + [False] * (kept - 2)
+    assert [json.loads(row["key"])["id"] for row in _read(report)] == [2, 9, 10, 20, 100, 1000]
+    assert set(_read(report)[0]) - {"key", "kind", "columns"} == ({"expected", "found"} if with_rows else set())
 
 
 def test_each_reconciliation_has_a_report_of_its_own(run: Run, tmp_path: Path) -> None:
