@@ -1,13 +1,18 @@
 """Settings that a role or a database may carry: each kind of worker does its work under each of them."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
 from fixtures.all_kinds import STAGE, AllKinds, check_all_kinds, drain
 from fixtures.proxy import Proxy, behind
-from penstock.database.connections import Connection, connect_postgres, make_async_engine, make_engine
+from penstock.database.connections import Connection, TableConnection, connect_postgres, make_async_engine, make_engine
+from penstock.database.transactions import Timeouts, handler_settings, set_local_in_one
 from penstock.streaming import Streamer
 
 TIMEOUTS = {  # one by one: the shortest would hide the others; a busy machine lets more than 20 ms pass between two statements
@@ -93,6 +98,47 @@ def test_each_kind_of_worker_works_under_settings_of_the_database(
     change_settings(connection, settings)
 
     check_all_kinds(connection, kinds, database_url, redis_url)
+
+
+def ours(**options: Any) -> Callable[[str], AbstractContextManager[Connection]]:
+    return lambda url: connect_postgres(url, application="test", **options)
+
+
+@contextmanager
+def of_a_handler(url: str) -> Iterator[Connection]:
+    with psycopg.connect(url) as connection:
+        connection.execute(set_local_in_one(handler_settings(connection.info.server_version, 90.0)))
+        yield connection
+
+
+LIMITS = "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"
+THEIRS = {"search_path": "public", "row_security": "on", "jit": "on", **dict.fromkeys(LIMITS, "9s")}
+
+
+@pytest.mark.parametrize(
+    ("connect", "expected"),
+    [
+        (ours(), "pg_catalog, pg_temp|off|off|5min|1min|1min|0"),
+        (ours(timeouts=Timeouts()), "pg_catalog, pg_temp|off|off|1s|50ms|1min|0"),
+        (ours(kind=TableConnection), "public|off|on|0|1min|0|0"),
+        (of_a_handler, "public|on|on|30min|0|90s|0"),
+    ],
+)
+def test_a_transaction_has_the_settings_of_its_kind(
+    connect: Callable[[str], AbstractContextManager[Connection]],
+    expected: str,
+    connection: Connection,
+    database_url: str,
+) -> None:
+    """An application's tables are read by the role's names, for however long; a handler runs as its role says, without haste."""
+    change_settings(connection, THEIRS)
+    shown = ", ".join(f"coalesce(current_setting('{name}', true), '0')" for name in THEIRS)
+    ask = f"SELECT concat_ws('|', {shown})".encode()
+
+    with connect(database_url) as opened:
+        assert opened.execute(ask).fetchone() == (expected,)
+        with opened.transaction():
+            assert opened.execute(ask).fetchone() == (expected,)
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain", "async"])

@@ -2,6 +2,9 @@
 
 import psycopg
 import pytest
+from django.db.utils import DatabaseError as DjangoError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from penstock.consuming.delivery import Conflict, Failed, Outcome, Unavailable
 from penstock.consuming.failures import find_outcome
@@ -53,14 +56,22 @@ OUTCOMES: dict[ErrorKind, Outcome] = {
 }
 
 
+def raise_through_libraries(error: psycopg.Error) -> list[Exception]:
+    """The error as psycopg, SQLAlchemy and Django raise it, and as SQLAlchemy does for a driver that has other names."""
+    from_django, of_psycopg2 = DjangoError(), Exception()
+    from_django.__cause__ = error
+    vars(of_psycopg2)["pgcode"] = error.sqlstate
+    return [error, DBAPIError("", None, error), from_django, DBAPIError("", None, of_psycopg2)]
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_every_sqlstate_has_a_meaning_for_the_record(code: str) -> None:
     """Guarantee 48: a state of the server is no fault of the record."""
     [meaning] = [kind for kind, codes in MEANINGS.items() if code in codes.split()]
-    error = psycopg.errors.lookup(code)()
+    errors = raise_through_libraries(psycopg.errors.lookup(code)())
 
-    assert classify(error) is meaning
-    assert find_outcome(error) == OUTCOMES[meaning]
+    assert [classify(each) for each in errors] == [meaning] * 4
+    assert [find_outcome(each) for each in errors] == [OUTCOMES[meaning]] * 4
 
 
 @pytest.mark.parametrize("code", ["P1234", "MY001", "22ZZZ"])
@@ -80,8 +91,24 @@ def test_a_code_that_an_application_has_made_up_is_the_records_fault(code: str) 
         (psycopg.InterfaceError("the cursor is closed"), ErrorKind.UNAVAILABLE),
         (psycopg.DataError("PostgreSQL text fields cannot contain NUL"), ErrorKind.STATEMENT),
         (psycopg.ProgrammingError("the query has 0 placeholders"), ErrorKind.STATEMENT),
+    ],
+)
+def test_a_lost_connection_is_no_fault_of_a_statement(error: psycopg.Error, kind: ErrorKind) -> None:
+    outcome = Failed() if kind is ErrorKind.STATEMENT else Unavailable()
+
+    assert classify(error) is kind
+    assert [find_outcome(each) for each in raise_through_libraries(error)[:3]] == [outcome] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PoolTimeout(), ErrorKind.UNAVAILABLE),
+        (DBAPIError("", None, Exception(), connection_invalidated=True), ErrorKind.UNAVAILABLE),
+        (DBAPIError("", None, Exception()), ErrorKind.STATEMENT),
+        (DjangoError(), None),
         (ZeroDivisionError(), None),
     ],
 )
-def test_a_lost_connection_is_no_fault_of_a_statement(error: Exception, kind: ErrorKind | None) -> None:
+def test_an_error_without_an_error_of_the_server(error: Exception, kind: ErrorKind | None) -> None:
     assert classify(error) is kind
