@@ -1,27 +1,32 @@
 """Registered channels are listed, retired, and their names brought back."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from itertools import permutations
 from typing import Any
 
 import psycopg
 import pytest
 import redis
+from psycopg.types.json import Json
 from sqlalchemy.orm import Session
 
 from fixtures.crash_points import killed_at
 from fixtures.flow import ReadLog, running, stage_rows
-from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage
+from penstock import Ick, KeyLimits, Log, Pipeline, Queue, TenantLimits, mark_dirty, stage
 from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
+from penstock.database.registry import RegisteredChannel, read_queue_limits, register_channel, registered_channels
+from penstock.declaring.kinds import Channel
+from penstock.errors import ChannelMismatch, ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
 from penstock.operating.channels import adopt_channel, list_channels, retire_channel
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status.gathering import status
-from penstock.records import BEGINNING, Record, Shard, ShardName
+from penstock.records import BEGINNING, DEFAULT_SCOPE, Record, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
@@ -73,6 +78,78 @@ def test_the_registered_channels_are_listed(connection: Connection) -> None:
     assert (found["old"].kind, found["old"].shards, found["old"].records) == ("log", 2, 20)
     assert (found["old"].consumers, found["old"].keep_s) == (("reader",), 3600.0)
     assert [name for name, each in found.items() if each.declared is False] == ["dirty", "jobs", "kept"]
+
+
+PER_TENANT = Queue(
+    "a",
+    limits={"t": TenantLimits(weight=2), "u": TenantLimits(weight=3)},
+    key_limits={"k": KeyLimits(in_flight=1)},
+    keys_within="tenant",
+)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        [
+            Log("a"),
+            Log("a", keep="2h"),
+            Log("a", entries="packed"),
+            Log("a", redis_memory="1MB"),
+            Log("a", redis_memory="2MB"),
+        ],
+        [Ick("a"), Ick("a", keep="2h")],
+        [Queue("a"), Queue("a", streams=8), Queue("a", hand=2), PER_TENANT],
+    ],
+    ids=["log", "ick", "queue"],
+)
+def test_what_a_channel_is_declared_with_is_registered_whatever_it_was_before(
+    declared: Sequence[Channel], connection: Connection
+) -> None:
+    """And written only if it is another."""
+
+    def read() -> tuple[object, object]:
+        version = connection.execute("SELECT xmin::text FROM penstock.channels").fetchone()
+        return registered_channels(connection, DEFAULT_SCOPE)["a"], version
+
+    for former, channel in permutations(declared, 2):
+        values: dict[str, Any] = {}
+        if isinstance(channel, Queue):
+            values = {"streams": channel.streams, "hand": channel.hand, "limits": channel.limits_as_json}
+        elif not isinstance(channel, Ick):
+            values = {"entries": channel.stored_as, "redis_memory": channel.memory_bytes}
+        register_channel(connection, DEFAULT_SCOPE, former)
+        register_channel(connection, DEFAULT_SCOPE, channel)
+        registered = read()
+        keep = timedelta(seconds=channel.keep)
+        assert registered[0] == RegisteredChannel("a", channel.kind, channel.shards, keep, generations=[], **values)
+        register_channel(connection, DEFAULT_SCOPE, channel)
+        assert read() == registered
+
+        kind = {"log": Ick, "ick": Queue, "queue": Log}[channel.kind]
+        for other in (kind("a", shards=channel.shards), replace(channel, shards=9)):
+            with pytest.raises(ChannelMismatch):
+                register_channel(connection, DEFAULT_SCOPE, other)
+        assert read() == registered
+
+
+def test_limits_that_were_set_come_one_by_one_before_declared_ones(connection: Connection) -> None:
+    own = {"in_flight": 5}
+
+    def read(name: str) -> dict[str, Any]:
+        return read_queue_limits(connection, DEFAULT_SCOPE, name)
+
+    assert read("a") == {}
+    for queue in (PER_TENANT, Queue("b")):
+        register_channel(connection, DEFAULT_SCOPE, queue)
+    assert [read("a"), read("b")] == [PER_TENANT.limits_as_json, {"within": "queue"}]
+    with connection.cursor() as cursor:
+        rows = [(name, kind, key, Json(own)) for name in "ab" for kind, key in (("tenant", "u"), ("key", "l"))]
+        cursor.executemany("INSERT INTO penstock.queue_limits VALUES (%s, %s, %s, %s)", rows)
+    assert [read("a"), read("b")] == [
+        {"within": "tenant", "tenants": {"t": {"weight": 2}, "u": own}, "keys": {"k": {"in_flight": 1}, "l": own}},
+        {"within": "queue", "tenants": {"u": own}, "keys": {"l": own}},
+    ]
 
 
 @pytest.mark.usefixtures("filled")
