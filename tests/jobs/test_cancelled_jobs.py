@@ -232,6 +232,27 @@ def test_who_cancels_a_job_waits_for_who_else_does_and_cancels_it_if_they_roll_b
     assert bench.unfinished == []
 
 
+@pytest.mark.parametrize("noted", [None, False, True])
+@pytest.mark.parametrize(("row", "returned"), [("free", [(False,)]), ("locked", [(True,)]), ("gone", [])])
+def test_a_job_is_noted_as_without_effect_by_who_has_deleted_its_row(
+    row: str, returned: list[Any], sessions: sessionmaker[Session], bench: Bench, *, noted: bool | None
+) -> None:
+    """Whatever was noted of it before: who had it may have rolled back."""
+    [job] = bench.stage()
+    if noted is not None:
+        bench.connection.execute("INSERT INTO penstock.cancellations VALUES (%s, 'jobs', 0, %s)", (job, noted))
+    if row == "gone":
+        bench.connection.execute("DELETE FROM penstock.staged_records")
+    with sessions() as working:
+        if row == "locked":
+            working.execute(text("SELECT FROM penstock.staged_records FOR UPDATE"))
+        assert bench.rows(f"SELECT is_running FROM penstock.cancel_jobs('jobs', ARRAY[{job}], NULL, NULL)") == returned
+    expected = {"free": True, "locked": bool(noted), "gone": noted}[row]
+    notes = bench.rows("SELECT record_id, channel, shard, has_no_effect FROM penstock.cancellations")
+    assert notes == ([] if expected is None else [(job, "jobs", 0, expected)])
+    assert bench.unfinished == ([job] if row == "locked" else [])
+
+
 def test_a_job_that_replaces_a_running_one_of_its_name_is_done(
     sessions: sessionmaker[Session], bench: Bench, streamer: Streamer
 ) -> None:

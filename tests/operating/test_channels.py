@@ -134,7 +134,7 @@ def test_what_a_channel_is_declared_with_is_registered_whatever_it_was_before(
 
 
 def test_limits_that_were_set_come_one_by_one_before_declared_ones(connection: Connection) -> None:
-    own = {"in_flight": 5}
+    first, second = {"in_flight": 5}, {"weight": 6}
 
     def read(name: str) -> dict[str, Any]:
         return read_queue_limits(connection, DEFAULT_SCOPE, name)
@@ -144,11 +144,12 @@ def test_limits_that_were_set_come_one_by_one_before_declared_ones(connection: C
         register_channel(connection, DEFAULT_SCOPE, queue)
     assert [read("a"), read("b")] == [PER_TENANT.limits_as_json, {"within": "queue"}]
     with connection.cursor() as cursor:
-        rows = [(name, kind, key, Json(own)) for name in "ab" for kind, key in (("tenant", "u"), ("key", "l"))]
+        each = ("a", first), ("b", second)
+        rows = [(name, *of, Json(own)) for name, own in each for of in (("tenant", "u"), ("key", "l"))]
         cursor.executemany("INSERT INTO penstock.queue_limits VALUES (%s, %s, %s, %s)", rows)
     assert [read("a"), read("b")] == [
-        {"within": "tenant", "tenants": {"t": {"weight": 2}, "u": own}, "keys": {"k": {"in_flight": 1}, "l": own}},
-        {"within": "queue", "tenants": {"u": own}, "keys": {"l": own}},
+        {"within": "tenant", "tenants": {"t": {"weight": 2}, "u": first}, "keys": {"k": {"in_flight": 1}, "l": first}},
+        {"within": "queue", "tenants": {"u": second}, "keys": {"l": second}},
     ]
 
 
