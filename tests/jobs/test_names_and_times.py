@@ -9,19 +9,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from psycopg.types.json import Json
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import JOBS, Bench
-from penstock import DeadLetter, Job, Pipeline, Unique, cancel, retry, stage
+from penstock import DeadLetter, Job, Log, Pipeline, Queue, Unique, cancel, retry, stage
 from penstock.channels.queue import NewMessage
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.registry import register_channel
 from penstock.errors import InvalidMessage, InvalidRecord
 from penstock.operating.jobs.browsing import JobFilter
-from penstock.operating.jobs.changes import move_due, retry_jobs
+from penstock.operating.jobs.changes import retry_jobs
+from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -220,17 +223,64 @@ def test_a_job_whose_deadline_comes_days_before_it_is_due_is_a_dead_letter_at_it
         eventually(lambda: [letter[0] for letter in bench.letters] == [job], "it is a dead letter")
 
 
-def test_a_job_that_is_moved_behind_its_deadline_is_given_to_redis_before_it(
-    sessions: Sessions, streamer: Streamer, bench: Bench
-) -> None:
-    now = datetime.now(UTC)
-    with sessions.begin() as session:
-        job = stage_job(session, delay="2h", deadline=now + timedelta(hours=5))
-    streamer.drain()
-    move_due(bench.connection, bench.client, "jobs", JobFilter((job,)), now + timedelta(days=10))
+AT = datetime(2030, 1, 1, tzinfo=UTC)
+DUE = {"due": 1000 * int(AT.timestamp())}
+DAY_MS = 86_400_000
 
-    [(given_at,)] = bench.rows("SELECT due FROM penstock.waiting_records")
-    assert abs(given_at - now - timedelta(hours=4)) < timedelta(seconds=1)
+MOVED: list[tuple[Any, Any, datetime]] = [
+    *(
+        (headers, {"penstock": DUE}, AT)
+        for headers in (None, "text", [1], {}, {"penstock": 1}, {"penstock": {"due": 5}})
+    ),
+    ({"a": 1, "penstock": {"delay_ms": 5, "n": 2}}, {"a": 1, "penstock": {"n": 2, **DUE}}, AT),
+    *(
+        ({"penstock": {"deadline": deadline}}, {"penstock": {"deadline": deadline, **DUE}}, due)
+        for deadline, due in {
+            0: AT,
+            1: EPOCH + timedelta(milliseconds=1),
+            DUE["due"] - DAY_MS: AT - timedelta(days=1),
+            DUE["due"] + DAY_MS: AT,
+            4 * 10**15 + 1: AT,
+            10**30: AT,
+            "1": AT,
+        }.items()
+    ),
+]
+"""Headers of a job before and after it is moved, and when it is due then: its deadline, at which it is a dead letter, may be sooner."""
+
+
+@pytest.mark.parametrize("waits", [None, ("acme", False), (None, True)], ids=["no", "for room of its tenant", "given"])
+def test_a_job_that_is_moved_is_given_to_redis_before_it_is_due(
+    waits: tuple[str | None, bool] | None, bench: Bench
+) -> None:
+    """Whatever others have written into its headers, and whatever it waited for; no record of a log is moved or cancelled."""
+    for channel in (JOBS, Queue("others"), Log("log")):
+        register_channel(bench.connection, DEFAULT_SCOPE, channel)
+    staged = [*(("jobs", before) for before, _, _ in MOVED), ("others", {}), ("log", {})]
+    with bench.connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO penstock.staged_records OVERRIDING SYSTEM VALUE VALUES (%s, DEFAULT, %s, 0, 'acme', 'a', 'o', '1', %s)",
+            [
+                (number, name, None if headers is None else Json(headers))
+                for number, (name, headers) in enumerate(staged)
+            ],
+        )
+        if waits:
+            cursor.executemany(
+                "INSERT INTO penstock.waiting_records VALUES (%s, %s, 0, %s, %s, %s)",
+                [(number, name, waits[0], EPOCH, waits[1]) for number, (name, _) in enumerate(staged)],
+            )
+    numbers = [*range(len(staged))]
+
+    for name in ("jobs", "log"):
+        bench.connection.execute("SELECT penstock.move_jobs(%s, %s, %s)", (name, numbers, AT))
+    assert bench.rows(f"SELECT * FROM penstock.cancel_jobs('log', ARRAY{numbers}, NULL, NULL)") == []
+
+    after = bench.rows("SELECT headers FROM penstock.staged_records ORDER BY id")
+    assert after == [*((headers,) for _, headers, _ in MOVED), ({},), ({},)]
+    rows = bench.rows("SELECT channel, tenant, due, is_given FROM penstock.waiting_records ORDER BY record_id")
+    assert rows[: len(MOVED)] == [("jobs", None, due - timedelta(hours=1), False) for _, _, due in MOVED]
+    assert [due for _, _, due, _ in rows[len(MOVED) :]] == ([EPOCH, EPOCH] if waits else [])
 
 
 def test_an_interval_needs_no_database_of_time_zones() -> None:
