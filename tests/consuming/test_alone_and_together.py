@@ -12,7 +12,7 @@ from penstock.consuming.checkpoints import Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import Delivered
 from penstock.consuming.journals import LocalJournal
-from penstock.consuming.log.offset_source import LogRecords
+from penstock.consuming.log.log_plans import LogPlans, LogRecords
 from penstock.consuming.transaction import TransactionPlan
 from penstock.database.connections import Connection
 from penstock.journal.journal_reader import journal_bounds, registered_tails
@@ -28,6 +28,11 @@ AT = 5
 def reader(flow: Pipeline, things: Log) -> Any:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     return flow.get_consumer("reader")
+
+
+def make_plans(consumer: Any) -> LogPlans[Record]:
+    journal = LocalJournal(consumer, DEFAULT_SCOPE)
+    return LogPlans(consumer, DEFAULT_SCOPE, LogRecords(consumer, DEFAULT_SCOPE, journal), journal)
 
 
 def make_record(offset: int, key: str = "a") -> Record:
@@ -67,17 +72,14 @@ def test_a_shard_is_delivered_together_with_others_as_it_is_alone_or_not_at_all(
     """A shard that something has to be done for first is left to a transaction of its own."""
     write_letters(connection, [("reader", "things", 0, 2, "a", 0)])
     write_journal(connection, FIRST, "aaaaaaaa")
-    source, locked = (
-        LogRecords(reader, DEFAULT_SCOPE, LocalJournal(reader, DEFAULT_SCOPE)),
-        {FIRST: make_checkpoint(**(GOING | HELD)[name])},
-    )
+    plans, locked = (make_plans(reader), {FIRST: make_checkpoint(**(GOING | HELD)[name])})
     for case, offsets in (FOLLOWING | WITH_A_GAP).items():
         records = [*map(make_record, offsets)]
         with rolled_back(connection):
-            alone = source.plan(FIRST, records)(connection, locked)
+            alone = plans.plan(FIRST, records)(connection, locked)
             noted = read_letters(connection)
         with rolled_back(connection):
-            together = source.plan_together({FIRST: records})(connection, locked)
+            together = plans.plan_together({FIRST: records})(connection, locked)
             is_left = FIRST not in together.result
             assert read_letters(connection) == (noted if not is_left else LETTER_AS_WRITTEN), case
 
@@ -93,11 +95,7 @@ def test_a_gap_is_filled_from_the_journal_up_to_a_barrier(
 ) -> None:
     write_journal(connection, FIRST, "aaaaaaaa")
     locked = {FIRST: make_checkpoint(barrier=barrier)}
-    delivered = (
-        LogRecords(reader, DEFAULT_SCOPE, LocalJournal(reader, DEFAULT_SCOPE))
-        .plan(FIRST, [make_record(AT + 3)])(connection, locked)
-        .result
-    )
+    delivered = make_plans(reader).plan(FIRST, [make_record(AT + 3)])(connection, locked).result
 
     assert [record.offset for record in delivered.missing] == [AT + 1, AT + 2][: (barrier or 99) - AT]
 

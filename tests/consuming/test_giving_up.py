@@ -12,8 +12,8 @@ from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
 from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import LocalJournal
+from penstock.consuming.log.log_plans import LogPlans, LogRecords
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import LogRecords
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
@@ -96,7 +96,8 @@ def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_i
     connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
     before = state(connection)
     journal = LocalJournal(worker.consumer, DEFAULT_SCOPE)
-    plan = LogRecords(worker.consumer, DEFAULT_SCOPE, journal).plan_dead_letter(shard, poison, "bad", 3)
+    records = LogRecords(worker.consumer, DEFAULT_SCOPE, journal)
+    plan = LogPlans(worker.consumer, DEFAULT_SCOPE, records, journal).plan_dead_letter(shard, poison, "bad", 3)
     transaction = HandlerTransaction(WorkerSetup(flow, worker.consumer, database_url))
     delivered = transaction.apply([shard], plan)
     transaction.close()

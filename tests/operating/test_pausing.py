@@ -101,12 +101,10 @@ def applied(connection: Connection) -> Callable[[], dict[str, int]]:
 
 
 @pytest.fixture
-def workers(
-    flow: Pipeline, connection: Connection, database_url: str, redis_url: str
-) -> Iterator[dict[str, Worker[Any]]]:
+def workers(flow: Pipeline, connection: Connection, database_url: str, redis_url: str) -> Iterator[dict[str, Worker]]:
     """A worker a consumer; all are registered."""
     with ExitStack() as stack:
-        made: dict[str, Worker[Any]] = {}
+        made: dict[str, Worker] = {}
         for name in flow.consumers:
             register_consumer(connection, flow.scope, flow.get_consumer(name))
             worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
@@ -115,7 +113,7 @@ def workers(
         yield made
 
 
-def has_read(worker: Worker[Any]) -> bool:
+def has_read(worker: Worker) -> bool:
     """True if the worker of a queue leaves all shards out."""
     assert isinstance(worker, QueueWorker)
     return bool(worker._halted)
@@ -134,7 +132,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
     name: str,
     kind: PauseKind,
     paused: str,
-    workers: dict[str, Worker[Any]],
+    workers: dict[str, Worker],
     streamer: Streamer,
     connection: Connection,
     stage: Stage,
@@ -164,7 +162,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
 @pytest.mark.parametrize("kind", ["consumer", "channel"])
 def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_goes_on(
     kind: Any,
-    workers: dict[str, Worker[Any]],
+    workers: dict[str, Worker],
     streamer: Streamer,
     connection: Connection,
     stage: Stage,
@@ -188,7 +186,7 @@ def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_
 
 
 def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
-    workers: dict[str, Worker[Any]], streamer: Streamer, connection: Connection, stage: Stage
+    workers: dict[str, Worker], streamer: Streamer, connection: Connection, stage: Stage
 ) -> None:
     stage(5)
     streamer.drain()
@@ -209,7 +207,7 @@ def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
 
 
 def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_on(
-    workers: dict[str, Worker[Any]],
+    workers: dict[str, Worker],
     streamer: Streamer,
     connection: Connection,
     redis_client: redis.Redis,
@@ -238,7 +236,7 @@ def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_
 
 
 def test_what_would_wait_for_a_paused_consumer_ends_with_the_reason(
-    workers: dict[str, Worker[Any]], connection: Connection, flow: Pipeline, database_url: str, redis_url: str
+    workers: dict[str, Worker], connection: Connection, flow: Pipeline, database_url: str, redis_url: str
 ) -> None:
     pause(connection, "channel", "things", reason="a deploy", by="ann")
 

@@ -5,17 +5,15 @@ are kept for the shard's next delivery.
 """
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import psycopg
 import structlog
 
 from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import (
     NO_FAILURE,
     Conflict,
@@ -45,6 +43,7 @@ from penstock.records import Offset, Scope, ShardName
 log = structlog.get_logger("penstock.consumer")
 
 Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
 Result = TypeVar("Result")
 
 MAX_PAUSE_S = 0.5
@@ -107,47 +106,40 @@ class Refusals:
         return replace(failed.outcome, others_pass=self._applied > self._applied_before.get(key, self._applied))
 
 
-class Source(ABC, Generic[Item]):
-    """Source of items: the plans of the transactions that apply or dead-letter them."""
+class Items(Protocol[Item_contra]):
+    """Items, as far as attempts are concerned."""
 
-    name: str  # of the crash points
+    name: ClassVar[str]  # of the crash points
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
-        self._consumer, self._scope = consumer, scope
-        self._checkpoints = Checkpoints(consumer, scope)
-        self._dead_letters = DeadLetters(consumer, scope)
+    def identify(self, item: Item_contra, /) -> object:
+        """Returns a value that no other item of the shard has."""
 
-    @abstractmethod
-    def plan(self, shard: ShardName, items: Sequence[Item], /) -> Planner[Delivered]:
-        """Applies those of the items that are due."""
-
-    @abstractmethod
-    def plan_dead_letter(self, shard: ShardName, item: Item, reason: str, attempts: int, /) -> Planner[Delivered]:
-        """Dead-letters an item that has failed for good."""
-
-    @abstractmethod
-    def plan_pass(self, shard: ShardName, item: Item, /) -> Planner[Delivered]:
-        """Passes an item without an effect."""
-
-    @abstractmethod
-    def identify(self, item: Item, /) -> object:
-        """A value that no other item of the shard has."""
-
-    @abstractmethod
-    def renew(self, items: Sequence[Item], /) -> None:
+    def renew(self, items: Sequence[Item_contra], /) -> None:
         """Makes the items as they were before a handler had them."""
 
-    @abstractmethod
+    def describe(self, shard: ShardName, item: Item_contra, /) -> str:
+        """Names an item in the reason of a halt: in a table, where keys may be seen."""
+
+    def name_in_log(self, shard: ShardName, item: Item_contra, /) -> str:
+        """Names an item in the log, with nothing that the application has chosen."""
+
+
+class Plans(Protocol[Item_contra]):
+    """The plans of the transactions that apply items, pass or dead-letter them."""
+
+    def plan(self, shard: ShardName, items: Sequence[Item_contra], /) -> Planner[Delivered]:
+        """Applies those of the items that are due."""
+
+    def plan_dead_letter(
+        self, shard: ShardName, item: Item_contra, reason: str, attempts: int, /
+    ) -> Planner[Delivered]:
+        """Dead-letters an item that has failed for good."""
+
+    def plan_pass(self, shard: ShardName, item: Item_contra, /) -> Planner[Delivered]:
+        """Passes an item without an effect."""
+
     def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
-        """The command by which a halted shard goes on behind items whose effects are in the database."""
-
-    @abstractmethod
-    def describe(self, shard: ShardName, item: Item, /) -> str:
-        """An item, for the reason of a halt: in a table, where keys may be seen."""
-
-    @abstractmethod
-    def name_in_log(self, shard: ShardName, item: Item, /) -> str:
-        """An item, for the log: nothing that the application has chosen."""
+        """Returns the command by which a halted shard goes on behind items whose effects are in the database."""
 
 
 @dataclass
@@ -167,8 +159,8 @@ class _Delivery(Generic[Item]):
 class Deliverer(Generic[Item]):
     """Delivers to one consumer."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, source: Source[Item]) -> None:
-        self._consumer, self._source = consumer, source
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, plans: Plans[Item], items: Items[Item]) -> None:
+        self._consumer, self._plans, self._items = consumer, plans, items
         self._checkpoints = Checkpoints(consumer, scope)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._states: dict[ShardName, tuple[object, RetryState]] = {}
@@ -192,9 +184,9 @@ class Deliverer(Generic[Item]):
         """One attempt at the next part; false if the delivery is over."""
         part, state = delivery.parts.pop(0)
         try:
-            done = delivery.apply(self._source.plan(delivery.shard, part), name=self._source.name)
+            done = delivery.apply(self._plans.plan(delivery.shard, part), name=self._items.name)
         except NotApplied as failed:
-            self._source.renew(part)
+            self._items.renew(part)
             return self._goes_on(delivery, part, state, failed)
         if done.missing:
             # They come first, as a part of their own.
@@ -210,12 +202,12 @@ class Deliverer(Generic[Item]):
         """Keeps the failures of the next part: the attempts of a slice count in the next one."""
         part, state = delivery.parts[0]
         if state.items:
-            self._states[delivery.shard] = (self._source.identify(part[0]), state)
+            self._states[delivery.shard] = (self._items.identify(part[0]), state)
 
     def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], RetryState]]:
         """The items, with those that had failed when the last delivery ended as a part of their own."""
         first, state = self._states.pop(shard, (None, NO_FAILURE))
-        known = (i for i, item in enumerate(items) if self._source.identify(item) == first)
+        known = (i for i, item in enumerate(items) if self._items.identify(item) == first)
         at = next(known, None) if state.items else None
         if at is None:
             return [(items, NO_FAILURE)]
@@ -272,9 +264,9 @@ class Deliverer(Generic[Item]):
 
     def _pass(self, delivery: _Delivery[Item], item: Item, state: RetryState) -> bool:
         """Passes an item that the handler has cancelled; false if the delivery is over."""
-        log.info("cancelled", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
+        log.info("cancelled", consumer=self._consumer.name, item=self._items.name_in_log(delivery.shard, item))
         try:
-            delivery.total.add(delivery.apply(self._source.plan_pass(delivery.shard, item)))
+            delivery.total.add(delivery.apply(self._plans.plan_pass(delivery.shard, item)))
         except NotApplied as lost:
             return self._goes_on(delivery, [item], state, lost)
         return True
@@ -283,9 +275,9 @@ class Deliverer(Generic[Item]):
         self, delivery: _Delivery[Item], item: Item, state: RetryState, failed: NotApplied, attempts: int
     ) -> bool:
         """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
-        log.warning("dead-lettering", consumer=self._consumer.name, item=self._source.name_in_log(delivery.shard, item))
+        log.warning("dead-lettering", consumer=self._consumer.name, item=self._items.name_in_log(delivery.shard, item))
         try:
-            plan = self._source.plan_dead_letter(delivery.shard, item, failed.reason, attempts)
+            plan = self._plans.plan_dead_letter(delivery.shard, item, failed.reason, attempts)
             self._note_trouble(delivery, delivery.apply(plan), failed.kind)
         except NotApplied as lost:
             if isinstance(lost.outcome, Conflict | Unavailable):
@@ -308,8 +300,8 @@ class Deliverer(Generic[Item]):
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
         if isinstance(failed.error, HandlerCommitted):
             last = failed.reached.get(delivery.shard, Offset(0))
-            why += f", then: {self._source.how_to_go_past(delivery.shard, last)}"
-        which = self._source.describe(delivery.shard, part[0])
+            why += f", then: {self._plans.how_to_go_past(delivery.shard, last)}"
+        which = self._items.describe(delivery.shard, part[0])
         said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
 
         def plan(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
+from typing import ClassVar
 
 import structlog
 from typing_extensions import override
@@ -29,9 +30,9 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.clients import Busy, Reservation, Reservations, Superseded
 from penstock.clients.ick.reservations import HolderWatch
-from penstock.consuming.checkpoints import Advance
-from penstock.consuming.dead_lettering import break_circuit
-from penstock.consuming.deliverer import Source
+from penstock.consuming.checkpoints import Advance, Checkpoints
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit
+from penstock.consuming.deliverer import Deliverer
 from penstock.consuming.delivery import Consumed, Delivered, Failed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
@@ -39,9 +40,10 @@ from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.consuming.worker import Worker
 from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.executor import Executor
+from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.parsing import InvalidPayload
-from penstock.records import Offset, ShardName
+from penstock.records import Offset, Scope, ShardName
 
 MICROSECONDS = 1_000_000
 MAX_SCORE_S = 2**40
@@ -71,13 +73,18 @@ class ReservedMember:
         return int(self.score * MICROSECONDS) if 0 <= self.score < MAX_SCORE_S else 0
 
 
-class IckMembers(Source[ReservedMember]):
+class IckMembers:
     """Members of an Ick: all that are given, in any order.  The checkpoint's row is locked, and does not move."""
 
-    name = "members"
+    name: ClassVar[str] = "members"
 
-    @override
+    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+        self._consumer = consumer
+        self._checkpoints, self._dead_letters = Checkpoints(consumer, scope), DeadLetters(consumer, scope)
+
     def plan(self, shard: ShardName, members: Sequence[ReservedMember]) -> Planner[Delivered]:
+        """Applies all of them."""
+
         def planner(_: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
@@ -100,10 +107,11 @@ class IckMembers(Source[ReservedMember]):
 
         return planner
 
-    @override
     def plan_dead_letter(
         self, shard: ShardName, member: ReservedMember, reason: str, attempts: int
     ) -> Planner[Delivered]:
+        """Dead-letters a member, which need not come again."""
+
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped:
@@ -120,8 +128,9 @@ class IckMembers(Source[ReservedMember]):
 
         return planner
 
-    @override
     def plan_pass(self, shard: ShardName, member: ReservedMember) -> Planner[Delivered]:
+        """Passes a member, whose dead letter goes as well."""
+
         def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped:
@@ -133,25 +142,23 @@ class IckMembers(Source[ReservedMember]):
 
         return planner
 
-    @override
     def identify(self, member: ReservedMember) -> object:
+        """Identifies it by its bytes."""
         return member.member
 
-    @override
     def how_to_go_past(self, _shard: ShardName, _last: Offset) -> str:
         """Nothing is passed: to process members again does no harm."""
         return f"penstock reset checkpoint {self._consumer.name} --resume --apply"
 
-    @override
     def renew(self, members: Sequence[ReservedMember]) -> None:
         """Nothing to do: a handler gets texts."""
 
-    @override
     def describe(self, shard: ShardName, member: ReservedMember) -> str:
+        """Shows the member, which is a key."""
         return f"{shard} member {member.text!r}"
 
-    @override
     def name_in_log(self, shard: ShardName, _: ReservedMember) -> str:
+        """Names its shard alone."""
         return f"a member of {shard}"
 
 
@@ -196,13 +203,15 @@ HEARTBEAT_S = 0.3
 """Interval, in seconds, of the heartbeat while a handler is retried."""
 
 
-class IckWorker(Worker[ReservedMember]):
+class IckWorker(Worker):
     """Runs one consumer of an Ick over some or all of its shards, in one thread."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         """Sets up; ``open`` connects."""
         super().__init__(setup)
         consumer = setup.consumer
+        members = IckMembers(consumer, setup.scope)
+        self._deliverer = Deliverer(consumer, setup.scope, members, members)
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
         self._icks: dict[ShardName, Reservations] = {}
@@ -223,10 +232,6 @@ class IckWorker(Worker[ReservedMember]):
             # Kept: a process that seldom takes a slice would see no reservation for long enough.
             self._holder_watch.setdefault(shard, HolderWatch(TAKEOVER_AFTER_S))
         self._halted, self._done_up_to, self._progress_at = set(), {}, 0.0
-
-    @override
-    def _source(self) -> IckMembers:
-        return IckMembers(self.consumer, self._scope)
 
     @override
     def _round(self, block_ms: int | None) -> Consumed:
@@ -323,14 +328,12 @@ class IckWorker(Worker[ReservedMember]):
 
     def _is_free(self, shard: ShardName) -> bool:
         """True if nobody works on the shard now, as far as Postgres knows."""
-        transaction, _ = self._opened()
         try:
-            return transaction.write(shard, lambda *_: None)
+            return self._opened().write(shard, lambda *_: None)
         except NotApplied:  # not known
             return False
 
     def _deliver(self, shard: ShardName, reservation: Reservation) -> Delivered:
-        transaction, deliverer = self._opened()
         ick = self._icks[shard]
 
         def pause(seconds: float) -> bool:
@@ -344,7 +347,7 @@ class IckWorker(Worker[ReservedMember]):
             return self._stop()
 
         members = [ReservedMember(member, score) for member, score in reservation.marks]
-        return deliverer.deliver(transaction, shard, members, pause)
+        return self._deliverer.deliver(self._opened(), shard, members, pause)
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered) -> None:
         """Sets when to visit the shard again."""
@@ -355,7 +358,7 @@ class IckWorker(Worker[ReservedMember]):
 
     def _advance_checkpoints(self) -> None:
         """Moves the checkpoints up to the processed marks, so that retention keeps nothing before them."""
-        transaction, _ = self._opened()
+        transaction = self._opened()
         with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
             transaction.read(self._checkpoints.all)
         found = self._ask_usable(update_progress, self._shards)

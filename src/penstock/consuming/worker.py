@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Generic
+from typing import Any, TypeVar
 
 import structlog
-from typing_extensions import TypeVar  # with a default, which typing has since Python 3.13
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ask_each
 from penstock.channels.server import connect_redis, find_server, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
-from penstock.consuming.deliverer import Deliverer, Source
 from penstock.consuming.delivery import Consumed, Delivered
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
@@ -40,7 +38,6 @@ from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.consumer")
 
-Item = TypeVar("Item", default=Any)
 Answer = TypeVar("Answer")
 Ask = Callable[[RedisClient, str, Sequence[ShardName]], Mapping[ShardName, Answer]]
 
@@ -61,7 +58,7 @@ def _server_errors() -> Iterator[None]:
             raise failed.error from failed
 
 
-class Worker(Runner[Consumed], Generic[Item]):
+class Worker(Runner[Consumed]):
     """Runs one consumer over some or all of its shards, in one thread.
 
     with make_worker(pipeline, consumer, engine, redis_url) as worker:
@@ -86,7 +83,6 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
         self._unusable: dict[ShardName, PenstockError] = {}
-        self._deliverer: Deliverer[Item] | None = None
         self._has_opened = False
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
@@ -114,8 +110,6 @@ class Worker(Runner[Consumed], Generic[Item]):
             self._client = connect_redis(setup.redis_url, timeouts=setup.timeouts)
             self._journal.open(connection, self._client, self._shards, self._report_unusable)
         self._transaction = HandlerTransaction(setup, server_start_us=self._server_start_us)
-        if self._deliverer is None and (source := self._source()) is not None:
-            self._deliverer = Deliverer(self.consumer, self._scope, source)
         self._has_opened, self._rest_until, self._unusable = True, {}, {}
         log.info(
             "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
@@ -123,10 +117,6 @@ class Worker(Runner[Consumed], Generic[Item]):
 
     def _registered(self, connection: Connection) -> None:
         """Reads what else is needed of Postgres at the start."""
-
-    def _source(self) -> Source[Item] | None:
-        """The source of the items of a shard; None for a worker that delivers otherwise."""
-        return None
 
     def close(self) -> None:
         """Closes the connections; what is under way is rolled back, and comes again."""
@@ -137,13 +127,12 @@ class Worker(Runner[Consumed], Generic[Item]):
         self._transaction = self._client = None
         self._journal.close()
 
-    def _opened(self) -> tuple[HandlerTransaction, Deliverer[Item]]:
-        """The open transaction and deliverer."""
+    def _opened(self) -> HandlerTransaction:
+        """Returns the transaction; connects first if it has to."""
         if self._transaction is None:
             self.open()
         assert self._transaction is not None
-        assert self._deliverer is not None
-        return self._transaction, self._deliverer
+        return self._transaction
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for work, ``block_ms`` at the longest, and does what came."""

@@ -89,10 +89,8 @@ def _make_each(setup: WorkerSetup, log: LogChannel) -> SeveralRunners:
         )
     check_sources(consumer, urls)
     setups = {source: setup.of(replace(consumer, channel=log.of_source(source))) for source in log.sources}
-    runners = {
-        f"{consumer.name}@{source}": LogWorker(own, SourceJournal(own, urls[source])) for source, own in setups.items()
-    }
-    return SeveralRunners(consumer, runners)
+    workers = {source: LogWorker(setups[source], SourceJournal(setups[source], urls[source])) for source in setups}
+    return SeveralRunners(consumer, {f"{consumer.name}@{source}": worker for source, worker in workers.items()})
 
 
 def check_sources(consumer: ConsumerSpec, urls: Mapping[str, str]) -> None:

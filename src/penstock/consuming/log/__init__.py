@@ -1,6 +1,6 @@
 """Consumers of a log.
 
 log_worker         waits for records, and delivers them
-offset_source      the records that are due of a delivery, and the writes that go with their effects
+log_plans          the records that are due of a delivery, and the writes that go with their effects
 journal_follower   records from Redis, and from the journal once Redis has evicted them
 """

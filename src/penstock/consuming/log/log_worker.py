@@ -11,19 +11,19 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, Generic
 
 import structlog
 from typing_extensions import override
 
-from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import extents
+from penstock.consuming.deliverer import Deliverer
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.journals import Journal, Limit
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
-from penstock.consuming.log.offset_source import LogRecords, OffsetSource
+from penstock.consuming.log.log_plans import LogItems, LogPlans, LogRecords
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import HALTED_PAUSE_S, Worker
 from penstock.crash_points import crashpoint, is_repeated
@@ -52,23 +52,26 @@ REREAD_CHECKPOINTS_S = 2.0
 """Seconds until an idle worker reads its checkpoints again: an operator may have moved them."""
 
 
-class LogWorker(Worker[Placed]):
+class LogWorker(Worker, Generic[Placed]):
     """Runs one consumer of a log over some or all of its shards, in one thread."""
 
-    _takes_dataframes: ClassVar[bool] = False
-
-    def __init__(self, setup: WorkerSetup, journal: Journal | None = None) -> None:
-        """Sets up, by default with the journal of the consumer's own database; ``open`` connects."""
+    def __init__(
+        self, setup: WorkerSetup, journal: Journal | None = None, items: LogItems[Placed] | None = None
+    ) -> None:
+        """Sets up, by default with records, and the journal of the consumer's own database; ``open`` connects."""
         if isinstance(setup.consumer.channel, Ick):
             raise DeclarationError(
                 f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
             )
-        if setup.consumer.dataframe and not self._takes_dataframes:
+        if setup.consumer.dataframe and items is None:
             raise DeclarationError(
                 f"consumer {setup.consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
             )
         super().__init__(setup, journal)
-        self._records = self._make_source()
+        default: LogItems[Any] = LogRecords(self.consumer, self._scope, self._journal)
+        self._items: LogItems[Placed] = items or default
+        self._plans = LogPlans(self.consumer, self._scope, self._items, self._journal)
+        self._deliverer = Deliverer(self.consumer, self._scope, self._plans, self._items)
         self._follower: JournalFollower[Placed] | None = None
         self._evicted: EvictedRecords[Placed]
         self._positions: dict[ShardName, Offset] = {}
@@ -89,8 +92,9 @@ class LogWorker(Worker[Placed]):
     @override
     def open(self) -> None:
         super().open()
-        self._evicted = EvictedRecords(self._read_journal, batch=self._max_delivered)
-        self._follower = self._make_follower()
+        self._evicted = EvictedRecords(self._read_journal, batch=self._items.batch)
+        follow = partial(self._items.follow, self._client, self._leave_out, self._evicted)
+        self._follower = JournalFollower(follow, self._evicted, self._confirm)
         self._held, self._exhausted, self._reread_at = set(), set(), 0.0
 
     @override
@@ -100,40 +104,20 @@ class LogWorker(Worker[Placed]):
         super().close()
         self._follower = None
 
-    @override
-    def _source(self) -> OffsetSource[Placed]:
-        return self._records
-
-    def _make_source(self) -> OffsetSource[Any]:
-        return LogRecords(self.consumer, self._scope, self._journal)
-
-    def _make_follower(self) -> JournalFollower[Any]:
-        return JournalFollower(self._follow_log, self._evicted, self._confirm)
-
-    def _follow_log(self) -> Follower:
-        return Follower(self._client, self._scope.namespace, count=self.consumer.batch, on_unusable=self._leave_out)
-
-    @property
-    def _max_delivered(self) -> int:
-        """Limit of the records of a shard that are delivered at once."""
-        return self.consumer.batch
-
     def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Placed]:
         """Reads records that the log has evicted; none while the journal is away: a delivery finds out why, and notes it."""
         limit = replace(limit, records=int(min(limit.records, self._max)))
 
         def read(executor: Executor) -> Sequence[Placed]:
             with suppress(*self._journal.away):
-                return self._records.find_missing(executor, shard, after, before, limit)
+                return self._items.find_missing(executor, shard, after, before, limit)
             return ()
 
-        transaction, _ = self._opened()
-        return transaction.read(read)
+        return self._opened().read(read)
 
     def _confirm(self, found: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
         """The records that may be applied; what was read ahead of a shard may be of another epoch."""
-        transaction, _ = self._opened()
-        verdicts = self._journal.confirm(transaction, found, self._leave_out)
+        verdicts = self._journal.confirm(self._opened(), found, self._leave_out)
         for shard, verdict in verdicts.items():
             self._evicted.forget(shard)
             if verdict.reason is not None:
@@ -153,19 +137,17 @@ class LogWorker(Worker[Placed]):
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
         """The consumer's checkpoints; opens again if the channel has more shards than before: see `penstock channels reshard`."""
         read = self._checkpoints.all
-        transaction, _ = self._opened()
-        standing = transaction.read(read)
+        standing = self._opened().read(read)
         if standing.keys() <= self._channel_shards:
             return standing
         log.info("shards changed", consumer=self.consumer.name)
         self.close()
-        transaction, _ = self._opened()
-        return transaction.read(read)
+        return self._opened().read(read)
 
     @override
     def _round(self, block_ms: int | None) -> Consumed:
         """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
-        transaction, _ = self._opened()
+        transaction = self._opened()
         assert self._follower is not None
         self._rest_halted(self._journal.report_if_due(transaction))
         block_ms = self._setup.block_ms if block_ms is None else block_ms
@@ -202,13 +184,13 @@ class LogWorker(Worker[Placed]):
 
     def _deliver(self, found: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
         """Delivers to shards together where that is possible, and to the others one after another."""
-        transaction, deliverer = self._opened()
+        transaction = self._opened()
         began, done_before = monotonic(), consumed.applied + consumed.dead
         together = self._deliver_together(transaction, found) if self._are_few(found) else {}
         for shard, delivered in together.items():
             self._note_delivered(shard, delivered, consumed)
         for shard in [shard for shard in found if shard not in together]:
-            delivered = deliverer.deliver(transaction, shard, found[shard], self._pause)
+            delivered = self._deliverer.deliver(transaction, shard, found[shard], self._pause)
             self._note_delivered(shard, delivered, consumed)
             if self._is_over(consumed):
                 break
@@ -221,7 +203,7 @@ class LogWorker(Worker[Placed]):
             len(found) > 1
             and not self.consumer.park_key
             and not self._retrying
-            and self._is_short(sum(len(records) for records in found.values()))
+            and (self._items.is_bulk or self._is_short(sum(len(records) for records in found.values())))
         )
 
     def _is_short(self, records: int) -> bool:
@@ -232,15 +214,14 @@ class LogWorker(Worker[Placed]):
     ) -> dict[ShardName, Delivered]:
         """One transaction for all; shards that are not in the result are to be delivered alone."""
         try:
-            plan = self._records.plan_together(found)
-            together = transaction.apply(found, plan, name=self._records.name_together)
+            plan = self._plans.plan_together(found)
+            together = transaction.apply(found, plan, name=self._items.name_together)
         except NotApplied as failed:
             for records in found.values():
-                self._records.renew(records)
+                self._items.renew(records)
             if isinstance(failed.outcome, Broken):
                 # Alone, each shard would be called once more.
-                _, deliverer = self._opened()
-                return {s: deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
+                return {s: self._deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
             # It need not be about all of them: alone, each has its own attempts.
             log.info("failed together", consumer=self.consumer.name, error=failed.kind)
             return {}
@@ -260,14 +241,14 @@ class LogWorker(Worker[Placed]):
 
     def _refill(self, consumed: Consumed) -> None:
         """Delivers the records of damaged entries from the journal; skips a shard whose journal has them no more."""
-        transaction, deliverer = self._opened()
+        transaction = self._opened()
         damaged, self._damaged = self._damaged, {}
         for shard, error in damaged.items():
             if self._is_over(consumed):
                 return
             self._report_damaged(shard, error)
             try:
-                done = transaction.apply([shard], self._records.plan_refill(shard, error))
+                done = transaction.apply([shard], self._plans.plan_refill(shard, error))
             except DamagedEntry as lost:
                 super()._leave_out(shard, lost)
                 continue
@@ -275,7 +256,7 @@ class LogWorker(Worker[Placed]):
                 done = Delivered()
             self._note_delivered(shard, done, consumed)
             if due := _take_first({shard: done.missing} if done.missing else {}, self._max):
-                refilled = deliverer.deliver(transaction, shard, due[shard], self._pause)
+                refilled = self._deliverer.deliver(transaction, shard, due[shard], self._pause)
                 self._note_delivered(shard, refilled, consumed)
 
     def _report_damaged(self, shard: ShardName, error: DamagedEntry) -> None:
@@ -288,7 +269,7 @@ class LogWorker(Worker[Placed]):
         """Takes over checkpoints that an operator or another process has moved; returns records that the log has lost."""
         standing = self._read_checkpoints()
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
-        transaction, _ = self._opened()
+        transaction = self._opened()
         self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
         ends = self._ask_usable(extents, self._positions)
         self._exhausted = {
@@ -308,7 +289,7 @@ class LogWorker(Worker[Placed]):
         found: dict[ShardName, Sequence[Placed]] = {}
         for shard, before in lost.items():
             try:
-                found[shard] = self._records.find_missing(executor, shard, self._positions[shard], before)
+                found[shard] = self._items.find_missing(executor, shard, self._positions[shard], before)
             except self._journal.away as error:
                 self._journal.warn_away(error)
         return found
@@ -354,9 +335,8 @@ class LogWorker(Worker[Placed]):
                 continue
             if self._is_paused or not (self._held or self._retrying):
                 self._raise_unusable()
-                transaction, _ = self._opened()
                 # Fails while the journal is away: nobody knows then whether this is all.
-                self._rest_halted(self._journal.report(transaction))
+                self._rest_halted(self._journal.report(self._opened()))
                 return applied
             self._pause(HELD_PAUSE_S)
 

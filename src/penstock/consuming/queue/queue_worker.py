@@ -35,7 +35,7 @@ from penstock.database.registry import read_queue_limits
 from penstock.database.statements import statements
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
-from penstock.declaring.outcomes import Job, read_identity
+from penstock.declaring.outcomes import read_identity
 from penstock.errors import (
     DeclarationError,
     HandlerExited,
@@ -116,7 +116,7 @@ NO_LIMIT = 2**31
 """Attempts, for the queue, which only counts them: a dead letter of a pipeline is written to Postgres, here."""
 
 
-class QueueWorker(Worker[Job[Any]]):
+class QueueWorker(Worker):
     """Runs the worker of a queue over some or all of its shards."""
 
     def __init__(self, setup: WorkerSetup) -> None:

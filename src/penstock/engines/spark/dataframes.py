@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import monotonic, sleep
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
@@ -18,16 +18,14 @@ from typing_extensions import override
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.log.streams import Extent, extents, shards_with_more
-from penstock.consuming.checkpoints import Checkpoint
-from penstock.consuming.delivery import Broken, Consumed, Delivered
+from penstock.consuming.dead_lettering import DeadLetters
+from penstock.consuming.delivery import Broken, Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Journal, Limit
+from penstock.consuming.journals import Journal, Limit, LocalJournal
 from penstock.consuming.letter_retry import RequestedRetries
-from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
+from penstock.consuming.log.journal_follower import EvictedRecords
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.consuming.log.offset_source import OffsetSource
-from penstock.consuming.transaction import Planner
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.control_channel import Line
@@ -53,54 +51,52 @@ POLL_S = 0.03
 """Pause between two reads of the ends of the log, in seconds."""
 
 
-class FrameSource(OffsetSource[Place]):
+class FramePlaces:
     """Places whose records are in a DataFrame."""
 
-    name = "dataframes"
-    name_together = "dataframes"
+    name: ClassVar[str] = "dataframes"
+    name_together: ClassVar[str] = "dataframes"
+    is_bulk: ClassVar[bool] = True
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader) -> None:
-        super().__init__(consumer, scope, journal)
-        self._reader = reader
+        self.batch, self._namespace, self._journal, self._reader = RECORDS_A_BATCH, scope.namespace, journal, reader
+        self._dead_letters = DeadLetters(consumer, scope)
 
-    @override
-    def plan(self, shard: ShardName, records: Sequence[Place]) -> Planner[Delivered]:
-        """Reads what has not been read, before the transaction begins."""
+    def follow(self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Place]) -> "FrameFollower":
+        """Has Spark read the records."""
+        return FrameFollower(client, self._namespace, self._reader, evicted, on_unusable)
+
+    def load(self, records: Sequence[Place]) -> None:
+        """Reads their DataFrame, unless it has been read."""
         cast("FrameSpan", records).rows.load()
-        return super().plan(shard, records)
 
-    @override
-    def plan_together(self, found: Mapping[ShardName, Sequence[Place]]) -> Planner[dict[ShardName, Delivered]]:
-        """Likewise."""
-        for records in found.values():
-            cast("FrameSpan", records).rows.load()
-        return super().plan_together(found)
+    def identify(self, item: Place) -> object:
+        """Identifies it by its offset."""
+        return item.offset
 
-    @override
     def renew(self, items: Sequence[Place]) -> None:
         """A handler cannot change a DataFrame."""
 
-    @override
-    def describe(self, shard: ShardName, item: Place) -> str:
+    def describe(self, _: ShardName, item: Place) -> str:
+        """Names the place."""
         return str(item)
 
     name_in_log = describe
 
-    @override
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, _limit: Limit | None = None
     ) -> Sequence[Place]:
+        """Has Spark read them, once it is certain that the journal has the first."""
         self._journal.backfill(executor, shard, after, before, Limit(1))
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
         return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
 
-    @override
-    def _join(self, fresh: Sequence[Sequence[Place]]) -> DataFrame | None:
+    def join(self, fresh: Sequence[Sequence[Place]]) -> DataFrame | None:
+        """Selects their rows."""
         return select(cast("Sequence[FrameSpan]", fresh)) if fresh else None
 
-    @override
-    def _read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
-        """From the journal: Spark may be what has failed."""
+    def read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
+        """Reads it from the journal: Spark may be what has failed."""
         after, before = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
             [record] = self._journal.backfill(executor, shard, after, before, Limit(1))
@@ -108,22 +104,22 @@ class FrameSource(OffsetSource[Place]):
             raise NotApplied(Broken(), error) from error
         return record
 
-    @override
-    def _divide_parked(
+    def divide_parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Place]
     ) -> tuple[Sequence[Record], Sequence[Place]]:
+        """Reads those that are parked."""
         first, last = fresh[0].offset, fresh[-1].offset
         parked = self._dead_letters.parked_records(executor, shard, first, last)
         keys = frozenset(record.key for record in parked)
         return parked, replace(cast("FrameSpan", fresh), without=keys, absent=len(parked))
 
-    @override
-    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
+    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
+        """Notes the keys of the range."""
         first, last = fresh[0].offset, fresh[-1].offset
         self._dead_letters.note_later_range(executor, shard, first, last)
 
-    @override
-    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Place]) -> list[int]:
+    def latencies_us(self, *_: object) -> list[int]:
+        """Only Spark knows when they were staged."""
         return []
 
 
@@ -205,15 +201,16 @@ class FrameFollower:
 class FrameWorker(LogWorker[Place]):
     """Runs one set-based consumer, in a thread of Spark's driver."""
 
-    _takes_dataframes = True
-
     def __init__(self, spark: SparkSession, setup: WorkerSetup) -> None:
         """Sets up; ``open`` connects."""
         self._spark = spark
         self._abandoned = threading.Event()
-        guarded = replace(setup.consumer, handler=self._guard(setup.consumer.handler))
-        super().__init__(setup.of(guarded))
-        self._requested_retries = RequestedRetries(guarded, setup.scope, partial(make_frame, spark))
+        consumer, scope = replace(setup.consumer, handler=self._guard(setup.consumer.handler)), setup.scope
+        urls = {"database_url": setup.database_url, "redis_url": setup.redis_url}
+        journal = LocalJournal(consumer, scope, setup.shards)
+        places = FramePlaces(consumer, scope, journal, RowReader(spark, consumer.channel, scope, **urls))
+        super().__init__(setup.of(consumer), journal, places)
+        self._requested_retries = RequestedRetries(consumer, scope, partial(make_frame, spark))
 
     @override
     def open(self) -> None:
@@ -229,34 +226,6 @@ class FrameWorker(LogWorker[Place]):
     def abandon(self) -> None:
         """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""
         self._abandoned.set()
-
-    @override
-    def _make_source(self) -> FrameSource:
-        self._reader = RowReader(
-            self._spark,
-            self.consumer.channel,
-            self._scope,
-            database_url=self._setup.database_url,
-            redis_url=self._setup.redis_url,
-        )
-        return FrameSource(self.consumer, self._scope, self._journal, self._reader)
-
-    @override
-    def _make_follower(self) -> JournalFollower[Place]:
-        follow = partial(
-            FrameFollower, self._client, self._scope.namespace, self._reader, self._evicted, self._leave_out
-        )
-        return JournalFollower(follow, self._evicted, self._confirm)
-
-    @property
-    @override
-    def _max_delivered(self) -> int:
-        return RECORDS_A_BATCH
-
-    @override
-    def _is_short(self, records: int) -> bool:
-        """A DataFrame costs the same for one shard and for all."""
-        return True
 
     def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """The handler; an error is not its records' if Spark failed, or its jobs were cancelled, under it."""

@@ -90,7 +90,7 @@ class Tools:
         self._database_url, self._redis_url = get_database_url(database), redis_url
         self._timeouts = Timeouts(reply_s=timeout_s, statement_s=timeout_s, handler_s=5 * timeout_s)
         self._streamer: Streamer | None = None
-        self._workers: dict[str, Worker[Any]] = {}
+        self._workers: dict[str, Worker] = {}
         self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
@@ -132,7 +132,7 @@ class Tools:
 
     def close(self) -> None:
         """Closes all connections; what is under way is rolled back, and begun again by the next slice."""
-        opened: list[Streamer | Worker[Any]] = [*self._workers.values()]
+        opened: list[Streamer | Worker] = [*self._workers.values()]
         opened += [self._streamer] if self._streamer else []
         for each in opened:
             try:
@@ -155,7 +155,7 @@ class Tools:
         _check_time()
         return self._streamer
 
-    def _worker(self, spec: ConsumerSpec) -> Worker[Any]:
+    def _worker(self, spec: ConsumerSpec) -> Worker:
         """The worker of a consumer, which remembers what has failed even after its connections were closed."""
         if spec.name not in self._workers:
             worker = make_worker(

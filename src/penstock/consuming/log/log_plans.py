@@ -1,21 +1,24 @@
 """Records of a log: those that are due of a delivery, and the writes that go with their effects.
 
-``LogRecords`` delivers records; the Spark engine delivers places, whose records are in a DataFrame.
+``LogPlans`` compares offsets, whatever is delivered: ``LogRecords``, or the Spark engine's places, whose records are in a
+DataFrame.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-
-from typing_extensions import override
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol
 
 from penstock.batches.record_batch import Records, join_records
-from penstock.consuming.checkpoints import Advance, Checkpoint
-from penstock.consuming.dead_lettering import break_circuit, how_to_go_past
-from penstock.consuming.deliverer import Source
-from penstock.consuming.delivery import Comparison, Delivered, Placed, compare, get_offsets
+from penstock.channels.commands import RedisClient
+from penstock.channels.isolation import OnUnusable
+from penstock.channels.log.follower import Follower
+from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
+from penstock.consuming.deliverer import Items
+from penstock.consuming.delivery import Comparison, Delivered, HasOffset, Placed, compare, get_offsets
 from penstock.consuming.journals import Journal, Limit
+from penstock.consuming.log.journal_follower import EvictedRecords, Follows
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.declaring.declarations import ConsumerSpec
@@ -24,39 +27,70 @@ from penstock.parsing import parse_json
 from penstock.records import Offset, Record, Scope, ShardName, forget_parsed
 
 
-class OffsetSource(Source[Placed]):
-    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal.
+class LogItems(Items[Placed], Protocol[Placed]):
+    """Records of a log, or what stands for them: how they are read, joined and dead-lettered."""
 
-    ``name_together`` is of the crash points of transactions for several shards.
-    """
+    name_together: ClassVar[str]  # of the crash points of transactions for several shards
+    batch: int  # limit of those of a shard that are delivered at once
+    is_bulk: ClassVar[bool]  # whether many shards cost no more than one
 
-    name_together: str
+    def follow(
+        self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Placed], /
+    ) -> Follows[Placed]:
+        """Follows the log."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal) -> None:
-        super().__init__(consumer, scope)
-        self._journal = journal
+    def load(self, records: Sequence[Placed], /) -> None:
+        """Reads what has not been read, before the transaction begins."""
 
-    @override
+    def find_missing(
+        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None, /
+    ) -> Sequence[Placed]:
+        """Returns the first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
+
+        By default no more than are delivered at once.
+        """
+
+    def join(self, fresh: Sequence[Sequence[Placed]], /) -> Any:
+        """Returns the argument of the handler, for the due records of each shard; None if there are none."""
+
+    def read(self, executor: Executor, shard: ShardName, item: Placed, /) -> Record:
+        """Returns the record at the checkpoint, for a dead letter."""
+
+    def divide_parked(
+        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed], /
+    ) -> tuple[Sequence[Record], Sequence[Placed]]:
+        """Returns the records whose key has a dead letter, and the items of the others."""
+
+    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Placed], /) -> None:
+        """Notes at dead letters that later records of their keys are applied."""
+
+    def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed], /) -> list[int]:
+        """Returns for each record the time from staging to its handler; empty if nobody knows."""
+
+
+class LogPlans(Generic[Placed]):
+    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
+
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, items: LogItems[Placed], journal: Journal) -> None:
+        self._consumer, self._items, self._journal = consumer, items, journal
+        self._checkpoints, self._dead_letters = Checkpoints(consumer, scope), DeadLetters(consumer, scope)
+
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
+        """Applies those that follow the checkpoint."""
+        self._items.load(records)
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
-            checkpoint = locked.get(shard)
-            if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
-                return TransactionPlan(stopped or Delivered())
+        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             comparison = compare(checkpoint.offset, records, checkpoint.barrier)
             if comparison.gap and not comparison.fresh:
                 return self._fill(executor, checkpoint, records)
             return self._apply(executor, checkpoint, comparison)
 
-        return self._guarded(planner, shard, records)
+        return self._planner(shard, records, _stopped, plan)
 
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
         """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
-            checkpoint = locked.get(shard)
-            if (stopped := _stopped(checkpoint)) is not None or checkpoint is None:
-                return TransactionPlan(stopped or Delivered())
+        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             if checkpoint.offset >= damaged.last:
                 return TransactionPlan(Delivered(position=checkpoint.offset))
             try:
@@ -65,7 +99,7 @@ class OffsetSource(Source[Placed]):
                 text = f"{damaged}; and the journal has no record after offset {checkpoint.offset}"
                 raise DamagedEntry(text, damaged.first, damaged.last) from error
 
-        return self._guarded(planner, shard, ())
+        return self._planner(shard, (), _stopped, plan)
 
     def plan_together(self, found: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
         """Applies the due records of several shards, in one transaction and one call of the handler.
@@ -73,6 +107,8 @@ class OffsetSource(Source[Placed]):
         For few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier or before a
         gap has to be delivered alone.
         """
+        for records in found.values():
+            self._items.load(records)
 
         def planner(executor: Executor, locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
             due = {
@@ -84,21 +120,18 @@ class OffsetSource(Source[Placed]):
                 self._note_if_later(executor, checkpoint, comparison.fresh)
             plan = TransactionPlan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
-                self._join([comparison.fresh for comparison in due.values() if comparison.fresh]),
+                self._items.join([comparison.fresh for comparison in due.values() if comparison.fresh]),
                 [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
             )
             return self._journal.note_reached(plan, found)
 
         return planner
 
-    @override
     def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
-            checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
-                # Another process has gone on, or an operator has moved the checkpoint back.
-                return TransactionPlan(Delivered())
-            record = self._read(executor, shard, item)
+        """Dead-letters the record at the checkpoint."""
+
+        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+            record = self._items.read(executor, shard, item)
             self._dead_letters.write(executor, shard, [record], reason=reason, attempts=attempts)
             last = f"the last is {record.place} (record {record.id}): {reason}"
             halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
@@ -107,73 +140,47 @@ class OffsetSource(Source[Placed]):
                 advances=[Advance(checkpoint, record.offset, dead=1)],
             )
 
-        return self._guarded(planner, shard, [item])
+        return self._planner(shard, [item], partial(_left_alone, item), plan)
 
-    @override
     def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
-        def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
-            checkpoint = locked.get(shard)
-            if checkpoint is None or checkpoint.is_stopped or checkpoint.offset + 1 != item.offset:
-                return TransactionPlan(Delivered())
-            return TransactionPlan(
-                Delivered(position=item.offset, cancelled=1), advances=[Advance(checkpoint, item.offset)]
-            )
+        """Passes the record at the checkpoint."""
 
-        return self._guarded(planner, shard, [item])
+        def plan(_: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+            advance = Advance(checkpoint, item.offset)
+            return TransactionPlan(Delivered(position=item.offset, cancelled=1), advances=[advance])
 
-    @override
-    def identify(self, item: Placed) -> object:
-        return item.offset
+        return self._planner(shard, [item], partial(_left_alone, item), plan)
 
-    @override
     def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
+        """Moves the checkpoint behind an offset."""
         return how_to_go_past(self._consumer.name, shard, last, in_source=self._journal.in_source)
 
-    def _guarded(self, planner: Planner[Delivered], shard: ShardName, records: Sequence[Any]) -> Planner[Delivered]:
-        """A journal that is away lets this shard alone wait; one whose history has diverged halts it."""
+    def _planner(
+        self,
+        shard: ShardName,
+        records: Sequence[Any],
+        stopped: Callable[[Checkpoint | None], Delivered | None],
+        plan: Callable[[Executor, Checkpoint], TransactionPlan[Delivered]],
+    ) -> Planner[Delivered]:
+        """Plans for a shard that ``stopped`` lets go on.
 
-        def guarded(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        A journal that is away lets this shard alone wait; one whose history has diverged halts it.
+        """
+
+        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+            checkpoint = locked.get(shard)
+            if (result := stopped(checkpoint)) is not None or checkpoint is None:
+                return TransactionPlan(result or Delivered())
             try:
-                return self._journal.note_reached(planner(executor, locked), {shard: records})
+                return self._journal.note_reached(plan(executor, checkpoint), {shard: records})
             except self._journal.away as error:
                 if not isinstance(error, HistoryDiverged):
                     self._checkpoints.note_waiting(executor, shard, str(error))
                     return TransactionPlan(Delivered())
                 self._checkpoints.halt(executor, shard, str(error))
-                return TransactionPlan(Delivered(position=locked[shard].offset, halted=str(error)))
+                return TransactionPlan(Delivered(position=checkpoint.offset, halted=str(error)))
 
-        return guarded
-
-    @abstractmethod
-    def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
-    ) -> Sequence[Placed]:
-        """The first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
-
-        By default no more than are delivered at once.
-        """
-
-    @abstractmethod
-    def _join(self, fresh: Sequence[Sequence[Placed]]) -> Any:
-        """The argument of the handler, for the due records of each shard; None if there are none."""
-
-    @abstractmethod
-    def _read(self, executor: Executor, shard: ShardName, item: Placed) -> Record:
-        """The record at the checkpoint, for a dead letter."""
-
-    @abstractmethod
-    def _divide_parked(
-        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
-    ) -> tuple[Sequence[Record], Sequence[Placed]]:
-        """The records whose key has a dead letter, and the items of the others."""
-
-    @abstractmethod
-    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]) -> None:
-        """Notes at dead letters that later records of their keys are applied."""
-
-    @abstractmethod
-    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> list[int]:
-        """For each record the time from staging to its handler; empty if the source does not know."""
+        return planner
 
     def _fill(
         self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]
@@ -193,7 +200,7 @@ class OffsetSource(Source[Placed]):
         """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
-        missing = self.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
+        missing = self._items.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
         return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
     def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> TransactionPlan[Delivered]:
@@ -205,7 +212,7 @@ class OffsetSource(Source[Placed]):
         delivered.dead = len(parked)
         advance = Advance(checkpoint, last, len(fresh), due.skipped, dead=len(parked))
         moves = last > checkpoint.offset or due.skipped
-        return TransactionPlan(delivered, self._join([fresh] if fresh else []), [advance] if moves else [])
+        return TransactionPlan(delivered, self._items.join([fresh] if fresh else []), [advance] if moves else [])
 
     def _parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
@@ -213,7 +220,7 @@ class OffsetSource(Source[Placed]):
         """Dead-letters records that wait behind a dead letter of their key; returns them, and the others."""
         if not self._consumer.park_key or not fresh:
             return [], fresh
-        parked, rest = self._divide_parked(executor, shard, fresh)
+        parked, rest = self._items.divide_parked(executor, shard, fresh)
         if parked:
             why = "an earlier record of its key is dead-lettered"
             self._dead_letters.write(executor, shard, parked, reason=why, attempts=0)
@@ -222,14 +229,14 @@ class OffsetSource(Source[Placed]):
     def _note_if_later(self, executor: Executor, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
         """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
         if checkpoint.has_letters and fresh and not self._consumer.park_key:
-            self._note_later(executor, checkpoint.shard, fresh)
+            self._items.note_later(executor, checkpoint.shard, fresh)
 
     def _delivered(self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None) -> Delivered:
         return Delivered(
             position=_end(checkpoint, due) if position is None else position,
             applied=len(due.fresh),
             skipped=due.skipped,
-            latencies_us=self._latencies_us(checkpoint, due.fresh),
+            latencies_us=self._items.latencies_us(checkpoint, due.fresh),
         )
 
 
@@ -242,6 +249,13 @@ def _stopped(checkpoint: Checkpoint | None) -> Delivered | None:
     if checkpoint.held:
         return Delivered(position=checkpoint.offset, held=True, waits_for=checkpoint.waits_for)
     return None
+
+
+def _left_alone(item: HasOffset, checkpoint: Checkpoint | None) -> Delivered | None:
+    """Nothing of a shard that another process works on, or in which this item is not the next one any more."""
+    # Another process has gone on, or an operator has moved the checkpoint back.
+    is_next = checkpoint is not None and not checkpoint.is_stopped and checkpoint.offset + 1 == item.offset
+    return None if is_next else Delivered()
 
 
 def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison[Placed] | None:
@@ -260,39 +274,53 @@ def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
     return Advance(checkpoint, _end(checkpoint, due), len(due.fresh), due.skipped)
 
 
-class LogRecords(OffsetSource[Record]):
-    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
+class LogRecords:
+    """Records."""
 
-    name = "consumer"
-    name_together = "together"
+    name: ClassVar[str] = "consumer"
+    name_together: ClassVar[str] = "together"
+    is_bulk: ClassVar[bool] = False
 
-    @override
+    def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal) -> None:
+        self.batch, self._namespace, self._journal = consumer.batch, scope.namespace, journal
+        self._dead_letters = DeadLetters(consumer, scope)
+
+    def follow(self, client: RedisClient, on_unusable: OnUnusable, _: object) -> Follower:
+        """Reads a batch of each shard."""
+        return Follower(client, self._namespace, count=self.batch, on_unusable=on_unusable)
+
+    def load(self, records: Sequence[Record]) -> None:
+        """They are read."""
+
+    def identify(self, item: Record) -> object:
+        """Identifies it by its offset."""
+        return item.offset
+
     def renew(self, items: Sequence[Record]) -> None:
         """Parses payloads anew that a handler may have changed."""
         for record in items:
             forget_parsed(record)
 
-    @override
-    def describe(self, shard: ShardName, item: Record) -> str:
+    def describe(self, _: ShardName, item: Record) -> str:
+        """Names its place and its number."""
         return f"{item.place} (record {item.id})"
 
-    @override
-    def name_in_log(self, shard: ShardName, item: Record) -> str:
+    def name_in_log(self, _: ShardName, item: Record) -> str:
+        """Names its place."""
         return item.place
 
-    @override
     def find_missing(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Record]:
-        return self._journal.backfill(executor, shard, after, before, limit or Limit(self._consumer.batch))
+        """Reads as many as the limit allows."""
+        return self._journal.backfill(executor, shard, after, before, limit or Limit(self.batch))
 
-    @override
-    def _join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
+    def join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
+        """Joins them in the order of their shards."""
         return join_records(fresh) if fresh else None
 
-    @override
-    def _read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
-        """As it came, unless its payload cannot be read: then from a source's journal, as far as that has it."""
+    def read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+        """Takes it as it came, unless its payload cannot be read: then from a source's journal, as far as that has it."""
         if not self._journal.in_source:  # the statement takes the payload from the staged row
             return item
         try:
@@ -303,21 +331,21 @@ class LogRecords(OffsetSource[Record]):
                 [item] = self.find_missing(executor, shard, Offset(item.offset - 1), Offset(item.offset + 1))
         return item
 
-    @override
-    def _divide_parked(
+    def divide_parked(
         self, executor: Executor, shard: ShardName, fresh: Sequence[Record]
     ) -> tuple[list[Record], list[Record]]:
+        """Looks their keys up."""
         keys = self._dead_letters.parked_keys(executor, shard, {each.key for each in fresh})
         parked = [record for record in fresh if record.key in keys]
         return parked, [record for record in fresh if record.key not in keys]
 
-    @override
-    def _note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Record]) -> None:
+    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Record]) -> None:
+        """Notes each of their keys."""
         keys = fresh.keys if isinstance(fresh, Records) else [each.key for each in fresh]
         self._dead_letters.note_later(executor, shard, keys, get_offsets(fresh))
 
-    @override
-    def _latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
+    def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
+        """By Postgres' clock at the checkpoint's lock."""
         staged_us = fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
         now = checkpoint.clock_us
         if staged_us and max(staged_us) > now:  # Postgres' clock was set back
