@@ -148,7 +148,11 @@ CROSS JOIN LATERAL (
     )
     SELECT coalesce(array_agg(m.oid), '{}') AS oids,
         coalesce(jsonb_agg(jsonb_build_array(
-            m.oid::bigint, quote_ident(s.nspname) || '.' || quote_ident(m.relname), m.relkind, m.relispartition
+            m.oid::bigint, quote_ident(s.nspname) || '.' || quote_ident(m.relname), m.relkind, m.relispartition, (
+                SELECT coalesce(jsonb_agg(t.tgname), '[]')
+                FROM pg_trigger t
+                WHERE t.tgrelid = m.oid AND t.tgparentid <> 0 AND t.tgenabled NOT IN ('O', 'A')
+            )
         ) ORDER BY s.nspname, m.relname), '[]') AS parts
     FROM members
     JOIN pg_class m ON m.oid = members.oid

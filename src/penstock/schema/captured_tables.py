@@ -62,6 +62,7 @@ class PartTable(NamedTuple):
     name: str
     kind: str  # ``pg_class.relkind``
     is_partition: bool
+    disabled: list[str]  # names of triggers that it has of its parent, and that do not fire
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,11 @@ def find_changes(
         elif truncate in trigger.types and (part.oid, truncate) not in there:
             message = f"TRUNCATE of {part.name}, a part of table {table.full_name}, would remove rows without records"
             yield CaptureFault(message, INIT, is_refused=False)
+        if row in part.disabled:
+            yield CaptureFault(
+                f"trigger {row} of {part.name}, a partition of table {table.full_name}, is disabled",
+                f"ALTER TABLE {part.name} ENABLE TRIGGER {quote(row)}, or {INIT}",
+            )
     comment = next(each.comment for each in installed if (each.oid, each.trigger) == (table.oid, row))
     yield from _compare(trigger, table, _parse(comment))
     for name, labels in trigger.labels.items():
