@@ -178,7 +178,9 @@ def test_a_trigger_that_was_changed_by_hand_is_found_and_repaired(
 ) -> None:
     pipeline = declare(rides)
     install_triggers(database_url, pipeline)
-    [(name,)] = connection.execute("SELECT proname FROM pg_proc WHERE proname LIKE 'stage\\_%'").fetchall()
+    [(name,)] = connection.execute(
+        "SELECT proname FROM pg_proc WHERE proname LIKE 'stage\\_%' AND prorettype = 'trigger'::regtype"
+    ).fetchall()
     connection.execute(damage.format(name=name).encode())
     with pytest.raises(TriggerMissing, match=reason):
         check_triggers(connection, pipeline)

@@ -137,7 +137,12 @@ def test_an_alembic_operation_follows_the_map_of_its_connection(
     for tenant in tenants:
         migrate(tenant, "drop_penstock_triggers")
     with engine.connect() as own:
-        assert own.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'")) == 0
+        assert (
+            own.scalar(
+                text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%' AND prorettype = 'trigger'::regtype")
+            )
+            == 0
+        )
 
 
 def test_ddl_of_one_tenants_table_is_reported_for_it_alone(

@@ -504,7 +504,12 @@ def test_dropping_removes_the_triggers_and_the_function(captured: StagingRule, a
     with application.begin() as connection:
         apply(connection, make_trigger(captured, "penstock").drop)
         connection.execute(text("TRUNCATE sequenced"))
-        assert connection.scalar(text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%'")) == 0
+        assert (
+            connection.scalar(
+                text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'stage_%' AND prorettype = 'trigger'::regtype")
+            )
+            == 0
+        )
 
 
 class Animal(Base):
