@@ -1,6 +1,6 @@
 """An update that changes the key of a row is a delete under the old key and an insert under the new one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Column, Engine, ForeignKey, Integer, String, Table, UniqueConstraint, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, sessionmaker, synonym
 
-from fixtures.application import StagedRecords
+from fixtures.application import StagedRecords, template_with
 from penstock import Ick, Log, Pipeline, Queue
+from penstock.embedded import EmbeddedPostgres
 from penstock.errors import StagingError
 from penstock.schema.capture import install_triggers
 from penstock.testing import eventually
@@ -91,9 +92,10 @@ class Contact(Base):
     id = column_property(persons.c.id, addresses.c.id)
 
 
-@pytest.fixture(autouse=True)
-def _tables(application: Engine) -> None:
-    Base.metadata.create_all(application)
+@pytest.fixture(scope="module")
+def template(postgres: EmbeddedPostgres, _template_with_application: str) -> Iterator[str]:
+    with template_with(Base.metadata.create_all, postgres, _template_with_application, "changed_keys") as name:
+        yield name
 
 
 def change(sessions: Sessions, **values: Any) -> None:

@@ -1,6 +1,6 @@
 """A rule of the session and one of a trigger stage the same: keys, actions and payloads, of rows of every kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,8 +10,9 @@ from sqlalchemy import CHAR, REAL, Computed, DateTime, Engine, FetchedValue, Num
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from fixtures.application import StagedRecords
+from fixtures.application import StagedRecords, template_with
 from penstock import Log, Pipeline
+from penstock.embedded import EmbeddedPostgres
 from penstock.schema.capture import install_triggers
 
 
@@ -56,10 +57,9 @@ KEYS: dict[str, tuple[str | list[str], str]] = {
 }
 
 
-@pytest.fixture
-def engine_of_items(application: Engine) -> Engine:
-    Base.metadata.create_all(application)
-    with application.begin() as connection:
+def create_items(engine: Engine) -> None:
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
         connection.execute(
             text(
                 "CREATE FUNCTION simplify() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.slug := lower(NEW.slug); RETURN NEW; END'"
@@ -68,13 +68,18 @@ def engine_of_items(application: Engine) -> Engine:
         connection.execute(
             text("CREATE TRIGGER simplify BEFORE INSERT OR UPDATE ON items FOR EACH ROW EXECUTE FUNCTION simplify()")
         )
-    return application
+
+
+@pytest.fixture(scope="module")
+def template(postgres: EmbeddedPostgres, _template: str) -> Iterator[str]:
+    with template_with(create_items, postgres, _template, "items") as name:
+        yield name
 
 
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("on", [["insert", "update", "delete"], ["update"], ["insert", "update"], ["update", "delete"]])
 def test_hook_and_trigger_stage_the_same(
-    kind: str, on: list[Any], engine_of_items: Engine, database_url: str, staged: StagedRecords
+    kind: str, on: list[Any], engine: Engine, database_url: str, staged: StagedRecords
 ) -> None:
     """Guarantee 41: whatever the object remembers; also when its key changes."""
     key, changed = KEYS[kind]
@@ -83,13 +88,13 @@ def test_hook_and_trigger_stage_the_same(
     hooks.stages(Item, to=by_hook, key=key, on=on)
     triggers.stages(Item, to=by_trigger, key=key, on=on, capture="trigger")
     install_triggers(database_url, triggers)
-    sessions = sessionmaker(engine_of_items)
+    sessions = sessionmaker(engine)
     hooks.attach(sessions)
 
-    change(engine_of_items, sessions, lambda session: session.add(Item(id=1, code="ab", short="ab", ident="A" * 32)))
-    change(engine_of_items, sessions, lambda session: set_values(session, price=Decimal(3)), "stops = 9, code = 'x'")
-    change(engine_of_items, sessions, lambda session: set_values(session, **NEW[changed]), "stops = 10, short = 'y'")
-    change(engine_of_items, sessions, lambda session: session.delete(get_item(session)), "ratio = 3")
+    change(engine, sessions, lambda session: session.add(Item(id=1, code="ab", short="ab", ident="A" * 32)))
+    change(engine, sessions, lambda session: set_values(session, price=Decimal(3)), "stops = 9, code = 'x'")
+    change(engine, sessions, lambda session: set_values(session, **NEW[changed]), "stops = 10, short = 'y'")
+    change(engine, sessions, lambda session: session.delete(get_item(session)), "ratio = 3")
 
     def read(channel: str) -> list[tuple[Any, ...]]:
         return [(r.action, r.key, r.shard, r.object, r.data) for r in staged() if r.channel == channel]

@@ -1,6 +1,6 @@
 """A payload that its consumer would not get as it was given is refused where it is staged, by the name of its field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -23,12 +23,14 @@ from pydantic import (
     field_serializer,
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import TypedDict
 
 from fixtures.application import Ride
+from fixtures.postgres import engine_url
 from penstock import Job, Log, Pipeline, Queue, stage, stage_many
+from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.parsing import make_model_decoder
 
@@ -172,9 +174,10 @@ VALUES: list[tuple[Any, Any, frozenset[str]]] = [
 jobs, things = Queue("jobs"), Log("things")
 
 
-@pytest.fixture
-def staging(engine: Engine) -> Any:
-    """Stages a payload of a model by each call that there is; all of them must agree."""
+@pytest.fixture(scope="module")
+def staging(postgres: EmbeddedPostgres, _template: str) -> Iterator[Any]:
+    """Stages a payload of a model by each call that there is, and rolls back; all of them must agree."""
+    engine = create_engine(engine_url(postgres.create_database("payload_models", template=_template)))
 
     def try_all(model: Any, payload: Any) -> InvalidRecord | None:
         log: Log[Any] = Log("things", payload=model)
@@ -213,7 +216,9 @@ def staging(engine: Engine) -> Any:
         assert len({error is None for error in errors}) == 1, errors
         return errors[0]
 
-    return try_all
+    yield try_all
+    engine.dispose()
+    postgres.drop_database("payload_models")
 
 
 @pytest.mark.parametrize("model", MODELS)

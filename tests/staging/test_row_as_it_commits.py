@@ -1,7 +1,7 @@
 """A record tells of the row as it commits, whatever the object in the session remembers of it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -37,8 +37,9 @@ from sqlalchemy.orm import (
     synonym,
 )
 
-from fixtures.application import Ride, Rider, StagedRecords
+from fixtures.application import Ride, Rider, StagedRecords, template_with
 from penstock import Ick, Log, Pipeline
+from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidRecord
 from penstock.staging.payload import json_text, key_text
 
@@ -177,9 +178,15 @@ class Membership(Base):
     credit: Mapped[int] = mapped_column(default=0)
 
 
-@pytest.fixture(autouse=True)
-def _tables(application: Engine) -> None:
-    Base.metadata.create_all(application)
+@pytest.fixture(scope="module")
+def template(postgres: EmbeddedPostgres, _template_with_application: str) -> Iterator[str]:
+    with template_with(Base.metadata.create_all, postgres, _template_with_application, "rows") as name:
+        yield name
+
+
+def meeting(first: Iterable[str], second: Sequence[str], third: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Of three axes, so many combinations that any two values of two of them meet."""
+    return [(a, b, third[(i + j) % len(third)]) for i, a in enumerate(first) for j, b in enumerate(second)]
 
 
 @pytest.fixture
@@ -236,9 +243,7 @@ STALE: dict[str, tuple[str, Callable[[Session, Thing], object]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", STALE)
-@pytest.mark.parametrize("action", ["update", "delete"])
-@pytest.mark.parametrize("rule", ["names", "function"])
+@pytest.mark.parametrize(("kind", "action", "rule"), meeting(STALE, ("update", "delete"), ("names", "function")))
 def test_what_another_transaction_has_committed_is_in_the_record(
     kind: str,
     action: str,
@@ -319,9 +324,9 @@ WRITTEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WRITTEN)
-@pytest.mark.parametrize("action", ["insert", "update"])
-@pytest.mark.parametrize("trigger", ["none", "before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "trigger", "action"), meeting(WRITTEN, ("none", "before", "after"), ("insert", "update"))
+)
 def test_what_the_server_makes_of_a_value_is_in_the_record(
     kind: str,
     action: str,

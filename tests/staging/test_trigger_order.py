@@ -104,10 +104,16 @@ ALTER TABLE accounts ATTACH PARTITION part DEFAULT
 """
 
 
-@pytest.mark.parametrize("name", ["keep_one", "AAA", " early"])
-@pytest.mark.parametrize("is_partitioned", [False, True])
+NESTED = ("UPDATE accounts SET balance = 0", "UPDATE accounts SET balance = 0, id = -id", "DELETE FROM accounts")
+
+
 @pytest.mark.parametrize(
-    "nested", ["UPDATE accounts SET balance = 0", "UPDATE accounts SET balance = 0, id = -id", "DELETE FROM accounts"]
+    ("name", "nested", "is_partitioned"),
+    [
+        (name, nested, (i + j) % 2 == 1)
+        for i, name in enumerate(("keep_one", "AAA", " early"))
+        for j, nested in enumerate(NESTED)
+    ],
 )
 @pytest.mark.parametrize(
     "statement",
