@@ -100,13 +100,14 @@ def console(flow: Pipeline, visitors: Visitors, database_url: str, redis_url: st
 
 
 @pytest.fixture
-def see_as(console: Console, visitors: Visitors) -> As:
-    client = TestClient(
+def see_as(console: Console, visitors: Visitors) -> Iterator[As]:
+    made = TestClient(
         console, base_url="http://console", headers={"Sec-Fetch-Site": "same-origin"}, follow_redirects=False
     )
+    with made as client:  # one event loop for all requests
 
-    def become(*rights: Right) -> TestClient:
-        visitors.visitor = Visitor("ann", frozenset(rights)) if rights else None
-        return client
+        def become(*rights: Right) -> TestClient:
+            visitors.visitor = Visitor("ann", frozenset(rights)) if rights else None
+            return client
 
-    return become
+        yield become

@@ -66,6 +66,9 @@ VISITORS = {
     "acts": Visitor("ann", RIGHTS),
 }
 
+HALVES = ("sees", "reads")
+"""Visitors of whom each asks for every second address, but where names and keys are hostile."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -149,14 +152,14 @@ STATES = {
     ),
     "wide": State(
         sql="""
-            INSERT INTO penstock.channels (channel, kind, shards, keep) VALUES ('wide', 'log', 1024, '1 h');
+            INSERT INTO penstock.channels (channel, kind, shards, keep) VALUES ('wide', 'log', 256, '1 h');
             INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted)
-            SELECT 'reads', 'wide', shard, 0, 1, {hostile} FROM generate_series(0, 1023) AS shard
+            SELECT 'reads', 'wide', shard, 0, 1, {hostile} FROM generate_series(0, 255) AS shard
         """,
         paths=("/channels/wide", "/channels/wide/contents", "/consumers/reads"),
         says={
             "/": ("reads is halted in wide/0", "more: <code>penstock doctor"),
-            "/channels/wide": ("960 more shards",),
+            "/channels/wide": ("192 more shards",),
         },
         statuses=NOT_PAUSED,
     ),
@@ -250,6 +253,12 @@ def made_console(
     made.close()
 
 
+@pytest.fixture
+def client(made_console: Console) -> Iterator[TestClient]:
+    with TestClient(made_console, base_url="http://console", follow_redirects=False) as made:
+        yield made
+
+
 def list_addresses(console: Any, state: State) -> Iterator[tuple[str, str, str]]:
     """Route, page and address of everything that shows something."""
     app = console._app
@@ -285,16 +294,17 @@ def check_answer(address: str, answer: httpx.Response, who: str) -> None:
 
 
 def test_every_address_answers_every_visitor_in_every_state(
-    state: State, made_console: Console, visitors: Visitors
+    state: State, made_console: Console, visitors: Visitors, client: TestClient
 ) -> None:
-    client = TestClient(made_console, base_url="http://console", follow_redirects=False)
     expected: dict[tuple[str, str], int] = {}
     found: dict[tuple[str, str], int] = {}
     texts: dict[str, str] = {}
 
     for who, visitor in VISITORS.items():
         visitors.visitor = visitor
-        for route, path, address in list_addresses(made_console, state):
+        for number, (route, path, address) in enumerate(list_addresses(made_console, state)):
+            if state is not STATES["hostile"] and who in HALVES and HALVES.index(who) == number % 2:
+                continue
             answer = client.get(address)
             check_answer(address, answer, who)
             found[who, address] = answer.status_code

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
-from fixtures.losing import STATES, losses, make_losing
+from fixtures.losing import losses, make_losing, with_states
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow
@@ -27,8 +27,7 @@ OF_A_LOG = [
 
 
 @pytest.mark.usefixtures("short_pauses")
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("table", "event"), OF_A_LOG)
+@pytest.mark.parametrize(("table", "event", "state"), with_states(OF_A_LOG))
 def test_no_statement_of_a_logs_worker_that_loses_ends_it(
     flow: Pipeline,
     things: Log,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.jobs import Bench
-from fixtures.losing import STATES, losses, make_losing
+from fixtures.losing import losses, make_losing, with_states
 from penstock import Cancel, DeadLetter, Job, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
@@ -37,8 +37,7 @@ OF_A_QUEUE = [
 
 
 @pytest.mark.usefixtures("short_pauses")
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("table", "event"), OF_A_QUEUE)
+@pytest.mark.parametrize(("table", "event", "state"), with_states(OF_A_QUEUE))
 def test_no_statement_of_a_queues_worker_that_loses_ends_it(
     bench: Bench, start_worker: Callable[..., QueueWorker], table: str, event: str, state: str
 ) -> None:
