@@ -128,7 +128,7 @@ def test_permissions_decide_what_is_seen_and_done(ask: Ask, connection: Connecti
 
 
 def test_a_retry_asks_for_those_chosen_that_are_there_and_not_superseded(ask: Ask, connection: Connection) -> None:
-    chosen = [GONE[0], GONE[3], "late orders/0 offset 2", "nobody orders/0 offset 1", "gone orders/0 offset 9", "x"]
+    chosen = ["nobody orders/0 offset 1", GONE[0], "gone orders/0 offset 9", "late orders/0 offset 2", "x", GONE[3]]
 
     answer, said = ask(VIEW, RETRY, query="of=gone", letters=chosen)
     again, nothing = ask(VIEW, RETRY, letters=["x"])
