@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
 import structlog
@@ -109,7 +109,7 @@ class Refusals:
 class Items(Protocol[Item_contra]):
     """Items, as far as attempts are concerned."""
 
-    name: ClassVar[str]  # of the crash points
+    name: str  # of the crash points
 
     def identify(self, item: Item_contra, /) -> object:
         """Returns a value that no other item of the shard has."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import ClassVar
 
 import structlog
 from typing_extensions import override
@@ -76,7 +75,7 @@ class ReservedMember:
 class IckMembers:
     """Members of an Ick: all that are given, in any order.  The checkpoint's row is locked, and does not move."""
 
-    name: ClassVar[str] = "members"
+    name = "members"
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
         self._consumer = consumer

@@ -6,7 +6,7 @@ restored under a consumer that goes on: its journal is asked whether it still ha
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable
@@ -33,13 +33,14 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Says of a shard whose log is in an epoch that was not accepted before whether its records may be applied."""
+    """Says of a shard that was compared whether its records may be applied."""
 
     rest_s: float = 0.0  # seconds for which the shard is left alone; 0 if they may
     reason: str | None = None  # why it waits, for `penstock status`; None if that says so already
 
 
 Verdicts = Mapping[ShardName, Verdict]
+Errors = tuple[type[Exception], ...]
 
 ShardRecords = Mapping[ShardName, Sequence[Any]]
 """Records, or places, of some shards."""
@@ -48,10 +49,8 @@ ShardRecords = Mapping[ShardName, Sequence[Any]]
 class Journal(Protocol):
     """A journal, and the registration there."""
 
-    in_source: ClassVar[bool]  # whether it is in another database than the checkpoints
-    away: ClassVar[
-        tuple[type[Exception], ...]
-    ]  # errors by which one in another database says that it cannot be read now
+    in_source: bool  # whether it is in another database than the checkpoints
+    away: Errors  # those by which one in another database says that it cannot be read now
 
     def register(self, connection: Connection, /) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Registers the consumer, so that retention waits for it; returns the worker's shards, and the channel's.
@@ -64,11 +63,11 @@ class Journal(Protocol):
     ) -> None:
         """Compares the logs of shards with it, or gets ready to."""
 
-    def report_if_due(self, transaction: HandlerTransaction, /) -> Collection[ShardName]:
+    def report_if_due(self, transaction: HandlerTransaction, /) -> Verdicts:
         """As ``report``, now and then; passes over a server that is away."""
 
-    def report(self, transaction: HandlerTransaction, /) -> Collection[ShardName]:
-        """Reports the checkpoints, and compares the histories; returns the shards that it has halted."""
+    def report(self, transaction: HandlerTransaction, /) -> Verdicts:
+        """Reports the checkpoints, and compares the histories; returns verdicts about the shards that have diverged."""
 
     def confirm(self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable, /) -> Verdicts:
         """Returns verdicts about the shards whose records, all read by now, are of an epoch that was not accepted before."""
@@ -91,8 +90,8 @@ class Journal(Protocol):
 class LocalJournal:
     """The journal in the consumer's own database, which is as far as the checkpoints: nothing to ask or to report."""
 
-    in_source: ClassVar[bool] = False
-    away: ClassVar[tuple[type[Exception], ...]] = ()
+    in_source = False
+    away: Errors = ()
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, chosen: Collection[int] | None = None) -> None:
         """Sets up; ``chosen`` are the declared shards to work on, None takes all: see ``WorkerSetup``."""
@@ -116,15 +115,11 @@ class LocalJournal:
         """A shard that cannot be compared is skipped by the first round that cannot read it."""
         check_tails(connection, client, self._scope, shards, on_unusable)
 
-    def report(self, _: HandlerTransaction) -> Collection[ShardName]:
-        """Nothing to do."""
-        return ()
-
-    report_if_due = report
-
     def confirm(self, *_: object) -> Verdicts:
-        """Nothing is doubted."""
+        """Nothing is doubted, nor is there anything to report."""
         return {}
+
+    report = report_if_due = confirm
 
     def backfill(
         self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit

@@ -7,7 +7,7 @@ DataFrame.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from penstock.batches.record_batch import Records, join_records
 from penstock.channels.commands import RedisClient
@@ -30,9 +30,9 @@ from penstock.records import Offset, Record, Scope, ShardName, forget_parsed
 class LogItems(Items[Placed], Protocol[Placed]):
     """Records of a log, or what stands for them: how they are read, joined and dead-lettered."""
 
-    name_together: ClassVar[str]  # of the crash points of transactions for several shards
+    name_together: str  # of the crash points of transactions for several shards
     batch: int  # limit of those of a shard that are delivered at once
-    is_bulk: ClassVar[bool]  # whether many shards cost no more than one
+    is_bulk: bool  # whether many shards cost no more than one
 
     def follow(
         self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Placed], /
@@ -277,9 +277,9 @@ def _advance(checkpoint: Checkpoint, due: Comparison[Placed]) -> Advance:
 class LogRecords:
     """Records."""
 
-    name: ClassVar[str] = "consumer"
-    name_together: ClassVar[str] = "together"
-    is_bulk: ClassVar[bool] = False
+    name = "consumer"
+    name_together = "together"
+    is_bulk = False
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal) -> None:
         self.batch, self._namespace, self._journal = consumer.batch, scope.namespace, journal

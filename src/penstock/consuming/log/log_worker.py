@@ -6,7 +6,7 @@ working on is left alone for a while.  Records that are applied already are skip
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,11 +21,11 @@ from penstock.consuming.deliverer import Deliverer
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Journal, Limit
+from penstock.consuming.journals import Journal, Limit, Verdicts
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_plans import LogItems, LogPlans, LogRecords
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.consuming.worker import HALTED_PAUSE_S, Worker
+from penstock.consuming.worker import Worker
 from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
@@ -116,16 +116,19 @@ class LogWorker(Worker, Generic[Placed]):
         return self._opened().read(read)
 
     def _confirm(self, found: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
-        """The records that may be applied; what was read ahead of a shard may be of another epoch."""
-        verdicts = self._journal.confirm(self._opened(), found, self._leave_out)
+        """Returns the records that may be applied."""
+        held_back = self._heed(self._journal.confirm(self._opened(), found, self._leave_out))
+        return {s: records for s, records in found.items() if s not in held_back} if held_back else found
+
+    def _heed(self, verdicts: Verdicts) -> set[ShardName]:
+        """Returns the shards that are left alone for a while; what was read ahead of one may be of another epoch."""
         for shard, verdict in verdicts.items():
             self._evicted.forget(shard)
             if verdict.reason is not None:
                 self._note_waiting(shard, verdict.reason)
             if verdict.rest_s:
                 self._rest(shard, verdict.rest_s)
-        held_back = {shard for shard, verdict in verdicts.items() if verdict.rest_s}
-        return {s: records for s, records in found.items() if s not in held_back} if held_back else found
+        return {shard for shard, verdict in verdicts.items() if verdict.rest_s}
 
     @override
     def _slice(self) -> Consumed:
@@ -149,7 +152,7 @@ class LogWorker(Worker, Generic[Placed]):
         """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
         transaction = self._opened()
         assert self._follower is not None
-        self._rest_halted(self._journal.report_if_due(transaction))
+        self._heed(self._journal.report_if_due(transaction))
         block_ms = self._setup.block_ms if block_ms is None else block_ms
         consumed = Consumed()
         if self._waits_for_resume(block_ms / 1000):
@@ -294,10 +297,6 @@ class LogWorker(Worker, Generic[Placed]):
                 self._journal.warn_away(error)
         return found
 
-    def _rest_halted(self, shards: Collection[ShardName]) -> None:
-        for shard in shards:
-            self._rest(shard, HALTED_PAUSE_S)
-
     def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
         """Sets where to read on, and when."""
         consumed.add(shard, delivered)
@@ -336,7 +335,7 @@ class LogWorker(Worker, Generic[Placed]):
             if self._is_paused or not (self._held or self._retrying):
                 self._raise_unusable()
                 # Fails while the journal is away: nobody knows then whether this is all.
-                self._rest_halted(self._journal.report(self._opened()))
+                self._heed(self._journal.report(self._opened()))
                 return applied
             self._pause(HELD_PAUSE_S)
 

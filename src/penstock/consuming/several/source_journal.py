@@ -1,12 +1,11 @@
 """The journal of a source: the checkpoints are here, and each keeps which record it is at."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import ClassVar
 
 import structlog
 
@@ -16,7 +15,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivery import get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Limit, ShardRecords, Verdict, Verdicts
+from penstock.consuming.journals import Errors, Limit, ShardRecords, Verdict, Verdicts
 from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.transaction import HandlerTransaction, Locked, Result, TransactionPlan
@@ -39,8 +38,8 @@ REPORT_S = 1.0
 class SourceJournal:
     """See ``Journal``."""
 
-    in_source: ClassVar[bool] = True
-    away: ClassVar[tuple[type[Exception], ...]] = (ServerUnavailable, HistoryDiverged, Gap)
+    in_source = True
+    away: Errors = (ServerUnavailable, HistoryDiverged, Gap)
 
     def __init__(self, setup: WorkerSetup, source_url: str) -> None:
         """Sets up, for the consumer as the reader of this source's log alone."""
@@ -76,19 +75,19 @@ class SourceJournal:
         """The first round compares, and reports."""
         self._client, self._report_at = client, 0.0
 
-    def report_if_due(self, transaction: HandlerTransaction) -> Collection[ShardName]:
+    def report_if_due(self, transaction: HandlerTransaction) -> Verdicts:
         """Every ``REPORT_S``; what cannot be reported now is reported later."""
         if monotonic() < self._report_at:
-            return ()
+            return {}
         try:
             return self.report(transaction)
         except ServerReplaced:  # the consumer's own
             raise
         except ServerUnavailable as error:
             log.debug("not reported", consumer=self._consumer.name, reason=describe(error))
-            return ()
+            return {}
 
-    def report(self, transaction: HandlerTransaction) -> Collection[ShardName]:
+    def report(self, transaction: HandlerTransaction) -> Verdicts:
         """Halts shards whose history has diverged; ``ServerUnavailable`` while the source is away."""
         positions = transaction.read(self._positions.all)
         try:
@@ -106,7 +105,7 @@ class SourceJournal:
             self._report_at = monotonic() + REPORT_S
         for shard, reason in diverged.items():
             self._halt(transaction, shard, reason)
-        return diverged.keys()
+        return dict.fromkeys(diverged, Verdict(HALTED_PAUSE_S))
 
     def confirm(self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable) -> Verdicts:
         """Accepts an epoch if its records continue the applied ones.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from time import monotonic, sleep
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
@@ -54,9 +54,9 @@ POLL_S = 0.03
 class FramePlaces:
     """Places whose records are in a DataFrame."""
 
-    name: ClassVar[str] = "dataframes"
-    name_together: ClassVar[str] = "dataframes"
-    is_bulk: ClassVar[bool] = True
+    name = "dataframes"
+    name_together = "dataframes"
+    is_bulk = True
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader) -> None:
         self.batch, self._namespace, self._journal, self._reader = RECORDS_A_BATCH, scope.namespace, journal, reader
