@@ -93,7 +93,7 @@ How to get them: [watch it from outside](../how-to/watch-it-from-outside.md).
 ## Of the state
 
 `penstock metrics` prints the state of the pipeline, or serves it: [how to watch it](../how-to/watch-with-prometheus.md).
-Names of consumers and channels are those that the pipeline declares, at most 1,000 each; the rest share `_other`.
+Names of consumers and channels are those that are registered or declared, at most 1,000 each; the rest, and names of channels that a producer has made up, share `_other`.
 Counters are kept in Postgres and Redis: a restart of anything does not set them back.
 
 | metric | kind | labels | what it is |

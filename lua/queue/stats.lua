@@ -5,7 +5,7 @@
 -- returns: {"stats", name, value, …} | {"streams", count} | {"lost"} | {"foreign", key}
 --
 -- `returning` are messages that pause because the worker that had them alone died, of those due next.
--- oldest and next_due are milliseconds from now; -1 if there is none.  A dwell is "quiet 7", its count: so many messages were handed over
+-- oldest, longest_wait (of those that could be handed over) and next_due are milliseconds from now; -1 if there is none.  A dwell is "quiet 7", its count: so many messages were handed over
 -- within 2^7 ms in the last five to ten minutes, of tenants that held a small part of the queue.  Cost: O(streams + LOOKED_AT).
 
 -- So many of the oldest messages are looked at, since those that are snoozed have no age until they are due; and of those due next.
@@ -37,18 +37,28 @@ for i = streams, streams + queue.streams - 1 do
 end
 tell("damaged", damaged)
 
-local oldest, ids = -1, redis.call("ZRANGEBYSCORE", ages, "-inf", string.format("%.0f", now), "WITHSCORES", "LIMIT", 0, LOOKED_AT)
+local oldest, longest_wait, ids = -1, -1, redis.call("ZRANGEBYSCORE", ages, "-inf", string.format("%.0f", now), "WITHSCORES", "LIMIT", 0, LOOKED_AT)
 for i = 1, #ids, 2 do
   local record = read_record(ids[i])
-  if not record or record.state ~= "d" or record.attempts > 0 then
-    oldest = now - tonumber(ids[i + 1])
+  local age = now - tonumber(ids[i + 1])
+  if oldest < 0 and (not record or record.state ~= "d" or record.attempts > 0) then
+    oldest = age
+  end
+  if record and record.state == "w" then
+    longest_wait = age
     break
   end
 end
-if oldest < 0 and #ids == 2 * LOOKED_AT and redis.call("EXISTS", waiting, leases) > 0 then
-  oldest = now - tonumber(ids[#ids])  -- at most: it is younger than all that were looked at
+-- At most: they are younger than all that were looked at.
+local youngest = #ids == 2 * LOOKED_AT and now - tonumber(ids[#ids]) or -1
+if oldest < 0 and redis.call("EXISTS", waiting, leases) > 0 then
+  oldest = youngest
+end
+if longest_wait < 0 and redis.call("EXISTS", waiting) > 0 then
+  longest_wait = youngest
 end
 tell("oldest", oldest)
+tell("longest_wait", longest_wait)
 local due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
 local returning = 0
 for _, member in ipairs(redis.call("ZRANGE", delayed, 0, LOOKED_AT - 1)) do

@@ -38,7 +38,7 @@ def hostile(penstock: CommandLine, connection: Connection) -> CommandLine:
     row = {"text": HOSTILE.replace("\n", "\t"), "bad": True}
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "
-        "VALUES ('things', 0, %(bad)s, %(bad)s, %(bad)s, %(data)s, %(data)s)",
+        "VALUES ('things', 0, %(bad)s::text, %(bad)s::text, %(bad)s::text, %(data)s, %(data)s)",
         {"bad": HOSTILE, "data": json.dumps(row)},
     )
     penstock("stream", "--drain")

@@ -254,7 +254,7 @@ def _is_time(name: str) -> bool:
     return name.endswith("_s") or name in {"seconds", "due", "deadline", "window"}
 
 
-RESULTS = {"GroupState due_in_s", "GroupState due", "QueueStats oldest_s"}
+RESULTS = {"GroupState due_in_s", "GroupState due", "QueueStats oldest_s", "QueueStats longest_wait_s"}
 
 
 def test_every_time_is_listed() -> None:

@@ -15,6 +15,7 @@ from penstock.observing.state_metrics import METRICS
 
 DEPLOY = ROOT / "deploy"
 ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+ALERTS_TEST = (DEPLOY / "prometheus" / "alerts_test.yml").read_text()
 PROMTOOL = shutil.which("promtool")
 
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="apt-get install prometheus")
@@ -55,9 +56,17 @@ def test_the_dashboard_is_the_one_that_the_script_writes() -> None:
     assert json.loads((DEPLOY / "grafana" / "dashboard.json").read_text()) == made
 
 
+def test_every_alert_is_seen_to_fire_and_to_end() -> None:
+    tried = re.findall(r"alertname: (\w+)(\})?(?:\n +(exp_alerts))?", ALERTS_TEST)
+    alerts = set(re.findall(r"- alert: (\w+)", ALERTS))
+
+    assert {name for name, _, fires in tried if fires} == alerts
+    assert {name for name, ends, _ in tried if ends} == alerts
+    assert f"has {len(alerts)} rules" in (ROOT / "docs" / "how-to" / "watch-with-prometheus.md").read_text()
+
+
 @needs_promtool
 def test_the_alerts_are_rules_that_fire_and_stay_silent_as_they_should() -> None:
-    """A halted consumer, one that does not move, no streamer, a Redis that takes nothing, an exporter that is gone."""
     checked, tested = promtool("check", "rules", "alerts.yml"), promtool("test", "rules", "alerts_test.yml")
 
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
 from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, RoundEnded, ServerAway, Staged
 from penstock.observing import listener as listener_module
-from penstock.observing.listener import MAX_CONNECTIONS, Answer, Listener
+from penstock.observing.listener import MAX_ANSWERS, MAX_CONNECTIONS, Answer, Listener
 from penstock.observing.probes import Probes, notified_systemd, watchdog_interval_s
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -161,6 +162,26 @@ def test_clients_that_send_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPat
         assert silent[0].recv(1) == b"", "the oldest has made room"
         for each in silent:
             each.close()
+
+
+def test_a_client_whose_answer_takes_long_makes_room_for_nobody() -> None:
+    """As those of metrics, while Postgres hangs."""
+    arrived, over = threading.Semaphore(0), threading.Event()
+
+    def wait() -> Answer:
+        arrived.release()
+        over.wait()
+        return Answer(200, "late\n")
+
+    with Listener("127.0.0.1:0", {"/metrics": wait}) as listener, ThreadPoolExecutor(MAX_ANSWERS) as clients:
+        late = []
+        for _ in range(MAX_ANSWERS):
+            late.append(clients.submit(ask, listener.port, path="/metrics"))
+            assert arrived.acquire(timeout=60)
+        assert ask(listener.port, path="/metrics")[0] == 503
+        over.set()
+        assert [each.result() for each in late] == [(200, "late\n")] * MAX_ANSWERS
+        assert ask(listener.port, path="/metrics")[0] == 200
 
 
 def test_only_the_paths_are_answered_and_only_when_read() -> None:

@@ -317,6 +317,14 @@ def test_names_beyond_the_most_share_one_and_nothing_of_them_is_lost(
         assert values.get(others) == (of_others if beyond else None)
 
 
+def test_channels_that_nobody_declares_take_no_name_of_those_that_are(found: Status) -> None:
+    [channel] = [each for each in found.channels if each.channel == "things"]
+    made_up = (replace(channel, channel=f"a{number}", kind="unknown") for number in range(MAX_NAMES + 7))
+    wide = replace(found, channels=(*made_up, channel))
+
+    assert measured(wide, "sequenced_records_total").keys() == {(OTHER,), ("things",)}
+
+
 @pytest.mark.parametrize("count", [1, MAX_SHARDS - 1, MAX_SHARDS, MAX_SHARDS + 1, 1024])
 def test_shards_beyond_the_most_have_no_series_of_their_own(found: Status, count: int) -> None:
     [channel] = [each for each in found.channels if each.channel == "things"]

@@ -133,7 +133,7 @@ grown       0        0         7         7           0      4       7       7   
 idle        0        0         0         0           0      -       -       -         -    none    none
 index       0        0         5         5           0      -       -       -         -    none    none
 jobs        0        0        15        14           1      -       -       -         -    none    none
-lost        0        0         6         -           -      6       -       -         -    none    none
+_other      0        0         6         -           -      6       -       -         -    none    none
 never       0        0         0         0           0      -       0       0         -    none    none
 old         0        0         2         -           -      -       -       -         -    none       0
 orders      5        8        22        20           2      5      16      16   6291456       2    none
@@ -174,6 +174,7 @@ queue_messages jobs delayed 0
 queue_messages jobs dead 1
 queue_messages jobs in_postgres 5
 queue_oldest_age_seconds jobs 0
+queue_longest_wait_seconds jobs 0
 queue_tenants jobs ready 1
 queue_tenants jobs over 0
 queue_tenants jobs blocked 0
@@ -202,6 +203,7 @@ queue_messages idle delayed 0
 queue_messages idle dead 0
 queue_messages idle in_postgres 0
 queue_oldest_age_seconds idle 0
+queue_longest_wait_seconds idle 0
 queue_tenants idle ready 0
 queue_tenants idle over 0
 queue_tenants idle blocked 0

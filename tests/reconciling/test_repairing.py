@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import pytest
@@ -175,9 +176,13 @@ def test_a_repair_postpones_the_end_of_its_barrier(
 
     def wait() -> None:
         ends = "SELECT max(expires_at) FROM penstock.barriers"
+
+        def is_after(before: list[Any]) -> bool:
+            return connection.execute(ends).fetchall() > before
+
         for _ in range(2):
             before = connection.execute(ends).fetchall()
-            eventually(lambda before=before: connection.execute(ends).fetchall() > before, "it ends later")
+            eventually(partial(is_after, before), "it ends later")
 
     assert repair(wait, after=3).repaired == 4
 

@@ -1,12 +1,13 @@
 """A small HTTP server in a thread: answers GET of a few fixed paths, and nothing else.
 
-A client that is slow, or sends nothing, cannot keep others out: of more than ``MAX_CONNECTIONS`` the oldest makes room.
+A client that is slow, or sends nothing, cannot keep others out: of more than ``MAX_CONNECTIONS`` whose request has not come yet
+the oldest makes room.
 """
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer
@@ -17,6 +18,9 @@ from typing_extensions import override
 from penstock.errors import InvalidSetting
 
 MAX_CONNECTIONS = 4
+MAX_ANSWERS = 32
+"""Limit of the answers that are made at the same time; a further client gets 503."""
+
 TIMEOUT_S = 5.0
 """Seconds that a client may take to send the next bytes of its request, or to take those of the answer."""
 
@@ -40,8 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
 
     def do_GET(self) -> None:
-        make = self.server.routes.get(self.path.partition("?")[0])
-        answer = Answer(404, f"{' '.join(self.server.routes)}\n") if make is None else make()
+        with self.server.admitted(self.connection) as may_answer:
+            answer = self._make_answer() if may_answer else Answer(503, "too many requests at once\n")
         body = answer.body.encode()
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
@@ -51,6 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     do_HEAD = do_GET  # noqa: N815  the same
+
+    def _make_answer(self) -> Answer:
+        make = self.server.routes.get(self.path.partition("?")[0])
+        return Answer(404, f"{' '.join(self.server.routes)}\n") if make is None else make()
 
     @override
     def version_string(self) -> str:
@@ -69,6 +77,7 @@ class _Server(TCPServer):
         self.routes = routes
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._connections: dict[socket.socket, None] = {}
+        self._answers = threading.BoundedSemaphore(MAX_ANSWERS)
         super().__init__((host, port), _Handler)
 
     @override
@@ -78,6 +87,17 @@ class _Server(TCPServer):
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+
+    @contextmanager
+    def admitted(self, request: socket.socket) -> Iterator[bool]:
+        """Notes that a request has come, whose client makes room for no other any more; gives whether it may be answered now."""
+        self._connections.pop(request, None)
+        may_answer = self._answers.acquire(blocking=False)
+        try:
+            yield may_answer
+        finally:
+            if may_answer:
+                self._answers.release()
 
     def _answer(self, request: socket.socket, client_address: Any) -> None:
         try:

@@ -41,7 +41,7 @@ STALE_S = 60.0
 TIMEOUTS = Timeouts(connect_s=2, reply_s=2.0, statement_s=5.0, lock_s=1.0)
 
 MAX_NAMES = 1000
-"""Consumers, and channels, that have series of their own; the others share the name ``_other``."""
+"""Consumers, registered channels, reconciliations and schedules that have series of their own; the others share ``_other``."""
 
 MAX_SHARDS = 64
 """Shards of a channel that have series of their own with ``--by-shard``."""
@@ -93,6 +93,7 @@ consumer_halted                         gauge   max consumer,channel,shard    1 
 consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 likewise.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
+queue_longest_wait_seconds              gauge   max channel             Time that the oldest message has waited that could be handed over.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by a limit.
 queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited to be handed over, of quiet and of noisy tenants, in the worst shard of the last minutes.
 queue_written_messages_total            counter sum channel             Messages that were written.
@@ -163,9 +164,9 @@ def measure(found: Status, series: Series) -> None:
     series.add("oldest_transaction_age_seconds", 0.0 if oldest is None else oldest.age_s)
     series.add("isolated_records", found.faults.isolated.count)
     stopped = {each.shard for each in found.faults.stopped}
-    names = {each.channel: _name(number, each.channel) for number, each in enumerate(found.channels)}
+    names = {name: name for name in _known_channels(found)[:MAX_NAMES]}
     for channel in found.channels:
-        name = names[channel.channel]
+        name = names.get(channel.channel, OTHER)
         _add_channel(series, name, channel)
         _flag(series, "shard_stopped", (name,), {s.shard for s in stopped if s.channel == channel.channel})
     for shard, count, _ in found.unread:
@@ -173,14 +174,19 @@ def measure(found: Status, series: Series) -> None:
     for number, consumer in enumerate(found.consumers):
         labels = (consumer.consumer, consumer.channel) if number < MAX_NAMES else (OTHER, OTHER)
         _add_consumer(series, found, consumer, labels)
-    for run in found.reconciliations:
-        labels = (run.name, run.consumer)
+    for number, run in enumerate(found.reconciliations):
+        labels = (run.name, run.consumer) if number < MAX_NAMES else (OTHER, OTHER)
         series.add("reconciliation_last_run_timestamp_seconds", run.begun_at.timestamp(), *labels)
         series.add("reconciliation_last_outcome", 1, *labels, run.outcome)
         series.add("reconciliation_differences", run.differences, *labels)
         series.add("reconciliation_repaired_rows", run.repaired, *labels)
     for number, schedule in enumerate(found.schedules):
         series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
+
+
+def _known_channels(found: Status) -> list[str]:
+    """The channels that are registered or declared: a producer can make up any number of other names."""
+    return [channel.channel for channel in found.channels if channel.kind != "unknown"]
 
 
 def _name(number: int, name: str) -> str:
@@ -224,6 +230,7 @@ def _add_queue(series: Series, name: str, shard: ShardStatus) -> None:
     series.add("queue_oldest_age_seconds", queue.oldest_s or 0.0, name)
     if (stats := queue.stats) is None:
         return
+    series.add("queue_longest_wait_seconds", stats.longest_wait_s or 0.0, name)
     for state in ("ready", "over", "blocked"):
         series.add("queue_tenants", getattr(stats, f"{state}_tenants"), name, state)
     for tenants in ("quiet", "noisy"):
@@ -345,7 +352,7 @@ class StateCollector(Collector):
                 self._changed.notify_all()
 
     def _warn_of_others(self, found: Status) -> None:
-        most = max(len(found.channels), len(found.consumers))
+        most = max(len(_known_channels(found)), len(found.consumers))
         if most > MAX_NAMES and not self._has_warned:
             self._has_warned = True
             log.warning("names without series of their own", count=most - MAX_NAMES)

@@ -382,27 +382,34 @@ def test_times_are_reported_in_the_unit_that_their_name_says(probe: Probe) -> No
 def test_a_message_has_waited_since_it_came_or_was_due_or_was_last_put_back(probe: Probe) -> None:
     """Which says how old the oldest one is, and for how long each has waited to be handed over."""
 
-    def oldest_s() -> float | None:
-        return sum_stats([probe.stats()]).oldest_s
+    def ages() -> tuple[float | None, float | None]:
+        stats = sum_stats([probe.stats()])
+        return stats.oldest_s, stats.longest_wait_s
 
     probe.write("t", "x", delay_s=100)
-    assert oldest_s() is None
+    assert ages() == (None, None)
     probe.pass_time(103)
     [given] = probe.take()
-    assert oldest_s() == 3
-    probe.pass_time(50)
+    probe.write("t", "younger")
+    probe.pass_time(1)
+    assert ages() == (4, 1)
+    probe.pass_time(49)
     probe.settle(given, "release")
     probe.pass_time(2)
-    assert oldest_s() == 55  # attempts do not make it younger
-    [given] = probe.take()
+    assert ages() == (55, 55)  # attempts do not make it younger
+    older, younger = sorted(probe.take(2), key=lambda each: each.message.since_ms)
     dwell = sum_stats([probe.stats()]).quiet
-    assert (dwell.count, dwell.median_s, dwell.p99_s) == (2, 0.001, 2.048)
-    probe.settle(given, "dead")
-    assert oldest_s() is None
-    probe.pass_time(9)
-    probe.run(probe.shard.redrive([given.id]))
+    assert (dwell.count, dwell.median_s, dwell.p99_s) == (3, 2.048, 65.536)
+    assert ages() == (55, None)
+    probe.settle(older, "dead")
+    probe.settle(younger, "retry", delay_s=5)
+    assert ages() == (52, None)  # it pauses before its next attempt
+    probe.pass_time(6)
+    probe.done(probe.take())
+    assert ages() == (None, None)
+    probe.run(probe.shard.redrive([older.id]))
     probe.pass_time(4)
-    assert oldest_s() == 4
+    assert ages() == (4, 4)
 
 
 @pytest.mark.parametrize(("has", "others", "is_noisy"), [(30, 269, True), (30, 270, False), (29, 200, False)])

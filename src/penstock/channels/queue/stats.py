@@ -29,6 +29,7 @@ class QueueStats:
         dead: Dead letters.
         oldest_s: Age of the oldest message that waits, is leased or waits for its next attempt, in seconds from its first
             writing, or from when it was due: attempts do not make it younger.  None if there is none.
+        longest_wait_s: Likewise, of those that wait to be handed over.
         quiet: Dwell time of tenants that held a small part of the queue.
         noisy: Dwell time of tenants that held more than a tenth of it, and at least 30 messages.
         ready_tenants: Tenants with messages that may be handed over.
@@ -49,6 +50,7 @@ class QueueStats:
     delayed: int
     dead: int
     oldest_s: float | None
+    longest_wait_s: float | None
     quiet: Dwell
     noisy: Dwell
     ready_tenants: int
@@ -155,10 +157,13 @@ def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
     def total(name: str) -> int:
         return sum(shard[name] for shard in shards)
 
-    ages = [shard["oldest"] / 1000 for shard in shards if shard["oldest"] >= 0]
+    def longest(name: str) -> float | None:
+        return max((shard[name] / 1000 for shard in shards if shard[name] >= 0), default=None)
+
     same = ("waiting", "leased", "delayed", "dead", "damaged", "written", "done", "died", "reclaimed", "lost")
     return QueueStats(
-        oldest_s=max(ages, default=None),
+        oldest_s=longest("oldest"),
+        longest_wait_s=longest("longest_wait"),
         quiet=_dwell(shards, "quiet"),
         noisy=_dwell(shards, "noisy"),
         ready_tenants=total("ready"),
