@@ -328,10 +328,16 @@ def test_what_is_hidden_is_shown_with_the_right_and_the_kind_of_an_error_without
 ) -> None:
     assert scene
     client = TestClient(console, base_url="http://console")
-    shown = []
+    shown, found = [], []
     for visitor in (VISITORS["sees"], Visitor("ann", frozenset({"see", "keys"})), VISITORS["reads"]):
+        assert visitor is not None
         visitors.visitor = visitor
         shown.append(client.get(f"{LETTER}?payload").text)
+        lists = [client.get(f"/dead-letters.json?{query}").json() for query in ("key=other", f"key={quote(HOSTILE)}")]
+        found.append([(len(each["letters"]), len(each["groups"])) for each in lists])
+        assert client.get("/find.json?q=1&key").status_code == (200 if visitor.may("keys") else 400)
+
+    assert found == [[(1, 1), (1, 1)], [(0, 0), (1, 1)], [(0, 0), (1, 1)]], "whose key it is, is not to be found out"
 
     assert [HIDDEN in text for text in shown] == [True, False, False]
     assert ["ValueError" in text for text in shown] == [True, True, True]

@@ -1,6 +1,6 @@
 """One reader for all viewers: what it keeps, what it tells, and when it reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +10,10 @@ import pytest
 import redis
 
 from fixtures.constants import SetConstants
-from fixtures.proxy import Proxy, behind
 from penstock import Pipeline
 from penstock.console import status_sampler
 from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sample, StatusSampler, make_point
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerStatus
 from penstock.streaming import Streamer
@@ -144,46 +143,47 @@ def patient(set_constants: SetConstants) -> None:
         "console.status_sampler",
         WATCHED_S=3600.0,
         WAIT_S=3600.0,
-        TIMEOUTS=replace(status_sampler.TIMEOUTS, reply_s=3600.0, statement_s=3600.0),
+        TIMEOUTS=replace(status_sampler.TIMEOUTS, statement_s=3600.0, lock_s=3600.0),
     )
 
 
 class Reading(NamedTuple):
-    """A sampler whose first sample has read Postgres, and waits for Redis."""
+    """A sampler whose first sample has its snapshot of Postgres, and waits for a lock until it is let go."""
 
     sampler: StatusSampler
     pool: ThreadPoolExecutor
     first: Future[Sample]
+    let_go: Callable[[], object]
+
+
+WAITS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
 def reading(
-    patient: None, streamer: Streamer, flow: Pipeline, database_url: str, redis_url: str, redis_proxy: Proxy
+    patient: None, streamer: Streamer, flow: Pipeline, connection: Connection, database_url: str, redis_url: str
 ) -> Iterator[Reading]:
     with (
-        closing(StatusSampler(flow, database_url, behind(redis_proxy, redis_url))) as sampler,
+        closing(StatusSampler(flow, database_url, redis_url)) as sampler,
         ThreadPoolExecutor(2) as pool,
+        connect_postgres(database_url, application="test") as holder,
+        holder.transaction(),
     ):
-        redis_proxy.hold_back()
+        holder.execute("LOCK TABLE penstock.reconciliations IN ACCESS EXCLUSIVE MODE")
         first = pool.submit(sampler.look)
-        try:
-            eventually(lambda: redis_proxy.accepted, "it waits for Redis")
-            yield Reading(sampler, pool, first)
-        finally:
-            redis_proxy.heal()
+        eventually(lambda: connection.execute(WAITS).fetchall(), "it waits for the lock")
+        yield Reading(sampler, pool, first, lambda: holder.execute("COMMIT"))
 
 
-def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
-    reading: Reading, redis_proxy: Proxy, connection: Connection
-) -> None:
-    sampler, pool, first = reading
+def test_what_was_changed_while_a_sample_was_read_is_in_the_next(reading: Reading, connection: Connection) -> None:
+    sampler, pool, first, let_go = reading
     connection.execute(
         "INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('channel', 'things', 'a deploy', 'ann')"
     )
     sampler.forget()
     second = pool.submit(sampler.look)
     eventually(lambda: not second.running() or sampler.is_wanted, "the second viewer waits")
-    redis_proxy.heal()
+    let_go()
     before, after = first.result(), second.result()
 
     assert before.status is not None
@@ -191,21 +191,21 @@ def test_what_was_changed_while_a_sample_was_read_is_in_the_next(
     assert [each.name for each in after.status.pauses] == ["things"]
 
 
-def test_who_comes_while_the_first_sample_is_read_waits_for_that_one(reading: Reading, redis_proxy: Proxy) -> None:
-    sampler, pool, first = reading
+def test_who_comes_while_the_first_sample_is_read_waits_for_that_one(reading: Reading) -> None:
+    sampler, pool, first, let_go = reading
     second = pool.submit(sampler.look)
     eventually(lambda: second.running() or second.done(), "another viewer is there")
-    redis_proxy.heal()
+    let_go()
 
     assert first.result().status is not None
     assert second.result() is first.result()
 
 
-def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(reading: Reading, redis_proxy: Proxy) -> None:
-    sampler, pool, first = reading
+def test_a_sampler_that_is_closed_while_it_reads_ends_with_that_sample(reading: Reading) -> None:
+    sampler, pool, first, let_go = reading
     closed = pool.submit(sampler.close)
     eventually(lambda: sampler.is_closing, "it is to end")
-    redis_proxy.heal()
+    let_go()
 
     assert first.result().status is not None
     closed.result()

@@ -1,5 +1,6 @@
 """A paused consumer, or channel, applies nothing in any process; it loses nothing, and goes on where it was."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -235,16 +236,34 @@ def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_
     assert [(each.grade, each.message, each.fix) for each in checks] == [("warning", str(paused), diagnosis.fix)]
 
 
-def test_what_would_wait_for_a_paused_consumer_ends_with_the_reason(
-    workers: dict[str, Worker], connection: Connection, flow: Pipeline, database_url: str, redis_url: str
+@pytest.mark.usefixtures("workers")
+def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
+    connection: Connection, flow: Pipeline, database_url: str, redis_url: str
 ) -> None:
-    pause(connection, "channel", "things", reason="a deploy", by="ann")
+    """Those that a test drains, and no others."""
+    stops = {
+        "search": "channel index is paused",
+        "totals": "consumer totals is paused",
+        "other": "consumer other is halted in things/2",
+    }
+    pause(connection, "channel", "index", reason="a deploy", by="ann")
+    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+    connection.execute("UPDATE penstock.checkpoints SET halted = 'a test' WHERE consumer = 'other' AND shard = 2")
 
-    with pytest.raises(AssertionError, match=r"channel things is paused since .* by ann: a deploy"):
-        drained(flow, database_url, redis_url)
+    assert drained(flow, database_url, redis_url, consumers=["jobs"]) == {"jobs": 0}
+    for names in (*([name] for name in stops), [*stops, "jobs"]):
+        with pytest.raises(AssertionError) as raised:
+            drained(flow, database_url, redis_url, consumers=names)
+        said = [re.split(r" since|: ", line)[0] for line in str(raised.value).splitlines()]
+        assert said == [stops[name] for name in names if name in stops]
+
+    barrier = Barrier(flow.get_consumer("totals"), flow.scope)
+    with pytest.raises(Paused, match="penstock consumers resume totals"):
+        read_checkpoints(connection, barrier)
+    resume(connection, "consumer", "totals")
+    pause(connection, "channel", "things", reason="a deploy", by="ann")
     with pytest.raises(Paused, match="penstock channels resume things"):
-        read_checkpoints(connection, Barrier(flow.get_consumer("totals"), flow.scope))
-    assert workers.keys() == flow.consumers.keys()
+        read_checkpoints(connection, barrier)
 
 
 @pytest.mark.usefixtures("workers")

@@ -1,7 +1,7 @@
 """Running a pipeline in the test's own thread until nothing is left to do."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -14,6 +14,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import read_pauses
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
+from penstock.declaring.kinds import Channel, LogChannel
 from penstock.declaring.outcomes import Cancel, DeadLetter
 from penstock.display import format_count
 from penstock.errors import DeclarationError
@@ -81,7 +82,7 @@ def drained(  # noqa: PLR0913  what a run takes
             stack.callback(worker.close)
             drains[name] = partial(_drained_in_time, worker, timeout_s, last)
         applied = _drained(streamer, drains)
-        found = failures.stopped(names)
+        found = failures.stopped([pipeline.get_consumer(name) for name in names])
         if not allow_dead_letters:
             letters = failures.dead_letters().items()
             found += [letter for place, letter in letters if place not in before]
@@ -168,6 +169,13 @@ class _LastFailure:
             raise
 
 
+def _names_read(channel: Channel) -> list[str]:
+    """The names under which a channel is read: of several sources, each has its own."""
+    if isinstance(channel, LogChannel) and channel.sources:
+        return [channel.of_source(source).name for source in channel.sources]
+    return [channel.name]
+
+
 @dataclass(frozen=True, slots=True)
 class _Failures:
     """Descriptions of halted shards and dead letters."""
@@ -175,10 +183,12 @@ class _Failures:
     connection: Connection
     scope: Scope
 
-    def stopped(self, consumers: Iterable[str]) -> list[str]:
-        """The pauses, and the halted shards."""
-        rows = self._rows("halted_shards", consumers=list(consumers))
-        pauses = [str(pause) for pause in read_pauses(self.connection, self.scope)]
+    def stopped(self, consumers: Sequence[ConsumerSpec]) -> list[str]:
+        """The pauses of some consumers and of what they read, and their halted shards."""
+        rows = self._rows("halted_shards", consumers=[each.name for each in consumers])
+        read = [(each.name, name) for each in consumers for name in _names_read(each.channel)]
+        held = (pause for pause in read_pauses(self.connection, self.scope) if any(pause.holds(*each) for each in read))
+        pauses = [str(pause) for pause in held]
         return pauses + [f"consumer {name} is halted in {channel}/{shard}: {why}" for name, channel, shard, why in rows]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
