@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,13 +14,16 @@ import redis
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import running
 from fixtures.reader import ALL, Reader, apply, apply_all
-from penstock import Log
+from penstock import Log, Snooze
 from penstock.channels.routing import log_keys
+from penstock.consuming import make_worker
 from penstock.errors import HandlerExited
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
+from penstock.testing import eventually
 
 
 @pytest.mark.usefixtures("twenty_records")
@@ -172,3 +176,82 @@ def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
         ended = error
 
     assert isinstance(ended, HandlerExited)
+
+
+# --- slices ---
+
+
+@pytest.mark.things(shards=1)
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize(
+    ("error", "times", "longest_s"),
+    [
+        (ValueError(), 1000, 0.5),
+        (ValueError(), 1000, 0.0),
+        (Snooze(0.001), 5, 0.5),
+        (psycopg.errors.SerializationFailure(), 8, 0.5),
+        (psycopg.errors.LockNotAvailable(), 8, 0.5),
+    ],
+    ids=["fails", "fails, and each pause is long", "asks to wait", "loses", "is refused"],
+)
+def test_a_record_has_the_same_attempts_at_once_and_in_slices_of_one_call(
+    reader: Reader, set_constants: SetConstants, error: Exception, times: int, longest_s: float
+) -> None:
+    """Guarantee 21: what has failed in a slice counts in the next one, and what was split stays split."""
+    set_constants("consuming.deliverer", MAX_PAUSE_S=longest_s)
+    set_constants("consuming.delivery", MAX_CONFLICTS=4)
+    calls: dict[str, list[int]] = {"whole": [], "sliced": []}
+    attempts: dict[str, list[int]] = {"whole": [], "sliced": []}
+
+    def make(name: str) -> Callable[[Session, Sequence[Record]], None]:
+        def handler(_: Session, records: Sequence[Record]) -> None:
+            calls[name].append(len(records))
+            if records[0].offset == 1:
+                attempts[name].append(len(records))
+                if len(attempts[name]) <= times:
+                    raise error
+
+        return handler
+
+    for name in ("whole", "sliced"):
+        reader.flow.consumer(reads=reader.channel, name=name, attempts=2)(make(name))
+    reader.stage(6)
+    with make_worker(reader.flow, reader.flow.get_consumer("whole"), *reader.urls) as whole:
+        whole.drain()
+    sliced: Any
+    with make_worker(reader.flow, reader.flow.get_consumer("sliced"), *reader.urls) as sliced:
+
+        def take_slice() -> bool:
+            before = len(calls["sliced"])
+            sliced.slice(100, lambda: len(calls["sliced"]) > before)
+            if before == 0:
+                sliced.close()  # as chores do
+            assert len(calls["sliced"]) <= before + 1
+            return len({*reader.checkpoints('"offset"')}) == 1
+
+        eventually(take_slice, "all is done", interval_s=0.001)
+
+    assert attempts["sliced"] == attempts["whole"]
+    assert reader.dead("consumer, attempts") == ([("whole", 2), ("sliced", 2)] if times > 100 else [])
+
+
+@pytest.mark.things(shards=1)
+def test_a_pause_that_the_end_of_a_slice_cuts_is_not_over_in_the_next_one(
+    reader: Reader, set_constants: SetConstants
+) -> None:
+    set_constants("consuming.delivery", FIRST_PAUSE_S=1000.0, MAX_BACKOFF_S=1000.0)
+    set_constants("consuming.deliverer", MAX_PAUSE_S=1e6)
+    set_constants("consuming.log.log_worker", SHARED_PAUSE_S=0.0)
+    calls: list[int] = []
+
+    def fails(_: Session, records: Sequence[Record]) -> None:
+        calls.append(len(records))
+        raise ValueError
+
+    reader.stage(3)
+    reader.declare(fails)
+    worker = reader.worker()
+    for _ in range(2):
+        worker.slice(100, lambda: bool(calls))
+
+    assert calls == [3]

@@ -49,13 +49,14 @@ def test_no_form_of_snooze_ends_the_worker(reader: Reader, make_error: Callable[
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
+@pytest.mark.parametrize("seconds", ["3650d", 0.001], ids=["long", "short"])
 @pytest.mark.usefixtures("twenty_records")
-def test_a_handler_may_raise_snooze_without_an_end(reader: Reader) -> None:
-    """An operator may then move the checkpoint, or fix the handler."""
+def test_a_handler_may_raise_snooze_without_an_end(reader: Reader, seconds: str | float) -> None:
+    """Other shards go on; an operator may then move the checkpoint, or fix the handler."""
 
     def waits(session: Session, records: Sequence[Record]) -> None:
         if records[0].shard == 0:
-            raise Snooze("3650d")
+            raise Snooze(seconds)
         apply(session, records)
 
     reader.declare(waits)

@@ -196,35 +196,6 @@ def test_a_slice_begins_where_other_processes_have_stopped(
     assert books.execute(skipped).fetchall() == [(8, 0)]
 
 
-def test_a_failing_record_is_dead_lettered_although_each_slice_tries_it_only_once(
-    flow: Pipeline, things: Log, books: Connection, streamer: Streamer, make: Callable[..., Chores]
-) -> None:
-    applied: list[str] = []
-
-    @flow.consumer(reads=things, attempts=3)
-    def choosy(session: Session, records: Sequence[Record]) -> None:
-        if any(record.key == "k3" for record in records):
-            raise ValueError("not this one")
-        session.execute(text("SELECT 1"))
-        applied.extend(record.key for record in records)
-
-    chore = make(flow).consume("choosy")
-    with_time_left(5.0, chore)
-    stage_rows(books, things, 6)
-    streamer.drain()
-
-    outcomes: list[Outcome] = []
-
-    def is_done() -> bool:
-        outcomes.append(with_time_left(0.001, chore))
-        return len(applied) == 5
-
-    eventually(is_done, "all but one are applied", timeout_s=60)
-    [(letters,)] = books.execute("SELECT count(*) FROM penstock.dead_letters").fetchall()
-    assert (sorted(applied), letters) == (["k1", "k2", "k4", "k5", "k6"], 1)
-    assert Outcome.GAVE_UP in outcomes
-
-
 def test_a_shard_that_a_worker_holds_is_given_up_at_once(
     flow: Pipeline, things: Log, books: Connection, streamer: Streamer, make: Callable[..., Chores]
 ) -> None:

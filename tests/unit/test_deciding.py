@@ -1,7 +1,9 @@
 """Decisions that need no server."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import count
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch
 from penstock.consuming.delivery import (
+    COUNTED,
     MAX_BACKOFF_S,
     MAX_CONFLICTS,
     MAX_WAITS_ALONE,
@@ -17,8 +20,10 @@ from penstock.consuming.delivery import (
     Broken,
     Cancelled,
     Conflict,
+    Consumed,
     DeadLetterItem,
     Decision,
+    Delivered,
     Failed,
     Halt,
     Outcome,
@@ -218,3 +223,51 @@ def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() ->
         part, lost = decision.state, lost + 1
 
     assert lost >= MAX_CONFLICTS
+
+
+def test_a_delivery_has_the_counts_of_all_its_transactions_and_stands_where_the_last_one_does() -> None:
+    """Every field, but what only the deliverer says of a whole delivery."""
+    numbers = count(2)
+
+    def make(**marks: Any) -> Delivered:
+        counted = {name: next(numbers) for name in COUNTED}
+        latest = {name: f"{name} {next(numbers)}" for name in ("position", "halted", "is_paused", "held", "waits_for")}
+        return Delivered(**counted, **latest, latencies_us=[next(numbers)], members=[b"%d" % next(numbers)], **marks)
+
+    first, last = make(), make(retry_after_s=1.0, missing=[record(1)])
+    total = Delivered()
+    for each in (first, last):
+        total.add(each)
+
+    both = {name: getattr(first, name) + getattr(last, name) for name in (*COUNTED, "latencies_us", "members")}
+    assert {field.name: getattr(total, field.name) for field in fields(total)} == {
+        **{field.name: getattr(last, field.name) for field in fields(last)},
+        **both,
+        "retry_after_s": None,
+        "missing": (),
+    }
+
+
+def test_rounds_have_the_counts_the_positions_and_the_troubles_of_all_their_shards() -> None:
+    going, busy, halted, paused = (ShardName("c", Shard(number)) for number in range(4))
+    first, second = Consumed(), Consumed()
+    for consumed in (first, second):
+        consumed.add(going, Delivered(applied=2, position=Offset(consumed is second), latencies_us=[1, 2]))
+    first.add(busy, Delivered())
+    second.add(halted, Delivered(dead=1, position=Offset(7), halted="why"))
+    second.add(paused, Delivered(is_paused=True))
+    assert Consumed().idle
+    assert not any(each.idle for each in (first, second))
+    first.merge(second)
+
+    assert first == Consumed(
+        applied=4,
+        dead=1,
+        latencies_us=[1, 2, 1, 2],
+        halted={halted: "why"},
+        positions={going: Offset(1), halted: Offset(7)},
+        left={busy},
+    )
+    first.merge(Consumed(halted={busy: "late"}, positions={busy: Offset(1)}, left={paused}))
+    assert (first.halted, first.left) == ({halted: "why", busy: "late"}, {busy, paused})
+    assert first.positions == {going: Offset(1), halted: Offset(7), busy: Offset(1)}

@@ -173,8 +173,9 @@ class Deliverer(Generic[Item]):
         """Applies records in the order of their offsets, or members; some may have been applied before."""
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
         try:
-            while delivery.parts and not delivery.total.is_stopped:
-                if not self._deliver_part(delivery):
+            while delivery.parts and not delivery.total.is_stopped and self._deliver_part(delivery):
+                if delivery.parts and delivery.pause(0):
+                    self._keep_state(delivery)
                     break
         finally:
             transaction.report(delivery.total)  # what is committed stays, even if the next part raises
@@ -193,9 +194,6 @@ class Deliverer(Generic[Item]):
             delivery.parts[:0] = [(done.missing, NO_FAILURE), (part, state)]
         self._refusals.count_applied(delivery.shard, done.applied)
         delivery.total.add(done)
-        if delivery.parts and delivery.pause(0):
-            self._keep_state(delivery)
-            return False
         return done.position is not None
 
     def _keep_state(self, delivery: _Delivery[Item]) -> None:
@@ -207,8 +205,7 @@ class Deliverer(Generic[Item]):
     def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], RetryState]]:
         """The items, with those that had failed when the last delivery ended as a part of their own."""
         first, state = self._states.pop(shard, (None, NO_FAILURE))
-        known = (i for i, item in enumerate(items) if self._items.identify(item) == first)
-        at = next(known, None) if state.items else None
+        at = next((i for i, item in enumerate(items) if self._items.identify(item) == first), None)
         if at is None:
             return [(items, NO_FAILURE)]
         sizes = (at, state.items, len(items) - at - state.items)
