@@ -230,8 +230,10 @@ def test_a_delivery_has_the_counts_of_all_its_transactions_and_stands_where_the_
     numbers = count(2)
 
     def make(**marks: Any) -> Delivered:
-        counted = {name: next(numbers) for name in COUNTED}
-        latest = {name: f"{name} {next(numbers)}" for name in ("position", "halted", "is_paused", "held", "waits_for")}
+        counted: dict[str, Any] = {name: next(numbers) for name in COUNTED}
+        latest: dict[str, Any] = {
+            name: f"{name} {next(numbers)}" for name in ("position", "halted", "is_paused", "held", "waits_for")
+        }
         return Delivered(**counted, **latest, latencies_us=[next(numbers)], members=[b"%d" % next(numbers)], **marks)
 
     first, last = make(), make(retry_after_s=1.0, missing=[record(1)])

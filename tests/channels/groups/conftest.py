@@ -72,12 +72,13 @@ Reader = Callable[..., LogGroup]
 
 
 @pytest.fixture
-def reader(redis_url: str) -> Iterator[Reader]:
-    """Makes readers of the group ``mailers``."""
+def reader(redis_url: str, request: pytest.FixtureRequest) -> Iterator[Reader]:
+    """Makes readers of the group ``mailers``; the log of plain entries has a second shard, which is empty."""
     made: list[LogGroup] = []
+    shards = 2 if "plain" in request.node.name else 1
 
     def make(group: str = "mailers", log: str = "work", **options: Any) -> LogGroup:
-        made.append(LogGroup.connect(redis_url, log, group, **options))
+        made.append(LogGroup.connect(redis_url, log, group, **{"shards": shards, **options}))
         return made[-1]
 
     yield make

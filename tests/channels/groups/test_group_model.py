@@ -95,6 +95,11 @@ class Model(RuleBasedStateMachine):
             0,
         )
         assert (state.first, state.tail) == (self.first, self.tail)
+        unread = max(0, self.tail - self.cursor + 1)
+        assert [state.available(most) for most in (None, MOST, 3)] == [
+            unread,
+            *(min(unread, max(0, most - len(self.pending))) for most in (MOST, 3)),
+        ]
 
 
 def check(client: redis.Redis, *, examples: int) -> None:

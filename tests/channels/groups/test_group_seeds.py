@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from random import Random
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import redis
 from structlog.testing import capture_logs
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader, offsets, waiting
+from fixtures.constants import SetConstants
 from penstock.clients import LogGroup
 from penstock.errors import Gap, GroupLost
 from penstock.testing import eventually
@@ -116,7 +119,7 @@ def test_a_deleted_newest_record_was_given_all_the_same(
     assert late.rewind(0, "last") == 4
     assert early.read().records == []
     assert reader("new", start="last").read().records == []
-    assert {state.tail for state in early.states().values()} == {3}
+    assert next(iter(early.states().values())).tail == 3
 
 
 def test_nothing_new_is_read_before_all_that_is_due_again(
@@ -141,7 +144,8 @@ def test_a_group_that_has_to_exist_is_not_begun(work: GroupedLog, reader: Reader
     work.append(1)
     with pytest.raises(GroupLost, match="rewind"):
         reader(start=None).read()
-    reader().rewind(0, "first")
+    for name in reader().states():
+        reader().rewind(name.shard, "first")
 
     assert offsets(reader(start=None).read()) == [1]
 
@@ -163,7 +167,7 @@ def test_a_group_delivers_no_nulls_and_says_what_was_evicted(
     taken = skipping.read()
     assert offsets(taken) == [5, 6]
     assert [(each.first, each.last) for each in taken.missed] == [(2, 4)]
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.missed, state.delivered) == (3, 3)
 
 
@@ -200,12 +204,12 @@ def is_waiting(client: redis.Redis, readers: int) -> bool:
 def test_a_burst_is_divided_among_the_readers_that_wait(
     work: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
-    """With the groups of Redis, the first reader that waits gets all six."""
+    """With the groups of Redis, the first reader that waits gets all seven."""
     readers = [reader() for _ in range(3)]
     futures = read_waiting(readers, redis_client, 10)
-    work.append(6)
+    work.append(7)
 
-    assert [offsets(each.result(60)) for each in futures] == [[1, 2], [3, 4], [5, 6]]
+    assert [offsets(each.result(60)) for each in futures] == [[1, 2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.usefixtures("in_turn")
@@ -225,6 +229,14 @@ def test_readers_that_wait_are_served_in_turn(work: GroupedLog, reader: Reader, 
         each.result(60)
 
     assert served == "abcabcabc"
+
+
+def test_no_shard_is_always_the_last(packed: GroupedLog, reader: Reader) -> None:
+    group = reader(shards=3)
+    for shard in range(3):
+        packed.append(9, shard=shard)
+
+    assert {group.read(1)[0].shard for _ in range(3)} == {0, 1, 2}
 
 
 def make_due(client: redis.Redis) -> None:
@@ -274,8 +286,24 @@ def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(work: Grou
     assert group.acknowledge_offsets(0, 2, (6, 7)) == 1
     assert group.acknowledge_offsets(0, (2, 7)) == 1, "a range longer than what is pending ends, too"
     assert group.acknowledge_offsets(0, (1, 10**15)) == 2
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.pending, state.next_offset) == (0, 9)
+
+
+def test_any_records_of_any_shards_are_acknowledged_in_any_order_and_each_once(
+    packed: GroupedLog, reader: Reader
+) -> None:
+    for shard in (0, 1):
+        packed.append(3, shard=shard)
+    group = reader(shards=2, retry_s=60)
+    for number in range(64):
+        for shard in (0, 1):
+            group.rewind(shard, 1)
+        chosen = [each for at, each in enumerate(group.read()) if number >> at & 1]
+        left = {shard: 3 - sum(each.shard == shard for each in chosen) for shard in (0, 1)}
+
+        assert group.acknowledge(Random(number).sample(chosen * 2, len(chosen) * 2)) == len(chosen)
+        assert {name.shard: state.pending for name, state in group.states().items()} == left
 
 
 def test_an_expired_record_is_dropped_counted_and_told(
@@ -297,7 +325,7 @@ def test_an_expired_record_is_dropped_counted_and_told(
     assert [(each["event"], each["reason"], each["first"], each["last"]) for each in logs] == [
         ("records skipped", "dropped", 1, 2)
     ]
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.dropped, state.pending, state.redelivered) == (2, 0, again)
     assert again == 2
 
@@ -313,7 +341,7 @@ def test_no_new_records_come_while_as_many_are_pending_as_may_be(work: GroupedLo
     group.acknowledge(first[:1])
     assert offsets(other.read()) == [3]
     assert len(group.read(block_s=0.02)) == 0
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.pending, state.tail) == (2, 5)
 
 
@@ -329,17 +357,23 @@ def test_what_is_dropped_makes_room_at_the_limit(work: GroupedLog, reader: Reade
     assert offsets(taken) == [3, 4]
 
 
-def test_at_the_limit_records_are_delivered_again(work: GroupedLog, reader: Reader) -> None:
+def test_at_the_limit_records_are_delivered_again_as_soon_as_they_are_due(
+    work: GroupedLog, reader: Reader, set_constants: SetConstants
+) -> None:
+    set_constants("clients.log.turns", HEARTBEAT_S=600.0, FULL_S=600.0)
     work.append(5)
     group = reader(retry_s=0.1, max_pending=2)
     group.read()
 
+    began = monotonic()
     assert offsets(group.read(block_s=60)) == [1, 2]
+    assert monotonic() - began < 30
 
 
 def test_a_reader_that_waits_at_the_limit_goes_on_after_an_acknowledgement(
-    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
+    set_constants("clients.log.turns", HEARTBEAT_S=600.0)
     work.append(3)
     group = reader(retry_s=60, max_pending=2)
     taken = group.read()
@@ -376,5 +410,5 @@ def test_a_record_evicted_while_pending_is_refused_or_reported(
     taken = reader(retry_s=0.05, evicted="skip").read(block_s=60)
     assert [(each.first, each.last) for each in taken.missed] == [(1, 2)]
     assert offsets(taken) == [3, 4]
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.missed, state.pending) == (2, 2)

@@ -120,7 +120,7 @@ def test_a_log_that_has_lost_its_end_for_good_goes_on_after_a_rewind(
     assert group.rewind(0, "last") == 2
     work.append(1)
     assert offsets(group.read()) == [2]
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert state.pending == 2, "those before the rewind are kept"
 
 
@@ -191,7 +191,7 @@ def test_an_epoch_that_began_with_other_records_moves_the_cursor_back_once_and_l
         group.read()
     assert next(iter(group.states().values())).pending == kept, "the lost ones are forgotten"
     assert offsets(other.read()) == [*range(kept + 1, 9)]
-    [state] = group.states().values()
+    state, *_ = group.states().values()
     assert (state.rewound, state.pending) == (1, 8)
 
 

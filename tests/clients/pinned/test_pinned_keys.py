@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from threading import Barrier, Event
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -277,6 +280,37 @@ def test_while_one_computes_the_others_take_the_old_value(pins: PinnedKeys, url:
         assert computing.result() == b"new"
     assert pins.compute("monthly", lambda: "never", 60) == b"new"
     other.close()
+
+
+@dataclass
+class Interrupted:
+    """A client that calls a function before one of its calls of a script."""
+
+    client: RedisClient
+    function: Callable[[], None]
+    calls_left: int
+
+    def pipeline(self, **options: Any) -> Any:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            self.function()
+        return self.client.pipeline(**options)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_whenever_another_process_computes_its_value_or_a_newer_one_is_there_and_no_lock(
+    pins: PinnedKeys, plain: RedisClient, number: int
+) -> None:
+    def compute() -> None:
+        with suppress(LockBusy):
+            assert pins.compute("monthly", lambda: "first", 60, wait_s=0) == b"first"
+
+    pins.compute("another", lambda: "", 60)  # the scripts are loaded
+    other: Any = Interrupted(plain, compute, number)
+    found = PinnedKeys(other, "reports").compute("monthly", lambda: "second", 60)
+    assert found == pins.get("monthly") == (b"first" if number <= 2 else b"second")
+    pins.delete("monthly")
+    assert pins.compute("monthly", lambda: "third", 60, wait_s=0) == b"third"
 
 
 def test_the_wait_for_a_value_is_bounded(pins: PinnedKeys, url: str) -> None:
