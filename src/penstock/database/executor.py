@@ -1,16 +1,23 @@
-"""Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction."""
+"""Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction.
 
+What is sent between two statements of a handler is one message.  libpq sends it, as psycopg offers it (``psycopg.pq``): nothing of
+psycopg's is replaced, and its pipelines and cursors are left to the handler.
+"""
+
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 import psycopg
-from psycopg.generators import execute
-from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.pq.abc import PGresult
-from psycopg.rows import tuple_row
+import psycopg.abc
+from psycopg import IsolationLevel
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.generators import execute, fetch_many, send
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy.util import await_only
 from typing_extensions import override
@@ -20,12 +27,17 @@ from penstock.database.statements import quote_literal
 from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
 
 _PIPELINES = psycopg.Pipeline.is_supported()
+_PARAMETER = re.compile(rb"%\((\w+)\)s")
 
 _IS_PREPARED = "penstock_is_prepared"
 """Key in the ``info`` of a connection on which the statement that begins transactions is prepared."""
 
 Row = tuple[Any, ...]
 _Statement = tuple[bytes, Mapping[str, Any] | None]
+_Command = Callable[[], None]
+T = TypeVar("T")
+_Steps = Generator[Any, Any, T]
+"""What psycopg's ``wait`` takes: it yields what is to be waited for."""
 
 
 class StatementResult(Protocol):
@@ -94,52 +106,94 @@ def _setting_texts(server_version: int, idle_s: float, timeouts: Timeouts | None
     return *guarded(settings), set_local_in_one(settings) + b","
 
 
-def _send_at_once(pipeline: Any) -> None:
-    """Makes a pipeline send what it holds at its end: one message, which ends with its Sync.
+@lru_cache(maxsize=256)
+def _numbered(query: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """A statement with ``$1``, ``$2`` … in place of its parameters, and their names in that order."""
+    names = [*dict.fromkeys(_PARAMETER.findall(query))]
+    numbers = {name: b"$%d" % number for number, name in enumerate(names, 1)}
+    return query % numbers, tuple(name.decode() for name in names)
 
-    psycopg sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync it sends a
-    Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops it with
-    the next message.  And it begins the transaction before each statement, because no answer has said that it is open, and sends a
-    Sync after BEGIN and COMMIT, which Postgres answers apart.  There is nothing public for any of this in psycopg.  In a pipeline
-    of the handler's own, psycopg sends as it does.
+
+class _Query(NamedTuple):
+    """A statement as libpq takes it."""
+
+    query: bytes
+    params: Sequence[Any] | None = None
+    types: tuple[int, ...] = ()
+    formats: Sequence[Any] | None = None
+
+    @classmethod
+    def convert(cls, transformer: psycopg.abc.Transformer, query: bytes, params: Mapping[str, Any] | None) -> Self:
+        """With values as Postgres reads them."""
+        if params is None:
+            return cls(query)
+        query, names = _numbered(query)
+        values = transformer.dump_sequence([params[name] for name in names], [PyFormat.AUTO] * len(names))
+        return cls(query, values, transformer.types or (), transformer.formats)
+
+
+def _begin(connection: Any) -> bytes:
+    """The statement with which psycopg begins a transaction."""
+    words = ["BEGIN"]
+    if connection.isolation_level is not None:
+        words.append("ISOLATION LEVEL " + IsolationLevel(connection.isolation_level).name.replace("_", " "))
+    if connection.read_only is not None:
+        words.append("READ ONLY" if connection.read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join(words).encode()
+
+
+def _send_together(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[list[PGresult]]]:
+    """Sends commands as one message, which ends with its Sync; returns the replies to each.
+
+    psycopg's own pipeline sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync
+    it sends a Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops
+    it with the next message.  And it sends a Sync after BEGIN and COMMIT, which Postgres answers apart.
     """
+    replies: list[list[PGresult]] = []
+    is_own = not pgconn.pipeline_status  # and not the handler's, which it has left open
+    if is_own:
+        pgconn.enter_pipeline_mode()
+    try:
+        for command in commands:
+            command()
+        pgconn.pipeline_sync()
+        yield from send(pgconn)
+        while (results := (yield from fetch_many(pgconn)))[0].status != ExecStatus.PIPELINE_SYNC:
+            replies.append(results)
+    except psycopg.Error:
+        _raise_failure(chain.from_iterable(replies))  # what Postgres has said before it closed the connection
+        raise
+    finally:
+        if is_own and pgconn.status == ConnStatus.OK:
+            pgconn.exit_pipeline_mode()
+    return replies
 
-    def hold() -> Iterator[Any]:
-        yield from ()
 
-    def begin_once() -> Iterator[Any]:
-        connection._start_query = hold  # noqa: SLF001
-        yield from begin()
+def _send_apart(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[list[PGresult]]]:
+    """The same without a libpq that can (before 14): one by one."""
+    replies: list[list[PGresult]] = []
+    for command in commands:
+        command()
+        replies.append((yield from execute(pgconn)))
+        _raise_failure(replies[-1])
+    return replies
 
-    def end() -> Iterator[Any]:
-        del pipeline._communicate_gen, pipeline._sync_gen, pipeline._exit_gen, connection._start_query  # noqa: SLF001
-        try:
-            pipeline._enqueue_sync()  # noqa: SLF001
-            while pipeline.command_queue:
-                pipeline.command_queue.popleft()()
-            yield from pipeline._communicate_gen()  # noqa: SLF001
-        except BaseException:
-            # A later statement of a transaction that has failed would raise InFailedSqlTransaction in place of the cause.
-            with suppress(psycopg.Error):
-                yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
-            raise
-        yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
-    if pipeline is not None and pipeline.level == 1:
-        connection = pipeline._conn  # noqa: SLF001
-        begin, connection._start_query = connection._start_query, begin_once  # noqa: SLF001
-        pipeline._communicate_gen = pipeline._sync_gen = hold  # noqa: SLF001
-        pipeline._exit_gen = end  # noqa: SLF001
+def _raise_failure(results: Iterable[PGresult]) -> None:
+    for result in results:
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
 
 
 class _Guarded(ABC):
+    adapters = ADAPTERS  # not the connection's own, which a handler, or the application, may have changed
+
     def __init__(self, connection: Any, info: dict[str, Any], before: bytes, after: bytes, opening: bytes) -> None:
-        self._connection, self._info = connection, info
+        self.connection, self._info = connection, info
         self._before, self._after, self._opening = before, after, opening
         self._silence_s = connection.longest_silence_s  # made before the handler is called, which may wait for longer
-
-    def _limited(self) -> AbstractContextManager[None]:
-        return silent_for(self._connection, self._silence_s)
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return self._run([(self._before, None), (query, params), (self._after, None)])
@@ -148,14 +202,14 @@ class _Guarded(ABC):
         return self._run([(query, params)], commits=True).rowcount
 
     def begin_with(self, query: bytes, params: Mapping[str, str | int], /) -> Row:
-        own, pgconn = query.replace(b"SELECT", self._opening, 1), self._connection.pgconn
+        own, pgconn = query.replace(b"SELECT", self._opening, 1), self.connection.pgconn
         if pgconn.pipeline_status:  # the handler's own, around its first statement
             return cast("Row", self._run([(own, params)]).fetchone())
         values = _literals(params)
         if pgconn.transaction_status != TransactionStatus.IDLE:  # begun by a statement that SQLAlchemy has not seen
             return self._exchange(own % values)
-        begin = self._connection._get_tx_start_command() + b"; "  # noqa: SLF001
-        if self._connection.prepare_threshold is None:
+        begin = _begin(self.connection) + b"; "
+        if self.connection.prepare_threshold is None:
             return self._exchange(begin + own % values)
         call = b"EXECUTE penstock_begin (" + b", ".join(values.values()) + b")"
         if _IS_PREPARED in self._info:
@@ -168,33 +222,62 @@ class _Guarded(ABC):
         return self._exchange(begin + b"PREPARE penstock_begin AS " + own % numbers + b"; " + call)
 
     def commit_with(self, query: bytes, params: Mapping[str, str | int], /) -> None:
-        if self._connection.pgconn.pipeline_status:  # one that the handler has left open
+        if self.connection.pgconn.pipeline_status:  # one that the handler has left open
             self.commit_after(query, params)
         else:
             self._exchange(query % _literals(params) + b"; COMMIT")
 
     def release_locks(self) -> None:
-        if self._connection.prepare_threshold is not None:
+        if self.connection.prepare_threshold is not None:
             self._exchange(b"SELECT pg_catalog.pg_advisory_unlock_all()")
 
-    @abstractmethod
     def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
         """Executes one or three statements, sent as one message; the result of the one in the middle."""
+        return self._wait(self._steps(statements, commits=commits))
 
-    @abstractmethod
     def _exchange(self, message: bytes) -> Row:
         """Sends statements as one message; returns the first row of the last one, as text."""
+        return _first_row(self._wait(self._replies(message)))
 
-    def _replies(self, message: bytes) -> Generator[Any, Any, list[PGresult]]:
-        self._connection.pgconn.send_query(message)
-        return cast("Generator[Any, Any, list[PGresult]]", execute(self._connection.pgconn))
+    @abstractmethod
+    def _wait(self, steps: _Steps[T]) -> T:
+        """Exchanges with the server what the steps send and receive, after what a pipeline of the handler's still holds."""
 
-    def _cursor(self) -> Any:
-        # Not with the connection's row factory and adapters, which a handler, or the application, may have changed.
-        is_async = isinstance(self._connection, psycopg.AsyncConnection)
-        cursor: Any = (psycopg.AsyncCursor if is_async else psycopg.Cursor)(self._connection, row_factory=tuple_row)
-        cursor._adapters = ADAPTERS  # noqa: SLF001
-        return cursor
+    def _replies(self, message: bytes) -> _Steps[list[PGresult]]:
+        self.connection.pgconn.send_query(message)
+        results: list[PGresult] = yield from execute(self.connection.pgconn)
+        return results
+
+    def _steps(self, statements: Sequence[_Statement], *, commits: bool) -> _Steps[StatementResult]:
+        pgconn, transformer = self.connection.pgconn, Transformer(self)
+        is_begun = pgconn.transaction_status != TransactionStatus.IDLE
+        begin: _Command = partial(pgconn.send_query_params, _begin(self.connection), None)
+        commands = [] if is_begun else [begin]
+        places = []
+        for query, params in statements:
+            commands += self._commands(_Query.convert(transformer, query, params))
+            places.append(len(commands) - 1)
+        if commits and is_begun:
+            commands.append(partial(pgconn.send_query_params, b"COMMIT", None))
+        replies = yield from (_send_together if _PIPELINES else _send_apart)(pgconn, commands)
+        _raise_failure(chain.from_iterable(replies))
+        return _read(transformer, replies[places[len(places) // 2]][0])
+
+    def _commands(self, query: _Query) -> Iterator[_Command]:
+        """Executes a statement, prepared after some executions.
+
+        What is prepared is in psycopg's record, which is private: psycopg has Postgres forget all of it after a rollback, also after
+        one to a savepoint of the handler's, and nothing public tells of that.
+        """
+        pgconn, prepared = self.connection.pgconn, self.connection._prepared  # noqa: SLF001
+        prepare, name = prepared.get(query)
+        if prepare.name == "SHOULD":
+            yield partial(pgconn.send_prepare, name, query.query, query.types)
+        if name:
+            yield partial(pgconn.send_query_prepared, name, query.params, query.formats)
+        else:
+            yield partial(pgconn.send_query_params, query.query, query.params, query.types, query.formats)
+        prepared.maybe_add_to_cache(query, prepare, name)
 
 
 def _literals(params: Mapping[str, str | int]) -> dict[bytes, bytes]:
@@ -205,55 +288,44 @@ def _literals(params: Mapping[str, str | int]) -> dict[bytes, bytes]:
 
 
 def _first_row(results: Sequence[PGresult]) -> Row:
-    for result in results:
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
+    _raise_failure(results)
     last = results[-1]
     values = (last.get_value(0, column) for column in range(last.nfields)) if last.ntuples else ()
     return tuple(value and value.decode() for value in values)
 
 
+def _read(transformer: psycopg.abc.Transformer, result: PGresult) -> StatementResult:
+    if result.status != ExecStatus.TUPLES_OK:
+        return _Fetched(-1 if result.command_tuples is None else result.command_tuples, [])
+    transformer.set_pgresult(result)
+    return _Fetched(result.ntuples, transformer.load_rows(0, result.ntuples, tuple))
+
+
 class _Direct(_Guarded):
     @override
-    def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
-        with self._limited(), self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-            _send_at_once(pipeline)
-            cursors: list[StatementResult] = [self._cursor().execute(*each) for each in statements]
-            if commits:
-                self._connection.commit()
-        return cursors[len(cursors) // 2]
-
-    @override
-    def _exchange(self, message: bytes) -> Row:
-        with self._connection.lock, self._limited():
-            return _first_row(self._connection.wait(self._replies(message)))
+    def _wait(self, steps: _Steps[T]) -> T:
+        with silent_for(self.connection, self._silence_s):
+            if self.connection.pgconn.pipeline_status:
+                with self.connection.pipeline():
+                    pass
+            with self.connection.lock:
+                return cast("T", self.connection.wait(steps))
 
 
 class _Awaited(_Guarded):
     """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
 
     @override
-    def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
-        return await_only(self._execute(statements, commits=commits))
+    def _wait(self, steps: _Steps[T]) -> T:
+        return await_only(self._wait_for(steps))
 
-    async def _execute(self, statements: Sequence[_Statement], *, commits: bool) -> StatementResult:
-        with self._limited():
-            async with self._connection.pipeline() if _PIPELINES else nullcontext() as pipeline:
-                _send_at_once(pipeline)
-                cursors = [await self._cursor().execute(*each) for each in statements]
-                if commits:
-                    await self._connection.commit()
-        cursor = cursors[len(cursors) // 2]
-        return _Fetched(cursor.rowcount, await cursor.fetchall() if cursor.description else [])
-
-    @override
-    def _exchange(self, message: bytes) -> Row:
-        return await_only(self._exchange_async(message))
-
-    async def _exchange_async(self, message: bytes) -> Row:
-        async with self._connection.lock:
-            with self._limited():
-                return _first_row(await self._connection.wait(self._replies(message)))
+    async def _wait_for(self, steps: _Steps[T]) -> T:
+        with silent_for(self.connection, self._silence_s):
+            if self.connection.pgconn.pipeline_status:
+                async with self.connection.pipeline():
+                    pass
+            async with self.connection.lock:
+                return cast("T", await self.connection.wait(steps))
 
 
 class _Fetched:
