@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from fixtures.clocks import Clock
 from fixtures.constants import SetConstants
@@ -96,6 +97,44 @@ def test_users_come_in_by_name_and_password_with_their_rights(
     assert [each.status_code for each in (wrong, nobody, without, right)] == [403, 403, 403, 303]
     assert visitor.get("/actions").status_code == 200
     assert visitor.get("/act/pause?kind=consumer&name=applies").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "is_secure"),
+    [
+        ("http://127.0.0.1", {}, False),
+        ("https://127.0.0.1", {}, True),
+        ("http://127.0.0.1", {"X-Forwarded-Proto": "https"}, True),
+        ("http://127.0.0.1", {"X-Forwarded-Proto": "http"}, False),
+        ("http://127.0.0.1", {"Origin": "https://127.0.0.1"}, True),
+        ("http://127.0.0.1", {"Origin": "http://127.0.0.1"}, False),
+    ],
+)
+def test_a_cookie_is_secure_where_the_browser_speaks_tls_also_to_a_proxy(
+    url: str, headers: dict[str, str], *, is_secure: bool, flow: Pipeline, database_url: str, redis_url: str
+) -> None:
+    """And is the console's at this port; redirects are paths, whatever the scheme is."""
+    made = make_console(flow, database_url, redis_url, access=Entrance(token="once"), hosts={"127.0.0.1"})
+    with TestClient(made, base_url=f"{url}:8800", follow_redirects=False) as visitor:
+        entered = visitor.get("/enter?token=once", headers=headers)
+        assert entered.headers["set-cookie"].startswith(f"{COOKIE}_8800=")
+        assert ("secure" in entered.headers["set-cookie"].lower()) is is_secure
+        assert entered.headers["location"] == "/"
+        assert visitor.get("/channels/").status_code == 404
+
+
+def test_log_ins_are_logged_without_what_may_be_a_password(
+    flow: Pipeline, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    entrance = Entrance(read_users(write_users(tmp_path / "users.toml")))
+    visitor = client(make_console(flow, database_url, redis_url, access=entrance, hosts={"127.0.0.1"}))
+    with capture_logs() as logged:
+        for name, password in (("ann", "correct horse"), ("ann", "wrong"), ("correct horse", "ann")):
+            visitor.post("/enter", data={"name": name, "password": password})
+
+    events = [(each["visitor"], each["refused"]) for each in logged if each["event"] == "log-in"]
+    assert events == [("ann", False), ("ann", True), ("unknown", True)]
+    assert "correct horse" not in str(logged)
 
 
 @pytest.mark.parametrize(

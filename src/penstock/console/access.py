@@ -30,6 +30,7 @@ Right = Literal["see", "keys", "payloads", "retry", "drop", "pause", "move"]
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
 COOKIE = "penstock_console"
+"""Name of the cookie of a session, with the port behind it: browsers send cookies to all ports of a name."""
 
 SESSION_S = 12 * 3600.0
 """Seconds that a login holds."""
@@ -59,6 +60,12 @@ class Visitor:
     def may(self, right: Right) -> bool:
         """True if he may; nothing without ``see``."""
         return right in self.rights and "see" in self.rights
+
+
+def cookie_name(request: Request) -> str:
+    """Returns the name of the cookie of a session with the console at a request's port."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
 
 
 Access = Callable[[Request], Visitor | None]
@@ -132,13 +139,17 @@ class Sessions:
 
     def find(self, request: Request) -> Visitor | None:
         """The visitor of a request's cookie."""
-        visitor, until = self._known.get(_digest(request.cookies.get(COOKIE, "")), (None, 0.0))
+        visitor, until = self._known.get(_digest(_get_cookie(request)), (None, 0.0))
         return visitor if until > self.clock() else None
 
     def end(self, request: Request) -> None:
         """Ends the session of a request."""
         with self._lock:
-            self._known.pop(_digest(request.cookies.get(COOKIE, "")), None)
+            self._known.pop(_digest(_get_cookie(request)), None)
+
+
+def _get_cookie(request: Request) -> str:
+    return request.cookies.get(cookie_name(request), "")
 
 
 def _digest(value: str) -> str:

@@ -1,5 +1,6 @@
 """Serves the console in this process until SIGINT or SIGTERM, or in a thread beside something else."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -7,12 +8,58 @@ from contextlib import contextmanager
 
 import uvicorn
 from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from penstock.console.web_application import Console
 from penstock.errors import InvalidSetting
 
 GRACE_S = 2
 """Seconds in which open requests may end."""
+
+
+HEAD_S = 10.0
+"""Seconds in which a client has to send the head of a request, from its first byte or from the connection on."""
+
+MAX_HEADS = 100
+"""Limit of the connections whose next head is not complete; of more, the oldest is closed.  Below the limit of all."""
+
+
+def _make_protocol() -> type[H11Protocol]:
+    """The protocol of one server, with a deadline for heads, which uvicorn has not: a half of one would stay for ever."""
+    incomplete: dict[H11Protocol, asyncio.TimerHandle] = {}
+
+    class Protocol(H11Protocol):
+        @override
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+            super().connection_made(transport)
+            self._expect_head()
+
+        @override
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._expect_head()
+
+        @override
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+            if cycle is not None and not cycle.response_complete:
+                self._forget()
+            elif self not in incomplete:
+                incomplete[self] = self.loop.call_later(HEAD_S, self.transport.close)
+                if len(incomplete) > MAX_HEADS:
+                    oldest = next(iter(incomplete))
+                    incomplete.pop(oldest).cancel()
+                    oldest.transport.close()
+
+        def _forget(self) -> None:
+            if (timer := incomplete.pop(self, None)) is not None:
+                timer.cancel()
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):
@@ -32,7 +79,7 @@ def _make_server(console: Console, on_ready: Callable[[], None]) -> _Server:
     # No log: it would have the one-time token, keys in addresses, and the text of errors.
     config = uvicorn.Config(
         console,
-        http="h11",  # whatever else is installed has other limits
+        http=_make_protocol(),  # whatever else is installed has other limits
         ws="none",
         log_config=None,
         log_level="critical",

@@ -5,7 +5,8 @@ A request that changes something has to come from a page of ours: browsers say s
 point here.  Every answer forbids scripts, styles, frames and requests that are not ours.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import structlog
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -22,7 +24,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.console.access import COOKIE, SESSION_S, Access, Entrance, Right, Visitor
+from penstock.console.access import SESSION_S, Access, Entrance, Right, Visitor, cookie_name
 from penstock.console.actions import ACTIONS, Acting, ChangedPlan
 from penstock.console.pages import PAGES, Page, Reading
 from penstock.console.rendering import render, respond, respond_json
@@ -47,6 +49,15 @@ STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg"
 
 MAX_FORM = 10_000
 """Limit of a form, in bytes."""
+
+FORM_S = 10.0
+"""Seconds in which a form has to come."""
+
+LOG_INS = 2
+"""Passwords that are compared at the same time: each takes 16 MiB and a core for a while."""
+
+MAX_LOG_INS = 10
+"""Log-ins that may wait for it; a further one gets 429."""
 
 
 class Console:
@@ -130,7 +141,8 @@ def make_console(
 
     routes = [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
     if entrance is not None:
-        routes.append(Route("/enter", partial(_enter, entrance), methods=["GET", "POST"]))
+        # In threads of their own: pages and static files do not wait for them.
+        routes.append(Route("/enter", partial(_enter, entrance, CapacityLimiter(LOG_INS)), methods=["GET", "POST"]))
         routes.append(Route("/leave", partial(_leave, entrance), methods=["POST"]))
     for path, page in PAGES.items():
         routes.append(Route("/index.json" if path == "/" else f"{path}.json", partial(desk.json, page)))
@@ -138,6 +150,7 @@ def make_console(
     routes += [Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS]
     answers = dict.fromkeys((HTTPException, PenstockError, Exception), _show_error)
     app = Starlette(routes=routes, exception_handlers=answers)
+    app.router.redirect_slashes = False  # to a whole address, of which a proxy has changed scheme and name
     return Console(app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts)))
 
 
@@ -234,19 +247,27 @@ def _root(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 
 
-def _static(name: str, kind: str) -> Callable[[Request], Response]:
+def _static(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     body = (files("penstock.console") / "static" / name).read_text(encoding="utf-8")
-    return lambda request: respond(request, body, kind, cache="no-cache")
+
+    async def answer(request: Request) -> Response:  # without a thread, which pages may all have
+        return respond(request, body, kind, cache="no-cache")
+
+    return answer
 
 
-async def _enter(entrance: Entrance, request: Request) -> Response:
+async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request) -> Response:
     """Comes in by the link, or by name and password."""
     root = _root(request)
     cookie, refused = None, ""
     if request.method == "POST":
         form = await _read_form(request)
-        host = request.client.host if request.client else ""
-        cookie = await run_in_threadpool(entrance.log_in, form.get("name", ""), form.get("password", ""), host)
+        host, name = request.client.host if request.client else "", form.get("name", "")
+        if limiter.statistics().tasks_waiting >= MAX_LOG_INS:
+            raise HTTPException(429, "too many log-ins at once; try again in a second")
+        cookie = await to_thread.run_sync(entrance.log_in, name, form.get("password", ""), host, limiter=limiter)
+        # Not a name that nobody has: it may be a password, typed into the wrong field.
+        log.info("log-in", visitor=name if name in entrance.users else "unknown", host=host, refused=cookie is None)
         refused = "The name or the password is wrong, or there were too many attempts in the last minute."
     elif token := request.query_params.get("token"):
         cookie = entrance.redeem(token)
@@ -256,15 +277,21 @@ async def _enter(entrance: Entrance, request: Request) -> Response:
         return respond(request, body, "text/html", 403 if refused else 200)
     response = RedirectResponse(f"{root}/", 303)
     response.set_cookie(
-        COOKIE,
+        cookie_name(request),
         cookie,
         max_age=int(SESSION_S),
         path=f"{root}/",
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=_is_secure(request),
     )
     return response
+
+
+def _is_secure(request: Request) -> bool:
+    """True if the browser speaks TLS, also to a proxy: it says so itself with a form, and the proxy with a link."""
+    origin, proxied = request.headers.get("origin", ""), request.headers.get("x-forwarded-proto", "")
+    return "https" in {request.url.scheme, urlsplit(origin).scheme, proxied.lower()}
 
 
 def _leave(entrance: Entrance, request: Request) -> Response:
@@ -275,16 +302,23 @@ def _leave(entrance: Entrance, request: Request) -> Response:
 async def _read_form(request: Request) -> dict[str, str]:
     """The fields of a small form."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM:
-            raise HTTPException(413, "the form is too large")
+    try:
+        async with asyncio.timeout(FORM_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_FORM:
+                    raise HTTPException(413, "the form is too large")
+    except TimeoutError:
+        raise HTTPException(408, "the form did not come") from None
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "a form is wanted")
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
+        form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
     except ValueError:
         raise HTTPException(400, "the form cannot be read") from None
+    if any("\x00" in text for field in form.items() for text in field):
+        raise HTTPException(400, "no name, key or reason has a character NUL")
+    return form
 
 
 def _show_error(request: Request, error: Exception) -> Response:
