@@ -1,16 +1,19 @@
 """What each command prints, on which stream, and its exit code."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
 from fixtures.command_line import PENSTOCK, CommandLine, Started
+from fixtures.proxy import Harm, Proxy, behind
 from penstock.channels.log.streams import extents
 from penstock.cli.app import COMMANDS
 from penstock.database.connections import Connection
@@ -62,6 +65,54 @@ def test_a_consumer_may_be_limited_to_some_of_its_shards(penstock: CommandLine, 
 
     assert "5 records applied" in done.stderr
     assert penstock("consume", "reader", "--drain", "--shards", "0,2").returncode == 2
+
+
+PREPARED = b"_pg3_"
+"""In the name of each statement that psycopg prepares."""
+
+
+def has_effects(connection: Connection, count: int) -> bool:
+    return effects(connection) == count
+
+
+WITH_JOBS = """
+from penstock import Queue
+jobs = pipeline.add_channel(Queue("jobs"))
+
+@pipeline.worker(reads=jobs)
+def work(session, job):
+    session.execute(text("INSERT INTO public.effects VALUES (:id)"), {"id": int(job.id)})
+"""
+
+
+@pytest.mark.parametrize("command", ["stream --drain", "consume reader --drain", "work --drain", "run --engine inline"])
+def test_statements_are_prepared_unless_there_is_a_pooler(
+    penstock: CommandLine, started: Started, connection: Connection, postgres_proxy: Proxy, command: str
+) -> None:
+    """Guarantee 18."""
+    with (penstock.directory / "shop.py").open("a") as shop:
+        shop.write(WITH_JOBS)
+    urls = {"PENSTOCK_DATABASE_URL": behind(postgres_proxy, penstock.environment["PENSTOCK_DATABASE_URL"])}
+    counts = []
+    for option in ("--no-prepare", "--prepare"):
+        stage(connection, 10)
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "SELECT 'jobs', 0, 'tenant', 'insert', 'job', '1' FROM generate_series(1, 10)"
+        )
+        if "stream" not in command:
+            penstock("stream", "--drain")
+        postgres_proxy.harm(PREPARED, Harm.LOSE_REQUEST)
+        before = effects(connection)
+        process = penstock.begin(*command.split(), option, **urls)
+        if "run" in command:
+            eventually(partial(has_effects, connection, before + 20), "all is applied", timeout_s=90)
+            os.kill(process.pid, signal.SIGTERM)
+        penstock.wait(process)
+        counts.append(postgres_proxy.harmed)
+
+    assert counts[0] == 0
+    assert counts[1] > 0
 
 
 def test_the_log_is_json_lines_without_a_terminal(penstock: CommandLine, connection: Connection) -> None:
@@ -172,20 +223,30 @@ def test_tail_prints_records_with_their_payloads(penstock: CommandLine, connecti
     assert penstock("tail", "nothing").returncode == 2
 
 
-def test_tail_follows_until_it_is_stopped(
-    penstock: CommandLine, started: Started, connection: Connection, redis_client: redis.Redis
+@pytest.mark.parametrize(
+    ("options", "offsets"), [("--count 0", [2, 3]), ("--from 3", [3]), ("--from 1 --count 2", [1, 2])]
+)
+def test_tail_follows_from_where_it_is_told_until_it_is_stopped_or_has_as_many(
+    penstock: CommandLine,
+    started: Started,
+    connection: Connection,
+    redis_client: redis.Redis,
+    options: str,
+    offsets: list[int],
 ) -> None:
     stage(connection, 1)
     penstock("stream", "--drain")
-    process = started("tail", "things", "--follow", "--json", "--count", "0")
+    process = started("tail", "things", "--follow", "--json", *options.split())
     eventually(lambda: redis_client.info("clients")["blocked_clients"], "it waits for what comes", timeout_s=90)
-    stage(connection, 1)
+    for _ in range(2):
+        stage(connection, 1)
     penstock("stream", "--drain")
 
-    line = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    shown = [json.loads(process.stdout.readline())["offset"] for _ in offsets]
+    if "--count 2" not in options:
+        process.send_signal(signal.SIGINT)
 
-    assert json.loads(line)["offset"] == 2
+    assert shown == offsets
     assert process.wait(90) == 0
 
 

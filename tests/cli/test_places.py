@@ -83,6 +83,43 @@ def test_a_place_that_is_none_is_an_error(failing: CommandLine) -> None:
         assert (done.returncode, said in done.stderr) == (2, True), done
 
 
+LETTERS = ("0 1 a", "0 2 a parked", "0 3 b superseded", "0 4 a", "0 5 a parked", "0 6 b parked", "1 1 a parked")
+"""Shard and offset of a dead letter, its key, and what it is: key ``a`` has gone to another shard."""
+
+CHOSEN: dict[str, str] = {
+    "things/0 offset 4": "0/4",
+    "things/0 offset 4 --parked": "0/4 0/5 1/1",
+    "things/0 offset 1 things/0 offset 4 --parked": "0/1 0/2 0/4 0/5 1/1",
+    "things/0 offset 4 things/0 offset 1 --parked": "0/1 0/2 0/4 0/5 1/1",
+    "things/0 offset 2 things/0 offset 3 --parked": "0/2 0/3 0/5 0/6 1/1",
+    "things/1 offset 1 --parked": "1/1",
+    "--parked": "0/2 0/5 0/6 1/1",
+    "--superseded": "0/3",
+    "things/0 offset 1 --superseded": "0/1",
+    "--parked --superseded": "0/2 0/3 0/5 0/6 1/1",
+    "--all --key b": "0/3 0/6",
+    "--parked --key b": "0/6",
+}
+
+
+def test_letters_are_chosen_by_place_with_those_parked_behind_the_first_of_their_key(
+    penstock: CommandLine, connection: Connection
+) -> None:
+    for text in LETTERS:
+        shard, offset, key, *of = text.split()
+        connection.execute(
+            'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
+            "reason, attempts, parked, later_shard, later_offset) "
+            "VALUES ('reader', 'things', %s, %s, 1, %s, 'a', 'o', '1', now(), 'test', 1, %s, %s, %s)",
+            (shard, offset, key, "parked" in of, *((0, 9) if "superseded" in of else (None, 0))),
+        )
+    chosen = {}
+    for words in CHOSEN:
+        plan = json.loads(penstock("dead-letters", "retry", "reader", *words.split(), "--plan", "--json").stdout)
+        chosen[words] = " ".join(f"{each['shard']}/{each['offset']}" for each in plan)
+    assert chosen == CHOSEN
+
+
 def test_dead_letters_of_an_unknown_consumer_are_an_error(penstock: CommandLine) -> None:
     penstock("stream", "--drain")
     for command in ("list", "show", "drop", "retry"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,16 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.command_line import CommandLine
+from fixtures.command_line import CommandLine, load_settings
 from fixtures.flow import retain_now, running
 from penstock import Ick, Log, Pipeline, Queue
+from penstock.cli.loops import raise_if_stopped
 from penstock.consuming import make_worker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
 from penstock.database.registry import PauseKind, register_consumer
-from penstock.errors import Paused, Refused, Unknown
+from penstock.errors import Halted, Paused, Refused, Unknown
 from penstock.operating.consumers import rename, retire
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import MAX_REASON, pause, resume
@@ -238,9 +240,9 @@ def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_
 
 @pytest.mark.usefixtures("workers")
 def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
-    connection: Connection, flow: Pipeline, database_url: str, redis_url: str
+    connection: Connection, flow: Pipeline, database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    """Those that a test drains, and no others."""
+    """Those that are drained, by a test or a command, and no others."""
     stops = {
         "search": "channel index is paused",
         "totals": "consumer totals is paused",
@@ -256,6 +258,12 @@ def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
             drained(flow, database_url, redis_url, consumers=names)
         said = [re.split(r" since|: ", line)[0] for line in str(raised.value).splitlines()]
         assert said == [stops[name] for name in names if name in stops]
+
+    settings = load_settings("--database-url", database_url, "--redis-url", redis_url, directory=tmp_path)
+    raise_if_stopped(settings, flow, "jobs")
+    for name, reason in stops.items():
+        with pytest.raises((Paused, Halted), match=reason.removeprefix("consumer ")):
+            raise_if_stopped(settings, flow, name)
 
     barrier = Barrier(flow.get_consumer("totals"), flow.scope)
     with pytest.raises(Paused, match="penstock consumers resume totals"):
