@@ -44,7 +44,7 @@ RETIRED = {
     # marks of an Ick
     r"(?i)\btelling\b": "marking",
     r"(?i)\btold\b(?! (apart|from)\b)": "marked; logged; passed; called with",
-    r"(?i)(?<!overflow=\")\bfold(s|ed|ing)?\b(?!=)": "coalesce, MarkBatch",  # ``fold=`` is a datetime's
+    r"(?i)(?<!overflow=\")\bfold(s|ed|ing)?\b(?!=)": "coalesce",  # ``fold=`` is a datetime's
     r"(?i)\bpassages?\b": "progress",
     # the history of a server
     r"\bpast\.py\b|\bcheck_past\b": "lineage.py, check_lineage",

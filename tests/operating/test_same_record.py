@@ -19,7 +19,7 @@ import penstock
 from fixtures.verifying import Verify
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.batches.columns import Columns
-from penstock.channels.ick.marking import coalesce, mark_shards
+from penstock.channels.ick.marking import mark
 from penstock.channels.log.appending import Appended, Batch, Foreign, Reply, append_together
 from penstock.channels.log.streams import extents
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord, QueueWriter
@@ -196,12 +196,10 @@ def foreign(other: Row) -> Foreign:
 
 
 def is_marked(world: World, other: Row) -> bool:
-    def mark(row: Row) -> Reply:
-        batch = coalesce(world.batch([*world.rows[:-1], row], "none", ICK))
-        [reply] = mark_shards(world.client, "penstock", [batch])
-        return reply
+    def mark_again(row: Row) -> Reply:
+        return mark(world.client, "penstock", world.batch([*world.rows[:-1], row], "none", ICK))
 
-    return is_known_again(mark, world, other)
+    return is_known_again(mark_again, world, other)
 
 
 def is_queued(world: World, other: Row) -> bool:

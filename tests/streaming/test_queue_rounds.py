@@ -23,7 +23,7 @@ def queues(connection: psycopg.Connection, redis_client: redis.Redis) -> Queues:
 
 def maintain(queues: Queues, shards: int = 1) -> int:
     tails = {shard: Offset(9) for shard in JOBS.shard_names[:shards]}
-    return queues.maintain(tails, lambda shard, error: pytest.fail(f"{shard}: {error}"))
+    return queues.maintain(tails)
 
 
 def stage(connection: psycopg.Connection, shard: int, *ids: int) -> None:

@@ -15,7 +15,7 @@ go on.  If a call fails although both servers are well, each shard is published 
 record at fault is found.  A changed lineage or a newer epoch stops the publisher.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -28,19 +28,8 @@ import redis
 from typing_extensions import override
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.marking import MarkBatch, coalesce, mark_shards, update_progress
 from penstock.channels.isolation import UNUSABLE, isolated
-from penstock.channels.log.appending import (
-    Appended,
-    Batch,
-    Behind,
-    FencedOff,
-    Foreign,
-    Reply,
-    Unusable,
-    append_ahead,
-    append_together,
-)
+from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify
@@ -60,9 +49,10 @@ from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
+from penstock.streaming.senders import IckSender, LogSender, Sender
 from penstock.streaming.share import WHOLE, Share
 from penstock.streaming.tails import Tails, UnusableShards
-from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, group_batches, read_ahead, unpublished
+from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, unpublished
 
 SMALLER = 8
 """A part that fails is tried again with so many times fewer records."""
@@ -80,7 +70,7 @@ class Published:
 NOTHING = Published()
 
 
-def refusal(batch: Batch | MarkBatch, reply: Foreign) -> HistoryDiverged:
+def refusal(batch: Batch, reply: Foreign) -> HistoryDiverged:
     """The error of a log, or of a position, that holds another record than the journal."""
     return HistoryDiverged(
         f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
@@ -111,7 +101,7 @@ class Replies:
         refused, self._refused = self._refused, set()
         return refused
 
-    def add(self, done: Published, batch: Batch | MarkBatch, reply: Reply) -> Published:
+    def add(self, done: Published, batch: Batch, reply: Reply) -> Published:
         """Notes a reply; returns what has been done, with it."""
         match reply:
             case Appended(tail, added):
@@ -146,9 +136,6 @@ ROUND_S = 0.25
 several times a second; Redis is idle between two rounds."""
 
 
-_Way = Callable[..., Generator[tuple[Batch | MarkBatch, Reply], None, None]]
-
-
 class Publisher:
     """Publishes from the journal to Redis, on one connection to each.
 
@@ -170,10 +157,15 @@ class Publisher:
         self._client = client
         self._scope = scope
         self._epoch = epoch
-        self._queues = Queues(connection, client, scope, epoch)
-        self._budgets = MemoryBudgets(client, scope)
         self.unusable = UnusableShards(Observers()) if unusable is None else unusable
         self.ends = Tails(connection, client, scope, share, self.unusable)
+        self._budgets = MemoryBudgets(client, scope)
+        self._queues = Queues(connection, client, scope, epoch, self.unusable.add)
+        self._senders: dict[str, Sender] = {
+            "log": LogSender(client, scope, self.ends, self._budgets),
+            "ick": IckSender(client, scope),
+            "queue": self._queues,
+        }
         self._replies = Replies(self.ends)
 
     @property
@@ -198,10 +190,7 @@ class Publisher:
         with isolated(shard, self.unusable.add):
             check_tails(self._connection, self._client, self._scope, [shard])
             log_epochs(self._client, self._scope, [shard])
-            if shard.channel in self._queues:
-                self._queues.check(shard)
-            elif self.ends.kind(shard) == "ick":
-                update_progress(self._client, self._scope.namespace, [shard])
+            self._senders[self.ends.kind(shard)].check(shard)
             if isinstance(was, DamagedJournal):
                 check_missed(self._connection, self._scope, shard)
             self.tails.update(self.ends.read_logs([shard]))
@@ -237,7 +226,7 @@ class Publisher:
         most = end - after
         while after < end:
             try:
-                sent, reply = self._send_part(shard, after, target, most)
+                batch, reply = self._send_part(shard, after, target, most)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
                 if not narrow or not self._is_about_a_record(error):
                     raise
@@ -245,14 +234,14 @@ class Publisher:
                     raise self._make_error(shard, Offset(after + 1), error) from error
                 most = max(1, most // SMALLER)
                 continue
-            done = self._replies.add(done, sent, reply)
+            done = self._replies.add(done, batch, reply)
             if not isinstance(reply, Appended | Behind) or reply.tail <= after:
                 break
             after = reply.tail
         self._check_foreign()
         return done
 
-    def _send_part(self, shard: ShardName, after: Offset, target: Offset, most: int) -> tuple[Batch | MarkBatch, Reply]:
+    def _send_part(self, shard: ShardName, after: Offset, target: Offset, most: int) -> tuple[Batch, Reply]:
         """Sends the next records of a shard in a call of their own."""
         reading = unpublished(
             self._connection,
@@ -266,20 +255,10 @@ class Publisher:
         )
         with closing(reading):
             batch = next(reading)
-        sent: Batch | MarkBatch = batch
-        match self.ends.kind(shard):
-            case "ick":
-                sent = coalesce(batch)
-                [reply] = mark_shards(self._client, self._scope.namespace, [sent])
-            case "queue":
-                reply = self._queues.send(batch)
-            case _:
-                formed = batch.stored_as(self.ends.entries(shard))
-                self._budgets.make_room(formed)
-                [(_, reply)] = append_together(self._client, self._scope.namespace, [formed])
+        reply = self._senders[self.ends.kind(shard)].send(batch)
         if isinstance(reply, Unusable):
             raise reply.error
-        return sent, reply
+        return batch, reply
 
     def _is_about_a_record(self, error: Exception) -> bool:
         """True if the servers are well, so that what was read or sent is at fault.
@@ -322,11 +301,11 @@ class Publisher:
     ) -> Published:
         """Sends what comes after ``tails``."""
         done = Published()
-        ways: dict[str, _Way] = {"log": self._append, "ick": self._mark, "queue": self._write}
-        for kind, send in [each for each in ways.items() if each[0] in self.ends.kinds]:
+        for kind in [kind for kind in self._senders if kind in self.ends.kinds]:
+            records = count_missing(self.ends.targets(kind), tails)
             with (
                 closing(self._batches(kind, tails, prefetched, may_begin=may_begin)) as batches,
-                closing(send(batches, tails)) as replies,
+                closing(self._senders[kind].send_all(batches, records)) as replies,
             ):
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
@@ -345,41 +324,6 @@ class Publisher:
             if shard not in self.unusable:
                 raise error
 
-    def _append(
-        self, read: Iterable[Batch], tails: Mapping[ShardName, Offset]
-    ) -> Generator[tuple[Batch, Reply], None, None]:
-        """Appends to logs.  Several batches may be under way: one that follows a refused one is refused too."""
-        batches = self._stored(read)
-        if count_missing(self.ends.targets("log"), tails) <= BATCH_RECORDS:
-            for group in group_batches(batches):
-                yield from append_together(self._client, self._scope.namespace, group)
-            return
-        with (
-            closing(read_ahead(batches)) as ahead,
-            closing(append_ahead(self._client, self._scope.namespace, ahead)) as replies,
-        ):
-            yield from replies
-
-    def _stored(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches as their channels store them, with room for each; without those of shards that cannot be used here."""
-        for batch in batches:
-            with isolated(batch.shard, self.unusable.add):
-                formed = batch.stored_as(self.ends.entries(batch.shard))
-                self._budgets.make_room(formed)
-                yield formed
-
-    def _mark(self, read: Iterable[Batch], _: object) -> Generator[tuple[MarkBatch, Reply], None, None]:
-        """Marks in Icks, one call after the other."""
-        for marks in map(coalesce, read):
-            [reply] = mark_shards(self._client, self._scope.namespace, [marks])
-            yield marks, reply
-
-    def _write(self, read: Iterable[Batch], _: object) -> Generator[tuple[Batch, Reply], None, None]:
-        """Writes to queues, a batch of each: it notes in Postgres what Redis refuses, so all are read first."""
-        for batch in [*read]:
-            with isolated(batch.shard, self.unusable.add):
-                yield batch, self._queues.send(batch)
-
     def keep_budgets(self) -> int:
         """Evicts what its own logs have beyond the memory of their channels; returns the number of entries."""
         shards = [shard for shard in self.ends.own if shard not in self.unusable]
@@ -390,7 +334,7 @@ class Publisher:
         shards = self.ends.known if everywhere else self.ends.own
         filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
         tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
-        return self._queues.maintain(tails, self.unusable.add)
+        return self._queues.maintain(tails)
 
     def _batches(
         self, kind: str, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
@@ -411,8 +355,8 @@ class Publisher:
             self.ends.targets(kind),
             tails,
             epoch=self._epoch,
-            until=monotonic() + (0.0 if kind == "queue" else ROUND_S),
-            packed=self.ends.packed if kind == "log" else (),
+            until=monotonic() + (0.0 if self._senders[kind].reads_once else ROUND_S),
+            packed=self.ends.packed,
             queues=self._queues,
             on_unusable=self.unusable.add,
         )

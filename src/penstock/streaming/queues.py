@@ -35,6 +35,7 @@ from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_withi
 from penstock.errors import Fenced
 from penstock.parsing import find_number, parse_json
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
+from penstock.streaming.senders import Replies
 from penstock.streaming.unpublished import BATCH_BYTES
 
 log = structlog.get_logger("penstock.streamer")
@@ -169,11 +170,20 @@ class _Holder:
 
 
 class Queues:
-    """The queues that a publisher writes to, on its connections."""
+    """The queues that a publisher writes to, on its connections.  ``on_unusable`` is called with a shard that is left out; None raises."""
 
-    def __init__(self, connection: Connection, client: RedisClient, scope: Scope, epoch: Epoch) -> None:
+    reads_once = True  # what Redis refuses is noted on the connection that reads
+
+    def __init__(
+        self,
+        connection: Connection,
+        client: RedisClient,
+        scope: Scope,
+        epoch: Epoch,
+        on_unusable: OnUnusable | None = None,
+    ) -> None:
         self._connection, self._client = connection, client
-        self._scope, self._epoch = scope, epoch
+        self._scope, self._epoch, self._on_unusable = scope, epoch, on_unusable
         self._sql = statements("penstock.streaming", scope.schema)
         self._channels: dict[str, RegisteredChannel] = {}
         self._writers: dict[ShardName, QueueWriter] = {}
@@ -228,6 +238,12 @@ class Queues:
         if written.is_new or (isinstance(written.reply, Behind) and written.reply.tail < batch.first):
             self._execute("note_lost", batch.shard)
         return written.reply
+
+    def send_all(self, batches: Iterable[Batch], _: int) -> Replies:
+        """Writes a batch of each shard, once all have been read."""
+        for batch in [*batches]:
+            with isolated(batch.shard, self._on_unusable):
+                yield batch, self.send(batch)
 
     def _write(self, batch: QueueBatch) -> BatchWritten:
         """Writes the records of a batch whose unique names no other record has."""
@@ -301,14 +317,14 @@ class Queues:
         self._writer(shard).find_missing([])
         self._writer(shard).sweep()
 
-    def maintain(self, tails: Mapping[ShardName, Offset], on_unusable: OnUnusable) -> int:
+    def maintain(self, tails: Mapping[ShardName, Offset]) -> int:
         """Refills, reconciles and sweeps usable shards for about ``MAINTAIN_S``; returns the number of records given to Redis."""
         end, fed = monotonic() + MAINTAIN_S, 0
         shards = [shard for shard in sorted(tails) if shard.channel in self._channels]
         for _ in shards:
             shard = shards[self._next % len(shards)]
             self._next += 1
-            with isolated(shard, on_unusable):
+            with isolated(shard, self._on_unusable):
                 self._writer(shard).sweep()
                 self._writer(shard).keep_limits()
                 self._forget_cancelled(shard, end)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.batches.columns import Columns
-from penstock.channels.ick.marking import MarkBatch, MarkProgress, coalesce, mark_shards, update_progress
+from penstock.channels.ick.marking import MarkProgress, mark, update_progress
 from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations, repair
@@ -67,17 +67,16 @@ class Marking(RuleBasedStateMachine):
 
     # --- publishers ---
 
-    def make(self, first: int, last: int, epoch: int, *, begins: bool, lineage: tuple[int, int] = (0, 0)) -> MarkBatch:
+    def make(self, first: int, last: int, epoch: int, *, begins: bool, lineage: tuple[int, int] = (0, 0)) -> Batch:
         id_more, us_more = lineage
         rows = [
             (offset + id_more, member, "dirty", "member", "{}", "", at_us + us_more)
             for offset, member, at_us in JOURNAL[first : last + 1]
         ]
-        return coalesce(Batch(SHARD, Epoch(epoch), Offset(first), begins, Columns.pack(rows)))
+        return Batch(SHARD, Epoch(epoch), Offset(first), begins, Columns.pack(rows))
 
-    def send(self, batch: MarkBatch) -> Reply:
-        [reply] = mark_shards(self.client, "penstock", [batch])
-        return reply
+    def send(self, batch: Batch) -> Reply:
+        return mark(self.client, "penstock", batch)
 
     def scores(self, key: str) -> dict[str, float]:
         found: Any = self.client.zrange(key, 0, -1, withscores=True)

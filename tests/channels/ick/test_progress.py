@@ -6,7 +6,8 @@ import pytest
 
 from fixtures.clients import RedisClient, connect_redis
 from penstock.batches.columns import Columns
-from penstock.channels.ick.marking import MarkProgress, coalesce, mark_shards, update_progress
+from penstock.channels.ick.marking import MarkProgress, coalesce, update_progress
+from penstock.channels.ick.marking import mark as mark_batch
 from penstock.channels.log.appending import Batch, FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservations
@@ -34,8 +35,7 @@ def make_batch(records: Sequence[Record]) -> Batch:
 
 
 def mark(client: RedisClient, *records: Record) -> Reply:
-    [reply] = mark_shards(client, "penstock", [coalesce(make_batch(records))])
-    return reply
+    return mark_batch(client, "penstock", make_batch(records))
 
 
 def done_up_to(client: RedisClient) -> int:
@@ -141,6 +141,6 @@ def test_an_epoch_has_ten_digits_at_most(client: RedisClient, epoch: str, reply:
 @pytest.mark.parametrize("times", [(1_000_000, 2_000_000), (2_000_000, 1_000_000)])
 def test_of_several_records_of_a_member_the_earliest_time_counts(times: Sequence[int]) -> None:
     """Staging times need not follow the order of offsets."""
-    batch = coalesce(make_batch([record(i, "a", at) for i, at in enumerate(times, 1)]))
+    marks = coalesce(make_batch([record(i, "a", at) for i, at in enumerate(times, 1)]))
 
-    assert list(batch.marks) == ["1.0", b"a"]
+    assert marks == ["1.0", b"a"]

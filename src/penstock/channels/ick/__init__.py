@@ -3,6 +3,6 @@
 Producers mark a member dirty; it is listed once, however often it is marked, at the time of its first mark.  Consumers take
 the oldest members, bring their copy up to date, and commit the members that are done.
 
-``mark_shards`` and ``update_progress`` serve a pipeline, whose records mark members in the order of their offsets.
+``mark`` and ``update_progress`` serve a pipeline, whose records mark members in the order of their offsets.
 ``inspect_shards`` and ``oldest`` show what an Ick holds.
 """

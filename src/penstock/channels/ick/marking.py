@@ -7,7 +7,6 @@ channel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
@@ -15,66 +14,39 @@ from penstock.channels.log.appending import Batch, Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import REDIS_ERRORS, redis_errors
-from penstock.records import Epoch, Offset, RecordId, ShardName
+from penstock.records import Offset, ShardName
 
 MICROSECONDS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class MarkBatch:
-    """Consecutive records of a shard, coalesced into one mark for each member."""
+def coalesce(batch: Batch) -> list[Argument]:
+    """Score and member of one mark for each member, flat; makes no records, and reads no payload.
 
-    shard: ShardName  # where the records belong
-    epoch: Epoch  # the epoch of the publisher
-    first: Offset  # offset of the first record
-    begins: bool  # no record before ``first`` exists any more: an Ick that is marked up to less may begin here
-    last: Offset  # offset of the last record
-    newest: tuple[RecordId, str, int]  # id, member and time of the last record, by which the position is known
-    # Score and member of each mark, flat.  The score is the time of the member's first record, in seconds since 1970.
-    marks: Sequence[Argument]
-
-    @property
-    def count(self) -> int:
-        """Number of records."""
-        return self.last - self.first + 1
-
-
-def coalesce(batch: Batch) -> MarkBatch:
-    """One mark for each member, with the time of its first record; makes no records, and reads no payload."""
-    members, times = batch.columns.keys, batch.columns.staged_us
+    The score is the time of the member's first record, in seconds since 1970.
+    """
     since: dict[str, int] = {}
-    for member, at_us in zip(members, times, strict=True):
+    for member, at_us in zip(batch.columns.keys, batch.columns.staged_us, strict=True):
         if at_us < since.setdefault(member, at_us):
             since[member] = at_us
     marks: list[Argument] = []
     for member, at_us in since.items():
         marks += (repr(at_us / MICROSECONDS), member.encode())
-    newest = batch.columns.last_id, members[-1], times[-1]
-    return MarkBatch(batch.shard, batch.epoch, batch.first, batch.begins, batch.last, newest, marks)
+    return marks
 
 
-def mark_shards(client: RedisClient, namespace: str, batches: Sequence[MarkBatch]) -> list[Reply]:
-    """Marks the members of each of several shards in one round trip; safe to repeat.
-
-    Raises ``ServerUnavailable`` or ``AppendRefused``.
-    """
-    calls = [_call(namespace, batch) for batch in batches]
-    with redis_errors(f"marking in {', '.join(str(batch.shard) for batch in batches)}"):
-        replies = script("ick/pipeline/mark").call_each(client, calls)
-    return [_parse(reply, batch.shard) for reply, batch in zip(replies, batches, strict=True)]
-
-
-def _call(namespace: str, batch: MarkBatch) -> Call:
-    keys = ick_shard_keys(namespace, batch.shard)
+def mark(client: RedisClient, namespace: str, batch: Batch) -> Reply:
+    """Marks the members of a batch; safe to repeat.  Raises ``ServerUnavailable`` or ``AppendRefused``."""
+    keys, columns, what = ick_shard_keys(namespace, batch.shard), batch.columns, f"marking in {batch.shard}"
     names = (*plain_keys(keys.ick), keys.log.stream, keys.log.epoch, keys.progress)
     head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins)]
-    return Call(names, [*head, *batch.newest, *batch.marks])
-
-
-def _parse(answer: Any, shard: ShardName) -> Reply:
+    # The position is known by the last record.
+    newest = columns.last_id, columns.keys[-1], columns.staged_us[-1]
+    call = Call(names, [*head, *newest, *coalesce(batch)])
+    with redis_errors(what):
+        [answer] = script("ick/pipeline/mark").call_each(client, [call])
     if isinstance(answer, REDIS_ERRORS) and (damage := parse_damage(answer)):
         return Unusable(damage)
-    return parse_reply(answer, f"marking in {shard}")
+    return parse_reply(answer, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +79,8 @@ def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardN
         done, marked, records, dirtied = (int(number) for number in reply[1:])
         found[shard] = MarkProgress(Offset(done), Offset(marked), records, dirtied)
     return found
+
+
+def done_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
+    """Up to where every member of each shard has been processed.  Calls and raises as ``update_progress``."""
+    return {shard: each.done_up_to for shard, each in update_progress(client, namespace, shards).items()}

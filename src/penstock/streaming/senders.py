@@ -1,0 +1,98 @@
+"""Sending the journal's batches to each kind of channel.  A kind that needs Postgres for it has its sender beside its statements: ``queues``."""
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Protocol
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.ick.marking import mark, update_progress
+from penstock.channels.isolation import isolated
+from penstock.channels.log.appending import Batch, Reply, append_ahead, append_together
+from penstock.records import Scope, ShardName
+from penstock.streaming.memory_budgets import MemoryBudgets
+from penstock.streaming.tails import Tails
+from penstock.streaming.unpublished import BATCH_RECORDS, group_batches, read_ahead
+
+Replies = Generator[tuple[Batch, Reply], None, None]
+"""Each batch that was sent, with the reply to it."""
+
+
+class Sender(Protocol):
+    """Sends batches to the shards of one kind of channel.  What is sent twice must change nothing."""
+
+    reads_once: bool
+    """Whether a round reads one batch of each shard, and no more."""
+
+    def send(self, batch: Batch) -> Reply:
+        """Sends one batch in a call of its own."""
+
+    def send_all(self, batches: Iterator[Batch], records: int) -> Replies:
+        """Sends batches as they are read; ``records`` is about how many records they have."""
+
+    def check(self, shard: ShardName) -> None:
+        """Raises the error of a shard whose keys cannot be used."""
+
+
+class LogSender:
+    """Appends to logs, each batch as its channel stores it."""
+
+    reads_once = False
+
+    def __init__(self, client: RedisClient, scope: Scope, ends: Tails, budgets: MemoryBudgets) -> None:
+        self._client, self._namespace = client, scope.namespace
+        self._ends, self._budgets = ends, budgets
+
+    def send(self, batch: Batch) -> Reply:
+        """Makes room, and appends."""
+        [(_, reply)] = append_together(self._client, self._namespace, [self._form(batch)])
+        return reply
+
+    def send_all(self, batches: Iterable[Batch], records: int) -> Replies:
+        """Appends a few in one call; of many, several are under way: one that follows a refused one is refused too."""
+        formed = self._form_all(batches)
+        if records <= BATCH_RECORDS:
+            for group in group_batches(formed):
+                yield from append_together(self._client, self._namespace, group)
+            return
+        with (
+            closing(read_ahead(formed)) as ahead,
+            closing(append_ahead(self._client, self._namespace, ahead)) as replies,
+        ):
+            yield from replies
+
+    def _form_all(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches without those of shards that cannot be used here."""
+        for batch in batches:
+            with isolated(batch.shard, self._ends.unusable.add):
+                yield self._form(batch)
+
+    def _form(self, batch: Batch) -> Batch:
+        """The batch as its channel stores it, with room for it."""
+        formed = batch.stored_as(self._ends.entries(batch.shard))
+        self._budgets.make_room(formed)
+        return formed
+
+    def check(self, shard: ShardName) -> None:
+        """Leaves it to those who read the log's end."""
+
+
+class IckSender:
+    """Marks in Icks."""
+
+    reads_once = False
+
+    def __init__(self, client: RedisClient, scope: Scope) -> None:
+        self._client, self._namespace = client, scope.namespace
+
+    def send(self, batch: Batch) -> Reply:
+        """Marks each member once."""
+        return mark(self._client, self._namespace, batch)
+
+    def send_all(self, batches: Iterable[Batch], _: int) -> Replies:
+        """Marks one batch after the other."""
+        for batch in batches:
+            yield batch, self.send(batch)
+
+    def check(self, shard: ShardName) -> None:
+        """Reads the Ick's progress, with a script that looks at all of its keys."""
+        update_progress(self._client, self._namespace, [shard])
