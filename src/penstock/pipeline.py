@@ -414,7 +414,7 @@ class Pipeline:
             raise DeclarationError(f"consumer {spec.name} is declared twice; names are unique in a pipeline")
         if spec.dataframe:
             refuse_sources(spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame")
-        if not isinstance(spec.channel, LogChannel):
+        if not spec.channel.traits.keeps_records:
             for other in self._consumers.values():
                 if other.channel == spec.channel:
                     raise DeclarationError(

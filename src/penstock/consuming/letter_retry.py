@@ -28,7 +28,6 @@ from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
-from penstock.declaring.kinds import Ick, LogChannel
 from penstock.errors import HandlerCommitted, PenstockError, ServerUnavailable
 from penstock.parallel import pause
 from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
@@ -142,7 +141,7 @@ class LetterTrial:
         self._make_frame = make_frame
         self._sql = statements("penstock.consuming", scope.schema)
         self._dead_letters = DeadLetters(consumer, scope)
-        self._is_ordered = isinstance(consumer.channel, LogChannel)
+        self._is_ordered = consumer.channel.traits.keeps_records
         self._checks_order = self._is_ordered and not superseded
         self._failed: set[tuple[str, str]] = set()
 
@@ -238,7 +237,7 @@ class LetterTrial:
         """The handler's argument."""
         if self._consumer.dataframe and self._make_frame is not None:
             return self._make_frame(record)
-        return [record.key] if isinstance(self._consumer.channel, Ick) else as_records([record])
+        return as_records([record]) if self._consumer.channel.traits.has_payloads else [record.key]
 
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
         """Notes why it failed again; if that is impossible, the reason that it had stays."""

@@ -101,7 +101,7 @@ class Worker(Runner[Consumed]):
         ) as connection:
             self._server_start_us = server_start_us(connection, self._scope)
             check_revision(connection, self._scope)
-            does_jobs = self.consumer.channel.kind == "queue"
+            does_jobs = self.consumer.channel.traits.has_jobs
             check_privileges(connection, self._scope, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, setup.pipeline)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.declaring.kinds import Channel
+from penstock.declaring.kinds import Channel, get_traits
 from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 
@@ -73,7 +73,7 @@ def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
     """The remedy for a channel that is registered with another kind or number of shards than it is declared."""
     if kind != channel.kind:
         return "Declare it as it is registered, or a channel of another name"
-    if kind != "log":
+    if not get_traits(kind).keeps_records:
         return f"Declare shards={shards}, or a channel of another name"
     return (
         f"Declare shards={shards}, or change what is registered first: penstock channels reshard "

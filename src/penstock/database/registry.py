@@ -22,7 +22,7 @@ from penstock.database.executor import Executor
 from penstock.database.registration import Registration, check_declared, why_unregistered
 from penstock.database.statements import statements
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.declaring.kinds import Channel, LogChannel, Queue
+from penstock.declaring.kinds import Channel, LogChannel, Queue, Traits, get_traits
 from penstock.records import Scope, Shard, ShardName
 
 
@@ -60,6 +60,11 @@ class RegisteredChannel:
     redis_memory: int | None = None
     # of a queue: its limits, as ``Queue.limits_as_json``; may change later
     limits: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def traits(self) -> Traits:
+        """What holds of its kind."""
+        return get_traits(self.kind)
 
     @property
     def every_generation(self) -> tuple[Generation, ...]:

@@ -1,6 +1,6 @@
 """Declarations of an application, and the values that the parts pass to each other.
 
-    kinds          the kinds of channel: ``LogChannel``, ``Ick``, ``Queue``
+    kinds          the kinds of channel: ``LogChannel``, ``Ick``, ``Queue``; their traits
     declarations   rules, consumers and workers, as they were declared
     handlers       which functions a consumer may be declared with
     outcomes       what a worker of jobs gets, and how it may answer

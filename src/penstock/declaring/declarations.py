@@ -8,16 +8,7 @@ from typing import Any, Literal, cast, get_args
 from typing_extensions import override
 
 from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler, is_async
-from penstock.declaring.kinds import (
-    Channel,
-    Ick,
-    Queue,
-    Seconds,
-    check_payload,
-    checked_consumer,
-    checked_name,
-    is_number,
-)
+from penstock.declaring.kinds import Channel, Seconds, check_payload, checked_consumer, checked_name, is_number
 from penstock.errors import DeclarationError
 
 Capture = Literal["orm", "trigger"]
@@ -100,14 +91,14 @@ class StagingRule:
             raise self._error(f"data is one str; it takes a list of names: data=[{self.data!r}]")
         if self.data is not None and not callable(self.data):
             object.__setattr__(self, "data", tuple(self.data))
-        if isinstance(self.channel, Ick) and self.data != ():
+        if not self.channel.traits.has_payloads and self.data != ():
             raise self._error(
                 f"channel {self.channel.name} is an Ick, which keeps members and no payloads: "
                 "pipeline.marks_dirty(…) instead of stages(…)"
             )
 
     def _check_tenant(self) -> None:
-        channel, is_queue = self.channel, isinstance(self.channel, Queue)
+        channel, is_queue = self.channel, self.channel.traits.has_jobs
         if is_queue and self.tenant is None:
             raise self._error(
                 f"channel {channel.name} is a queue, whose tenants take turns: "
@@ -213,14 +204,14 @@ class ConsumerSpec:
 
     def _check_shape(self) -> None:
         """Checks that the handler's arguments go with the channel and the other settings."""
-        if isinstance(self.channel, Queue):
+        if self.channel.traits.has_jobs:
             raise self._error(
                 f"channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
                 "pipeline.worker(reads=…)"
             )
         if self.each and self.dataframe:
             raise self._error("each and dataframe exclude each other: a handler gets a record, or a DataFrame")
-        if isinstance(self.channel, Ick) and (self.dataframe or self.park_key or self.payload):
+        if not self.channel.traits.has_payloads and (self.dataframe or self.park_key or self.payload):
             raise self._error(
                 f"channel {self.channel.name} is an Ick; its members come as a list of str, without "
                 "an order between them: dataframe, park_key and payload are for logs"
@@ -275,7 +266,7 @@ class WorkerSpec(ConsumerSpec):
 
     @override
     def _check_shape(self) -> None:
-        if not isinstance(self.channel, Queue):
+        if not self.channel.traits.has_jobs:
             raise DeclarationError(
                 f"worker {self.name}: channel {self.channel.name} is no Queue; declare a consumer: pipeline.consumer(reads=…)"
             )

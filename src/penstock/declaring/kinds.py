@@ -100,10 +100,9 @@ def refuse_sources(channel: "Channel", who: str, why: str) -> None:
 
 def check_reconciled(channel: "Channel", who: str) -> None:
     """Makes sure that a consumer of the channel can be compared at a cut."""
-    if not isinstance(channel, LogChannel):
-        what = "an Ick" if isinstance(channel, Ick) else "a queue"
+    if not channel.traits.keeps_records:
         raise DeclarationError(
-            f"{who}: it reads {what}, and stands at no offset that a cut could equal. "
+            f"{who}: it reads {channel.traits.title}, and stands at no offset that a cut could equal. "
             "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
         )
     refuse_sources(channel, who, "no cut spans several databases")
@@ -160,13 +159,49 @@ def check_payload(whose: str, model: object) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What holds of every channel of a kind, declared or registered.  What it does with Redis: ``channels.channel_kinds``."""
+
+    title: str  # what messages call it
+    keeps: str  # what it holds in Redis, and for how long, if not until every consumer has passed it
+    # Whether records stay at their offsets until every consumer has passed them in order, and its shards may be changed.
+    # Otherwise a record has taken effect once its member or message is done.
+    keeps_records: bool = False
+    has_jobs: bool = False  # whether a record is a job: its row is gone once it is done, and a worker does it
+    has_payloads: bool = True  # whether its records have data and headers
+
+    @property
+    def verb(self) -> str:
+        """The command that runs its consumers."""
+        return "work" if self.has_jobs else "consume"
+
+
+_TRAITS: Mapping[Any, Traits] = {
+    "log": Traits("a log", "records", keeps_records=True),
+    "ick": Traits("an Ick", "members", has_payloads=False),
+    "queue": Traits("a queue", "messages until they are done", has_jobs=True),
+}
+
+
+def get_traits(kind: str | None) -> Traits:
+    """The traits of a kind; those of a log, which all began with, for a channel that nobody has registered."""
+    return _TRAITS.get(kind, _TRAITS["log"])
+
+
 class _Sharded:
     """The part that all kinds of channel share."""
 
     name: str
+    kind: str
     shards: int
     sources: Sequence[str] = ()
     """Only a log may have some."""
+
+    @property
+    def traits(self) -> Traits:
+        """What holds of its kind."""
+        return get_traits(self.kind)
 
     def _check(self) -> None:
         self._check_name()

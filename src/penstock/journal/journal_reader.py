@@ -157,7 +157,7 @@ def shards_to_compare(
     beyond = [
         shard
         for channel in channels
-        if channel.kind == "log"
+        if channel.traits.keeps_records
         for shard in next_shards(channel.name, channel.total_shards)
     ]
     written = ask_each(partial(log_epochs, client, scope), beyond, on_unusable)

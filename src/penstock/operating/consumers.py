@@ -201,11 +201,6 @@ def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
     return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
 
 
-def choose_verb(channel_kind: str | None) -> str:
-    """Verb of the command that runs a consumer of such a channel."""
-    return "work" if channel_kind == "queue" else "consume"
-
-
 def how_to_go_on(name: str, kind: ReaderKind, verb: str, more: str = "") -> str:
     """Command that makes it pass records."""
     if kind == "replay":

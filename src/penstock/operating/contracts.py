@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import inspect
 
 from penstock.declaring.declarations import StagingRule
-from penstock.declaring.kinds import Channel, Ick, LogChannel
+from penstock.declaring.kinds import Channel, LogChannel
 from penstock.pipeline import Pipeline
 
 Document = dict[str, Any]
@@ -60,7 +60,7 @@ def make_asyncapi(pipeline: Pipeline, title: str, version: str) -> Document:
 
 def _make_messages(pipeline: Pipeline, channel: Channel, schemas: Document) -> Document:
     """A message for each declared payload and each rule; any payload, if nothing is declared."""
-    if isinstance(channel, Ick):
+    if not channel.traits.has_payloads:
         return {"member": {"summary": "A key that is dirty", "payload": {"type": "object", "maxProperties": 0}}}
     own = [channel.payload] if isinstance(channel, LogChannel) and channel.payload is not None else []
     read = [

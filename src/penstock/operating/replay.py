@@ -307,9 +307,10 @@ def _get_offset(given: object) -> int | None:
 
 
 def _check_kinds(source: RegisteredChannel, target: RegisteredChannel) -> None:
-    if source.kind != "log":
-        keeps = "members, not records" if source.kind == "ick" else "messages only until they are done"
-        raise NotReplayable(f"{source.name} is a {source.kind}, which keeps {keeps}: only a log is replayed")
+    if not (traits := source.traits).keeps_records:
+        raise NotReplayable(
+            f"{source.name} is {traits.title}, which keeps {traits.keeps}, not records: only a log is replayed"
+        )
     if source.name == target.name:
         raise NotReplayable(
             f"{source.name} cannot be replayed into itself: all its consumers would apply the records again. To have one of them do so: "

@@ -14,7 +14,6 @@ from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
-from penstock.declaring.kinds import Ick
 from penstock.errors import DeclarationError, TriggerMissing
 from penstock.pipeline import Pipeline
 from penstock.schema.captured_tables import (
@@ -183,7 +182,7 @@ def _inspect(
     for table in about:
         yield from _inspect_table(trigger, bodies, own, table)
     if len(about) > 1:
-        if isinstance(trigger.rule.channel, Ick):
+        if not trigger.rule.channel.traits.has_payloads:
             yield CaptureFault(
                 f"rows of {len(about)} tables {trigger.table} mark members of Ick {trigger.rule.channel.name}, which has no "
                 "headers to say the schema: a member stands for the rows of all",

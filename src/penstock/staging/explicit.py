@@ -129,7 +129,7 @@ def stage(  # noqa: PLR0913  a record has this many parts
     refuse_async(target, "stage")
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
     row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
-    insertion = _Insertion(to, [row], pipeline, wants_ids=isinstance(to, Queue))
+    insertion = _Insertion(to, [row], pipeline, wants_ids=to.traits.has_jobs)
     return next(iter(_insert(target, insertion, "stage")), None)
 
 
@@ -210,7 +210,7 @@ async def stage_async(  # noqa: PLR0913  as stage
     """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
     record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
     row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
-    insertion = _Insertion(to, [row], pipeline, wants_ids=isinstance(to, Queue))
+    insertion = _Insertion(to, [row], pipeline, wants_ids=to.traits.has_jobs)
     return next(iter(await _insert_async(target, insertion, "stage")), None)
 
 
@@ -270,7 +270,7 @@ def _make_insertion(
     ]
     if group is None and then is None:
         return _Insertion(channel, rows, pipeline)
-    if not isinstance(channel, Queue):
+    if not channel.traits.has_jobs:
         raise InvalidRecord("group", f"is for queues, and channel {channel.name} is a {channel.kind}")
     if len(rows) > MAX_MEMBERS:
         raise InvalidRecord("records", f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups")

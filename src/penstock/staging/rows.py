@@ -185,7 +185,7 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     if typed is not None:
         typed.check(checked[-1], field)
     written = headers_text(headers, f"{field}headers")
-    if channel.kind != "ick":
+    if channel.traits.has_payloads:
         written = with_trace(written, headers, MAX_HEADERS_BYTES)
     if written is not None:
         checked.append(written)

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapper, Session, class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
 from penstock.declaring.declarations import StagingRule
-from penstock.declaring.kinds import Queue, refuse_sources
+from penstock.declaring.kinds import refuse_sources
 from penstock.errors import DeclarationError, InvalidRecord, UnstagedChanges
 from penstock.staging.messages import refuse_reserved
 from penstock.staging.payload import headers_text
@@ -157,7 +157,7 @@ def _check_headers(rule: StagingRule, where: str) -> None:
     if rule.headers is not None and not callable(rule.headers):
         try:
             headers_text(rule.headers)
-            if isinstance(rule.channel, Queue):
+            if rule.channel.traits.has_jobs:
                 refuse_reserved(rule.headers)
         except InvalidRecord as error:
             raise DeclarationError(f"{where}: {error}") from error

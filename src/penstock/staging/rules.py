@@ -18,7 +18,7 @@ from sqlalchemy import Column, Connection, PrimaryKeyConstraint, Table, UniqueCo
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
 
 from penstock.declaring.declarations import CHANGES, Change, Named, StagingRule
-from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
+from penstock.declaring.kinds import Channel, Queue
 from penstock.errors import DeclarationError, InvalidRecord
 from penstock.observer import Observers
 from penstock.records import Scope
@@ -104,8 +104,8 @@ class MappedRule:
         """
         parts: list[tuple[Change, Values | None]] = [(change, old if change == "delete" else new)]
         if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
-            is_ick = isinstance(self.rule.channel, Ick)
-            parts = [(change, old), (change, new)] if is_ick else self._replace(connection, state, old, new)
+            has_images = self.rule.channel.traits.has_payloads
+            parts = self._replace(connection, state, old, new) if has_images else [(change, old), (change, new)]
         elif change == "delete" and self.has_deferred_key and old is not None and self.rule.on >= set(CHANGES):
             parts = [] if self._is_taken(connection, state, old) else parts
         rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
@@ -132,7 +132,7 @@ class MappedRule:
         rule = self.rule
         with self._object(state, values) as target:
             values = self._convert(values)
-            if isinstance(rule.channel, Ick):
+            if not rule.channel.traits.has_payloads:
                 member = _read_named(rule.key, target, values)
                 return None if _is_null(member) else make_row(rule.channel, member, action, self.object_name, {})
             if callable(rule.when) and not rule.when(target):
@@ -155,7 +155,7 @@ class MappedRule:
 
         A copy of a log whose key several rows may have tells them apart by the primary key.
         """
-        is_apart = not self.has_unique_key and not isinstance(self.rule.channel, Ick)
+        is_apart = self.rule.channel.traits.has_payloads and not self.has_unique_key
         is_renamed = is_apart and is_identity_changed(state)
         keys = []
         for values in (old, new or {}):
@@ -332,7 +332,7 @@ def _own(target: Any, shared: Any) -> type[Any]:
 
 def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) -> MappedRule:
     model = pipeline.find_payload(rule.channel) if isinstance(rule.channel, Queue) else None
-    columns = column_names(mapper)
+    columns, traits = column_names(mapper), rule.channel.traits
     if callable(rule.data):
         names = None
     elif rule.data is None:
@@ -360,7 +360,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         is_computed,
         derived=_find_derived(mapper),
         # Jobs of a queue are work to be done, and no images of a row.
-        follows_key=isinstance(rule.channel, Ick) or (isinstance(rule.channel, LogChannel) and rule.on != {"update"}),
+        follows_key=not traits.has_payloads or (traits.keeps_records and rule.on != {"update"}),
         identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
         converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
         has_unique_key=is_unique(mapper, key_columns),

@@ -39,7 +39,6 @@ from sqlalchemy.orm import Mapper, class_mapper
 
 from penstock.database.statements import quote, quote_literal
 from penstock.declaring.declarations import CHANGES, StagingRule
-from penstock.declaring.kinds import Ick, Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES
 from penstock.errors import DeclarationError
@@ -195,8 +194,8 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
 def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, function: str) -> str:
     columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
     source: Any = mapper.local_table
-    is_queue = isinstance(rule.channel, Queue)
-    key = _render_key(rule, [columns[n] for n in get_names(rule.tenant if is_queue else rule.key)])
+    traits = rule.channel.traits
+    key = _render_key(rule, [columns[n] for n in get_names(rule.tenant if traits.has_jobs else rule.key)])
     pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
     objects = [
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
@@ -210,23 +209,22 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     }
     find_old = _render_find_taken(rule, mapper)
     change = _render_change(rule, mapper, key, find_old)
-    is_log = not isinstance(rule.channel, (Queue, Ick))
     find_new = _render_find("current.*", [column.name for column in mapper.primary_key])
     return FUNCTION.format(
         **parts,
         function=function,
         key=key,
-        part="tenant" if is_queue else "key",
-        length="octet_length" if is_queue else "length",
-        limit=MAX_NAME_BYTES if is_queue else MAX_KEY_CHARACTERS,
-        unit="bytes" if is_queue else "characters",
-        current=CURRENT.format(find_new=find_new) if is_log else "",
-        taken=_render_taken(rule, mapper, find_old) if is_log and find_old else "",
-        nested=NESTED if is_log else "",
-        gone=GONE if is_log else "",
+        part="tenant" if traits.has_jobs else "key",
+        length="octet_length" if traits.has_jobs else "length",
+        limit=MAX_NAME_BYTES if traits.has_jobs else MAX_KEY_CHARACTERS,
+        unit="bytes" if traits.has_jobs else "characters",
+        current=CURRENT.format(find_new=find_new) if traits.keeps_records else "",
+        taken=_render_taken(rule, mapper, find_old) if traits.keeps_records and find_old else "",
+        nested=NESTED if traits.keeps_records else "",
+        gone=GONE if traits.keeps_records else "",
         change=change,
         when=_render_condition(rule, mapper),
-        old_member=OLD_MEMBER.format(**parts) if isinstance(rule.channel, Ick) and change else "",
+        old_member=OLD_MEMBER.format(**parts) if change and not traits.has_payloads else "",
         next_image=_render_next(rule),
         payload=" || ".join(objects) or "'{}'::jsonb",
         headers=_render_headers(rule, source.schema, columns),
@@ -236,9 +234,9 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
 def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: str) -> str:
     """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
     old_key = key.replace("penstock_row.", "OLD.")
-    if "update" not in rule.on or isinstance(rule.channel, Queue):
+    if "update" not in rule.on or rule.channel.traits.has_jobs:
         return ""
-    if isinstance(rule.channel, Ick):
+    if not rule.channel.traits.has_payloads:
         return MEMBER_CHANGE.format(old_key=old_key)
     if rule.on == {"update"}:
         return ""
@@ -279,7 +277,7 @@ def _render_find(what: str, columns: Sequence[str], condition: str = "") -> str:
 
 def _render_next(rule: StagingRule) -> str:
     """Renders what goes on to the new row after the old one of a changed key."""
-    if not rule.on >= {"update", "delete"} or isinstance(rule.channel, (Queue, Ick)):
+    if not rule.on >= {"update", "delete"} or not rule.channel.traits.keeps_records:
         return ""
     return NEXT_IMAGE.format(action="insert" if "insert" in rule.on else "update")
 
@@ -313,7 +311,7 @@ def _find_words(rule: StagingRule, mapper: Mapper[Any]) -> list[str]:
 
 
 def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[str, Column[Any]]) -> str:
-    if isinstance(rule.channel, Ick):
+    if not rule.channel.traits.has_payloads:
         return "NULL"
     own_headers = headers_text(rule.headers)
     # A schema a tenant: the rule does not say in which of them the table is.
@@ -323,7 +321,7 @@ def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[s
     parts = [f"jsonb_strip_nulls(jsonb_build_object({headers}))"]
     if own_headers is not None:
         parts.append(f"{quote_literal(own_headers)}::jsonb")
-    if isinstance(rule.channel, Queue) and get_names(rule.key):
+    if rule.channel.traits.has_jobs and get_names(rule.key):
         key = _render_key(rule, [columns[name] for name in get_names(rule.key)])
         own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
         parts.append(f"jsonb_build_object('{RESERVED}', {own})")

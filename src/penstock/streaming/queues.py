@@ -197,7 +197,7 @@ class Queues:
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered channels: the streams or the limits of a queue may have changed."""
-        queues = {name: channel for name, channel in channels.items() if channel.kind == "queue"}
+        queues = {name: channel for name, channel in channels.items() if channel.traits.has_jobs}
         state = queues, self._limits_version() if queues else None
         if state != self._state:
             self._channels, self._writers, self._state = queues, {}, state

@@ -23,7 +23,6 @@ import structlog
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.schedules import LATE_S, ScheduleSpec
 from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable
@@ -200,7 +199,7 @@ class JobGroups:
     """The groups of one schema's jobs."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._has_queues = any(isinstance(each, Queue) for each in pipeline.channels.values())
+        self._has_queues = any(each.traits.has_jobs for each in pipeline.channels.values())
         self._sql = statements("penstock.streaming", pipeline.scope.schema)
         self._failed: dict[str, str] = {}
 

@@ -173,7 +173,7 @@ def list_tenants(
     """List the tenants of a queue that have the most messages in it."""
     with open_connections(settings, "channels") as servers:
         registered = find_channel(servers.connection, name, scope=servers.scope)
-        if registered.kind != "queue":
+        if not registered.traits.has_jobs:
             raise InvalidSetting(f"{name} is no queue, and only queues have tenants: penstock channels list")
         found, are_all = busiest_tenants(servers.client, servers.scope.namespace, registered.shard_names, count)
     show_found(found, "tenant, #waiting, #in flight, state, shard", json=json)

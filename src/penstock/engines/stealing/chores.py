@@ -159,7 +159,7 @@ class Chores:
         """
         names = self.pipeline.consumers if consumers is None else consumers
         chores = [self.stream(), *map(self.consume, names), self.retain()]
-        if any(channel.kind == "queue" for channel in self.pipeline.channels.values()):
+        if any(channel.traits.has_jobs for channel in self.pipeline.channels.values()):
             chores.append(self.reclaim())
         return [*chores, self.sweep(), self.measure()]
 

@@ -20,6 +20,7 @@ from penstock.database.connections import Database, connect_postgres, get_databa
 from penstock.database.driver_errors import CONFLICTS, describe, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
+from penstock.declaring.kinds import get_traits
 from penstock.engines.stealing.advice import ConsumerLag, Gauges
 from penstock.engines.stealing.job_threads import time_left_s
 from penstock.engines.stealing.sampler import Outcome
@@ -44,7 +45,7 @@ def summarise(found: Status) -> Gauges:
         sequenced=sum(shard.sequenced for shard in shards),
         ticked_s=found.tick_s,
         consumers={each.consumer: _lag(each, channels.get(each.channel)) for each in found.consumers},
-        queued={name: _queued(channel) for name, channel in channels.items() if channel.kind == "queue"},
+        queued={name: _queued(channel) for name, channel in channels.items() if get_traits(channel.kind).has_jobs},
     )
 
 

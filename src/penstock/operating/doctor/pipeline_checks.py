@@ -11,11 +11,11 @@ from penstock.consuming.failures import WAITING_FOR_SERVER
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
+from penstock.declaring.kinds import get_traits
 from penstock.declaring.schedules import LATE_S
 from penstock.display import format_count
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
-from penstock.operating.consumers import choose_verb
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
@@ -189,7 +189,7 @@ def _check_lag(
     each: ConsumerStatus, channel: ChannelStatus | None, sessions: Sequence[WorkerSession]
 ) -> Iterator[CheckResult]:
     """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
-    verb = choose_verb(None if channel is None else channel.kind)
+    verb = get_traits(None if channel is None else channel.kind).verb
     waits = {reason for shard in each.shards if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)}
     for reason in sorted(waits):
         yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")

@@ -125,8 +125,8 @@ def find_jobs(  # noqa: PLR0913  the same
 
 def check_queue(connection: Connection, channel: str, scope: Scope) -> None:
     """Raises ``Unknown`` unless it is a registered queue."""
-    if (kind := find_channel(connection, channel, scope=scope).kind) != "queue":
-        raise Unknown(f"{channel} is of kind {kind}: it has records, not jobs; penstock tail {channel}")
+    if not (found := find_channel(connection, channel, scope=scope)).traits.has_jobs:
+        raise Unknown(f"{channel} is of kind {found.kind}: it has records, not jobs; penstock tail {channel}")
 
 
 def _make_job(channel: str, *row: Any) -> QueuedJob:

@@ -19,6 +19,7 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.database.statements import statements
+from penstock.declaring.kinds import get_traits
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import Since, known_shards, offsets_since
 from penstock.operating.channels import unknown_channel
@@ -158,7 +159,7 @@ def _plan_move(row: tuple[Any, ...], request: _Request) -> CheckpointMove:
         after,
         again=max(0, before - after),
         passed_over=max(0, after - before),
-        dead_letters=sum(offset > after for offset in letters) if kind == "log" else 0,
+        dead_letters=sum(offset > after for offset in letters) if get_traits(kind).keeps_records else 0,
         resumes=request.resume and halted is not None,
         removed=removed,
     )

@@ -6,9 +6,10 @@ from dataclasses import replace
 from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
+from penstock.declaring.kinds import get_traits
 from penstock.display import format_count
 from penstock.errors import PrivilegeMissing, Unknown
-from penstock.operating.consumers import choose_verb, how_to_go_on
+from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
 from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
 
@@ -191,7 +192,7 @@ def _unapplied(story: Story, situation: Situation) -> Diagnosis | None:
         return Diagnosis(
             "no reader",
             f"{_name(story)} is published, and no consumer of {story.channel} is registered",
-            f"start one: penstock run, penstock {choose_verb(story.kind)} NAME",
+            f"start one: penstock run, penstock {get_traits(story.kind).verb} NAME",
         )
     waiting = sorted(
         (reader for reader in story.readers if not reader.is_done), key=lambda reader: _ORDER.index(reader.state)
@@ -208,7 +209,7 @@ def _unapplied(story: Story, situation: Situation) -> Diagnosis | None:
 
 def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
     """Cause of a consumer's wait, and its remedy."""
-    name, verb = reader.consumer, choose_verb(story.kind)
+    name, verb = reader.consumer, get_traits(story.kind).verb
     match reader.state:
         case "halted":
             return (

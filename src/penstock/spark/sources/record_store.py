@@ -110,7 +110,11 @@ def read_shards(options: ServerOptions, subscription: Subscription, shards: int 
     registered = registered_channels(postgres(options.database()), options.scope).values()
     return subscription.resolve(
         options.source,
-        {each.name: each.total_shards for each in registered if subscription.pattern is None or each.kind == "log"},
+        {
+            each.name: each.total_shards
+            for each in registered
+            if subscription.pattern is None or each.traits.keeps_records
+        },
     )
 
 

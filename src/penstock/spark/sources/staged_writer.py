@@ -124,7 +124,7 @@ class _Stager:
         logs = {
             name: LogChannel(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
             for name, found in registered.items()
-            if found.kind == "log" and self._channel in (None, name)
+            if found.traits.keeps_records and self._channel in (None, name)
         }
         if self._channel is not None and not logs:
             raise Unknown(
