@@ -6,7 +6,7 @@ to the consumer; nothing on the way parses them.
 
 import builtins
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -458,6 +458,19 @@ def forget_parsed(item: Any) -> None:
     else:
         for parsed in ("data", "headers", "result"):
             item.__dict__.pop(parsed, None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldItem:
+    """A record of a log, a member of an Ick or a message of a queue, as it is in Redis."""
+
+    shard: ShardName
+    place: str  # where it is, as text
+    key: str  # its key, or the member
+    state: str  # what happened, or its state
+    at: datetime | None  # when it was staged, or has begun to wait; None if that is not known
+    facts: Mapping[str, Any]  # what there is to say, by name
+    text: str  # the same as a line
 
 
 @dataclass(frozen=True, slots=True, order=True)

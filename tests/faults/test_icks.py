@@ -146,14 +146,14 @@ def copies(connection: Connection) -> int:
 
 def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     """Returns whether every staged record is marked in the Ick, and no member waits there."""
-    states = inspect_shards(client, "penstock", INDEX.shard_names).values()
+    states = inspect_shards(client, "penstock", INDEX.shard_names, 0.0).values()
     [(last,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
     [(sequenced,)] = connection.execute("SELECT max(id) FROM penstock.journal j, unnest(j.record_ids) id").fetchall()
     found = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
         and all(found[shard].tail == last for shard, last in journal_tails(connection, DEFAULT_SCOPE).items())
-        and all(state.stats is None or not state.stats.total.size for state in states)
+        and all(not state.members for state in states)
     )
 
 

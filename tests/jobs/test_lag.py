@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from fixtures.constants import SetConstants
 from fixtures.jobs import Bench
 from penstock import Job, Pipeline, Snooze
+from penstock.channels.queue.inspection import QueueStatus
 from penstock.console.pages import find_troubles
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.declaring.unique import TenantLimits
@@ -16,7 +17,7 @@ from penstock.engines.stealing.tools import summarise
 from penstock.observing.state_metrics import Series, measure
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
-from penstock.operating.status.snapshot import ConsumerShard, QueueStatus, Status
+from penstock.operating.status.snapshot import ConsumerShard, Status
 from penstock.operating.tracing.causes import explain
 from penstock.records import RecordId
 from penstock.streaming import Streamer

@@ -41,7 +41,14 @@ AREAS = {
     "metrics, probes": ("observing", "observer.py"),
     "Django": ("django",),
     "verify": ("verifying",),
-    "publisher": ("streaming/publisher", "streaming/tails", "streaming/unpublished", "channels/log", "lua/log"),
+    "publisher": (
+        "streaming/publisher",
+        "streaming/senders",
+        "streaming/tails",
+        "streaming/unpublished",
+        "channels/log",
+        "lua/log",
+    ),
     "reconcile": ("reconciling",),
     "letters": (
         "consuming/letter_retry",

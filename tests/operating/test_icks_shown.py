@@ -11,7 +11,7 @@ from fixtures.dirty import mark_changed
 from fixtures.intervals import refresh_now
 from fixtures.redis import everything
 from penstock import Ick, Log, Pipeline
-from penstock.channels.ick.shard_states import oldest
+from penstock.channels.ick.shard_states import IckStatus, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
@@ -20,7 +20,6 @@ from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.reset.checkpoint import reset_ick
 from penstock.operating.status.gathering import status
-from penstock.operating.status.snapshot import IckStatus
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -134,9 +133,9 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     mark_changed(documents, [f"d{n}" for n in range(20)])
     streamer.drain()
     waiting = oldest(redis_client, "penstock", flow.shard_names, 100)
-    assert [each.score for each in waiting] == sorted(each.score for each in waiting)
+    assert [each.facts["score"] for each in waiting] == sorted(each.facts["score"] for each in waiting)
     assert oldest(redis_client, "penstock", flow.shard_names, 5) == waiting[:5]
-    members = {each.member for each in waiting}
+    members = {each.key for each in waiting}
     keys = get_keys(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
@@ -150,7 +149,7 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     assert (finding.grade, finding.fix) == ("error", "penstock reset ick index --apply")
     assert (planned.key, planned.found, planned.marked_again) == (keys.ick.dirty, "string", True)
     assert before[keys.ick.dirty.encode()] == redis_client.dump(str(done.moved_to))
-    found = {each.member for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
+    found = {each.key for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     assert len(members) == 20
     assert found == members
     assert of(diagnose(documents, redis_client, flow), "icks")[0].grade == "ok"

@@ -16,7 +16,7 @@ from fixtures.intervals import maintain_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Job, Pipeline, Queue, cancel, stage
-from penstock.channels.queue.inspection import busiest_tenants, check_queues, explain_message, oldest_messages
+from penstock.channels.queue.inspection import busiest_tenants, check_queues, explain_messages, oldest_messages
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
@@ -130,7 +130,7 @@ def show_what_waits(actor: Actor) -> None:
 def look_into_the_queue(actor: Actor) -> None:
     with actor.queue() as (queue, client):
         [found] = oldest_messages(client, "penstock", JOBS.shard_names, 1)
-        assert explain_message(client, "penstock", found)
+        assert explain_messages(client, "penstock", [(found.shard, found.facts["id"])])[found.facts["id"]]
         assert busiest_tenants(client, "penstock", JOBS.shard_names, 1)[0]
         assert not check_queues(client, "penstock", JOBS.shard_names)[found.shard].apart
         assert queue.stats().length

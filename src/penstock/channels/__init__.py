@@ -3,6 +3,7 @@
     log         records in order, in Redis streams
     ick         a set of dirty members
     queue       messages of many tenants, under leases
+    channel_kinds  the three as objects: what each does with its keys, for all who need not know which it is
     routing     names of the keys, and the shards and streams that hold what
     scripts     calls of the Lua scripts; ``driving`` runs operations, for threads and for asyncio
     server      connections and the translation of errors; ``redis_urls``, and ``commands``, the types of the clients

@@ -4,14 +4,14 @@ All keys of a shard share a hash tag, so that one script may use them all.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import count, islice
 
 from redis.crc import key_slot
 
-from penstock.declaring.kinds import MAX_SHARDS
+from penstock.declaring.kinds import MAX_SHARDS, MAX_STREAMS
 from penstock.records import Shard, ShardName
 
 
@@ -181,6 +181,22 @@ def _names(keys: QueueKeys, streams: int) -> list[str]:
 def queue_keys(namespace: str, name: ShardName) -> QueueKeys:
     """The keys of a shard of a queue, all in the slot of its name: ``penstock:{receipts/0}:s3`` and others."""
     return QueueKeys(f"{_root(namespace, name)}:")
+
+
+def all_log_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
+    """All keys that a shard of a log may have, but those of groups of readers."""
+    return astuple(log_keys(namespace, name))
+
+
+def all_ick_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
+    """All keys that a shard of an Ick may have."""
+    keys = ick_shard_keys(namespace, name)
+    return (*astuple(keys.log), *astuple(keys.ick), keys.progress)
+
+
+def all_queue_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
+    """All keys that a shard of a queue may have, with the most streams."""
+    return (*astuple(log_keys(namespace, name)), *queue_keys(namespace, name).all(MAX_STREAMS))
 
 
 def _root(namespace: str, name: ShardName) -> str:

@@ -15,10 +15,9 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.shard_states import oldest
-from penstock.channels.log.streams import read_newest
-from penstock.channels.queue.inspection import busiest_tenants, explain_messages, oldest_messages
+from penstock.channels.queue.inspection import busiest_tenants
 from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
@@ -51,9 +50,6 @@ MAX_SHARDS = 64
 
 DOCTOR_S = 5.0
 """Seconds for which what the doctor has said is shown again: some of its checks take a while."""
-
-MAX_READ = 16
-"""Shards of which the newest records are read."""
 
 CONTENTS = 50
 """Records, messages, members, tenants or limits on a page."""
@@ -254,30 +250,11 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
     with reading.connections() as (connection, client):
         channel = find_channel(connection, name, scope=reading.scope)
         namespace, shards = reading.scope.namespace, channel.shard_names[:MAX_SHARDS]
-        contents: list[Content]
-        if channel.kind == "log":
-            records = [each for shard in shards[:MAX_READ] for each in read_newest(client, namespace, shard, CONTENTS)]
-            records.sort(key=lambda each: (each.staged_us, each.id), reverse=True)
-            contents = [
-                Content(str(each.place), each.key, None, f"{each.action} {each.object}", each.staged_at)
-                for each in records[:CONTENTS]
-            ]
-        elif channel.kind == "queue":
-            found = oldest_messages(client, namespace, shards, CONTENTS)
-            known = explain_messages(client, namespace, ((each.shard, each.id) for each in found))
-            contents = [
-                Content(
-                    f"{each.shard} {each.id}", why.facts["key"], why.facts["tenant"], why.state, each.since, each.id
-                )
-                for each in found
-                if (why := known[each.id]) is not None
-            ]
-        else:
-            members = oldest(client, namespace, shards, CONTENTS)
-            contents = [
-                Content(str(each.shard), each.member.decode(errors="backslashreplace"), None, each.state, each.since)
-                for each in members
-            ]
+        held = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
+    contents = [
+        Content(each.place, each.key, each.facts.get("tenant"), each.state, each.at, each.facts.get("id"))
+        for each in held
+    ]
     if not visitor.may("keys"):
         contents = [replace(each, key=HIDDEN, tenant=each.tenant and HIDDEN) for each in contents]
     return Shown({"channel": channel, "contents": contents}, contents)
@@ -286,7 +263,7 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
 def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     with reading.connections() as (connection, client):
         channel = find_channel(connection, request.path_params["name"], scope=reading.scope)
-        if channel.kind != "queue":
+        if not channel.traits.has_jobs:
             raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
         found, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, CONTENTS)
     if not visitor.may("keys"):

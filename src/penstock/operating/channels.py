@@ -20,16 +20,15 @@ from time import sleep
 import psycopg
 import structlog
 
+from penstock.channels.channel_kinds import KINDS
 from penstock.channels.commands import RedisClient
-from penstock.channels.queue.inspection import keys_to_delete
-from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import redis_errors
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.statements import statements
-from penstock.declaring.kinds import MAX_SHARDS
+from penstock.declaring.kinds import MAX_SHARDS, get_traits
 from penstock.errors import InvalidSetting, Refused, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
@@ -130,7 +129,7 @@ def reshard(
         channels = registered_channels(connection, scope)
         if (registered := channels.get(channel)) is None:
             raise unknown_channel(connection, scope, channel)
-        if registered.kind != "log":
+        if not registered.traits.keeps_records:
             raise Refused(
                 f"{channel} is of kind {registered.kind}, and only the shards of logs can be changed. Open a channel of another "
                 "name, let its consumer work off both, then take the old one out of the pipeline: see docs/how-to/reshard.md"
@@ -202,30 +201,23 @@ def changing(connection: Connection, channel: str, scope: Scope, *, apply: bool)
             ) from error
 
 
-_SHARDS_A_TIME = 500
+_SHARDS_A_TIME = 50
 
 
-def _indicator_keys(scope: Scope, channel: str, number: int) -> list[str]:
-    """One of these is there if there is anything of the shard, of whatever kind."""
+def _all_keys(scope: Scope, channel: str, number: int) -> dict[str, None]:
+    """All keys that the shard may have, of whatever kind: that of a retired channel is not known any more."""
     shard = ShardName(channel, Shard(number))
-    log, ick = log_keys(scope.namespace, shard), ick_shard_keys(scope.namespace, shard)
-    own = ick.ick
-    return [
-        *(log.stream, log.epoch, log.ends, log.writes),
-        *(own.version, own.dirty, own.reserved, own.fence, own.held, ick.progress),
-        f"{queue_keys(scope.namespace, shard).root}q-limits",
-    ]
+    return dict.fromkeys(key for kind in KINDS.values() for key in kind.keys(scope.namespace, shard))
 
 
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
-    """Number of the keys in Redis that show that a shard of the channel holds something."""
+    """Number of the keys in Redis that the shards of a channel have."""
     count = 0
     with redis_errors(f"looking for keys of {channel}"):
         for start in range(0, shards, _SHARDS_A_TIME):
             pipeline = client.pipeline(transaction=False)
             for number in range(start, min(shards, start + _SHARDS_A_TIME)):
-                for key in _indicator_keys(scope, channel, number):
-                    pipeline.exists(key)
+                pipeline.exists(*_all_keys(scope, channel, number))
             count += sum(pipeline.execute())
     return count
 
@@ -234,8 +226,7 @@ def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) ->
     """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
     with redis_errors(f"deleting the keys of {channel}"):
         for number in range(shards):
-            of_queue = keys_to_delete(scope.namespace, ShardName(channel, Shard(number)))
-            client.delete(*dict.fromkeys([*_indicator_keys(scope, channel, number), *of_queue]))
+            client.delete(*_all_keys(scope, channel, number))
 
 
 ENTRIES_A_TIME = 100
@@ -258,7 +249,7 @@ class Retirement:
     @property
     def unread(self) -> int:
         """Records that somebody has not read, or not applied."""
-        if self.kind == "queue":
+        if get_traits(self.kind).has_jobs:
             return self.outstanding
         if not self.readers:
             return self.records + self.staged
@@ -343,7 +334,7 @@ def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
     if kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
         raise unknown_channel(connection, scope, channel)
     outstanding = 0
-    if kind == "queue":
+    if get_traits(kind).has_jobs:
         [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
     # How many shards a retired channel had is not known any more.
     shards = max(MAX_SHARDS, shards) if kind is None else shards

@@ -4,7 +4,7 @@ Three steps, each a function that runs one round and returns what it did.  Any p
 processes at once:
 
     sequencer   a tick gives every newly committed record its offset, durably, in the journal
-    publisher   replays the journal into Redis, from wherever Redis' own tail is
+    publisher   replays the journal into Redis, from wherever Redis' own tail is, by the sender of each kind of channel
     retention   removes what every consumer has passed and ``keep`` no longer holds
 
 ``Streamer`` runs the three in a loop.

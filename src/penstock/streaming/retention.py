@@ -18,15 +18,14 @@ from time import monotonic
 
 import structlog
 
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.marking import update_progress
 from penstock.channels.isolation import OnUnusable, ask_each, isolated
-from penstock.channels.log.streams import evict
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
-from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue
+from penstock.declaring.kinds import Channel
 from penstock.pipeline import Pipeline
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 from penstock.schema.capture import inspect_triggers
@@ -80,19 +79,19 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     """
     records, evicted = 0, 0
     left = deque(channel.shard_names if shards is None else shards)
-    if isinstance(channel, Ick):
-        progress = ask_each(partial(update_progress, client, scope.namespace), left, on_unusable)
-        tails = {shard: each.done_up_to for shard, each in progress.items()}
-        left = deque(progress)
+    kind = get_kind(channel.kind)
+    if kind.passed is not None:
+        tails = ask_each(partial(kind.passed, client, scope.namespace), left, on_unusable)
+        left = deque(tails)
     while left:
         shard = left.popleft()
         done = _remove_passed(connection, scope, channel, shard, tails.get(shard, BEGINNING))
         records += done.removed
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
-        if done.last_offset is not None and isinstance(channel, LogChannel):
+        if done.last_offset is not None and kind.evict is not None:
             with isolated(shard, on_unusable):
-                evicted += evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
+                evicted += kind.evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
@@ -102,16 +101,16 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
 def _remove_passed(connection: Connection, scope: Scope, channel: Channel, shard: ShardName, tail: Offset) -> _Removed:
     """Removes rows of one shard, in one transaction."""
     sql = statements("penstock.streaming", scope.schema)
-    where = {"channel": shard.channel, "shard": shard.shard}
+    where, has_jobs = {"channel": shard.channel, "shard": shard.shard}, channel.traits.has_jobs
     with postgres_errors(f"retaining {shard}"), connection.transaction():
         connection.execute(sql["prepare_retention"])
         connection.execute(statements("penstock.database", scope.schema)["lock_channel"], where)
         slowest = None
-        if not isinstance(channel, Queue):
+        if not has_jobs:
             [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
         floor = tail if slowest is None else min(slowest, tail)
         limits = {"floor": floor, "keep": timedelta(seconds=channel.keep), "records": RECORDS_PER_TRANSACTION}
-        remove = sql["trim_queue" if isinstance(channel, Queue) else "remove_passed"]
+        remove = sql["trim_queue" if has_jobs else "remove_passed"]
         [row] = connection.execute(remove, {**where, **limits})
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
@@ -132,7 +131,7 @@ NOTES_KEPT = timedelta(days=7)
 
 def remove_old_notes(connection: Connection, scope: Scope, channels: Iterable[Channel]) -> bool:
     """Removes notes on jobs of queues, and results, that are older than ``keep``; true if there may be more."""
-    keep = {each.name: timedelta(seconds=each.keep) for each in channels if isinstance(each, Queue)}
+    keep = {each.name: timedelta(seconds=each.keep) for each in channels if each.traits.has_jobs}
     if not keep:
         return False
     values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}

@@ -4,20 +4,23 @@ The reading order makes it exact: checkpoints, then the ends of the log, then th
 it was behind the next one, and the next one has only grown since.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, sleep
 
 import psycopg
 
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
-from penstock.channels.log.streams import last_offsets
-from penstock.channels.routing import ick_shard_keys, log_keys
-from penstock.channels.server import pipelined, redis_errors
+from penstock.channels.routing import log_keys
+from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards
+from penstock.declaring.kinds import get_traits
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal.journal_reader import journal_tails
 from penstock.parsing import find_number
@@ -93,9 +96,9 @@ def read_bounds(
                 findings.append(make_finding(shard, FindingKind.SURPLUS, "log", end + 1, text))
         after = max(state.begins[shard], first.get(shard, end + 1)) - 1
         if after < end:
-            # An Ick holds members and has no entries to compare; nor has a queue.
-            published = {"ick": BEGINNING, "queue": QUEUED}.get(state.kinds.get(shard, ""), min(ends[shard], end))
-            ranges.append(VerificationRange(shard, after, end, published, shard in state.evicting))
+            traits = get_traits(state.kinds.get(shard))
+            compared = min(ends[shard], end) if traits.keeps_records else QUEUED if traits.has_jobs else BEGINNING
+            ranges.append(VerificationRange(shard, after, end, compared, shard in state.evicting))
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
 
@@ -142,27 +145,22 @@ def _read_log_ends(
 ) -> tuple[dict[ShardName, Offset], list[Finding]]:
     """The ends of the log, waiting up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints, and the unreadable shards."""
     deadline = monotonic() + CATCH_UP_TIMEOUT_S
+    of_kind: defaultdict[str | None, list[ShardName]] = defaultdict(list)
+    for shard in shards:
+        of_kind[state.kinds.get(shard)].append(shard)
     while True:
         unreadable: list[Finding] = []
 
         def note(shard: ShardName, error: ShardError, found: list[Finding] = unreadable) -> None:
             found.append(make_finding(shard, FindingKind.SURPLUS, "log", 0, str(error)))
 
-        ends = ask_each(lambda some: last_offsets(client, scope.namespace, some), shards, note)
-        icks = [shard for shard in ends if state.kinds.get(shard) == "ick"]
-        for shard in _missing_icks(client, scope, icks):
-            ends[shard] = BEGINNING  # without the Ick, its position means nothing
+        ends: dict[ShardName, Offset] = {}
+        for kind, some in of_kind.items():
+            ends |= ask_each(partial(get_kind(kind).ends, client, scope.namespace), some, note)
         behind = any(at > ends.get(shard, at) for (_, shard), at in state.checkpoints.items())
         if not behind or monotonic() > deadline:
             return ends, unreadable
         sleep(_POLL_S)
-
-
-def _missing_icks(client: RedisClient, scope: Scope, icks: Collection[ShardName]) -> list[ShardName]:
-    """The Icks that do not exist in Redis."""
-    keys = {shard: ick_shard_keys(scope.namespace, shard).ick.version for shard in icks}
-    found = pipelined(client, icks, lambda pipe, shard: pipe.exists(keys[shard]), "looking at Icks")
-    return [shard for shard, exists in found.items() if not exists]
 
 
 def _check_checkpoints(

@@ -1,54 +1,52 @@
 """Inspection of a pipeline's Icks.  Nothing here writes to Redis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from typing import Any, Literal
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick import operations
 from penstock.channels.ick.operations import IckStats, parse_damage
+from penstock.channels.log.streams import last_offsets
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, pipelined, redis_errors, translate_error
 from penstock.errors import DamagedIck
-from penstock.records import ShardName, to_time
+from penstock.records import BEGINNING, HeldItem, Offset, RecordId, ShardName, to_time
 
 MemberState = Literal["dirty", "reserved", "held"]
 """The set that a member is in: available, given out by a plain reserve, or held by the fenced reservation."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShardState:
-    """The contents of one shard of an Ick."""
+class IckStatus:
+    """Contents of one shard of an Ick."""
 
-    stats: IckStats | None  # sizes, scores and holder; None if there is no Ick yet
-    records: int  # records marked in total
-    dirtied: int  # members that became dirty by them; the others were dirty already
-    # What is damaged, in words; None if the Ick is intact.  Otherwise the other fields are empty.
-    damage: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A member that has not been processed yet, and the set that it is in.
-
-    The score is when it became dirty; for a pipeline's marks, in seconds since 1970.
-    """
-
-    shard: ShardName
-    member: bytes
-    score: float
-    state: MemberState
+    dirty: int = 0  # waiting members (the producer set of Redis::Ick)
+    reserved: int = 0  # members of a plain reservation (its consumer set)
+    held: int = 0  # members of the fenced reservation
+    # age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none, or if another
+    # producer has marked it at an infinite time
+    oldest_s: float | None = None
+    records: int = 0
+    dirtied: int = 0  # members that became dirty by them
+    coalescing_ratio: float | None = None  # records per member that became dirty; None before the first
+    reservation: int = 0  # number of the last fenced reservation
+    holder: str | None = None  # the holder of it; None if it is not held
+    damage: str | None = None  # description of a damage, and then the others are empty; None if there is none
 
     @property
-    def since(self) -> datetime | None:
-        """The score as a time; None if it is none: other producers may use other scores."""
-        return to_time(self.score)
+    def members(self) -> int:
+        """All members; one that is being processed and has become dirty again counts twice."""
+        return self.dirty + self.reserved + self.held
 
 
-def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, ShardState]:
-    """The state of each of several shards, in two round trips.  Raises ``ServerUnavailable``."""
+def inspect_shards(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], now_s: float
+) -> dict[ShardName, IckStatus]:
+    """The contents of each of several shards, in two round trips.  Raises ``ServerUnavailable``."""
     keys = {shard: ick_shard_keys(namespace, shard) for shard in shards}
     asked = [operations.stats(each.ick) for each in keys.values()]
     with redis_errors("inspecting Icks"):
@@ -58,45 +56,66 @@ def inspect_shards(client: RedisClient, namespace: str, shards: Sequence[ShardNa
             counts.hmget(each.progress, "records", "dirtied")
         counted = counts.execute(raise_on_error=False)
     return {
-        shard: _state(reply if isinstance(reply, Exception) else each.read(reply), count, shard)
+        shard: _inspected(reply if isinstance(reply, Exception) else each.read(reply), count, shard, now_s)
         for shard, each, reply, count in zip(keys, asked, replies, counted, strict=True)
     }
 
 
-def _state(stats: IckStats | Exception | None, count: Any, shard: ShardName) -> ShardState:
+def _inspected(stats: IckStats | Exception | None, count: Any, shard: ShardName, now_s: float) -> IckStatus:
     what = f"inspecting {shard}"
     for error in (stats, count):
         if isinstance(error, REDIS_ERRORS):
             damage = parse_damage(error)
             if damage is None and "WRONGTYPE" not in str(error):
                 raise translate_error(error, what) from error
-            return ShardState(None, 0, 0, str(damage or translate_error(error, what)))
+            return IckStatus(damage=str(damage or translate_error(error, what)))
     assert not isinstance(stats, Exception)
     try:
         records, dirtied = (int(number or 0) for number in count)
     except ValueError:
-        return ShardState(None, 0, 0, f"{shard}: the counts of its records are no numbers")
-    return ShardState(stats, records, dirtied)
+        return IckStatus(damage=f"{shard}: the counts of its records are no numbers")
+    ratio = records / dirtied if dirtied else None
+    if stats is None:
+        return IckStatus(records=records, dirtied=dirtied, coalescing_ratio=ratio)
+    lowest, sizes = stats.total.lowest, (stats.dirty.size, stats.reserved.size, stats.held.size)
+    oldest_s = None if lowest is None or not isfinite(lowest) else max(0.0, now_s - lowest)
+    return IckStatus(*sizes, oldest_s, records, dirtied, ratio, stats.number, stats.holder or None)
 
 
-def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], most: int) -> list[Waiting]:
-    """The ``most`` members that have waited longest, over all of the shards, in one round trip.
+def marked_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
+    """The last offset that was marked in each shard; 0 without the Ick, for then its position means nothing."""
+    found = last_offsets(client, namespace, shards)
+    keys = {shard: ick_shard_keys(namespace, shard).ick.version for shard in shards}
+    exist = pipelined(client, shards, lambda pipe, shard: pipe.exists(keys[shard]), "looking at Icks")
+    return {shard: last if exist[shard] else BEGINNING for shard, last in found.items()}
 
+
+def oldest(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[HeldItem]:
+    """The members that have waited longest, over all of the shards, in one round trip.
+
+    A score is when a member became dirty; for a pipeline's marks, in seconds since 1970: other producers may use other scores.
     Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
-    if most < 1:
+    if count < 1:
         return []
     sets = [(shard, *each) for shard in shards for each in _sets(namespace, shard)]
 
     def ask(pipeline: Any, each: tuple[ShardName, MemberState, str]) -> None:
-        pipeline.zrange(each[2], 0, most - 1, withscores=True)
+        pipeline.zrange(each[2], 0, count - 1, withscores=True)
 
-    found: list[Waiting] = []
+    found: list[tuple[float, ShardName, bytes, MemberState]] = []
     for (shard, state, _), reply in pipelined(client, sets, ask, "inspecting Icks", raises=False).items():
         if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
-        found += [Waiting(shard, operations.as_bytes(member), float(score), state) for member, score in reply]
-    return sorted(found, key=lambda each: (each.score, each.shard, each.member))[:most]
+        found += [(float(score), shard, operations.as_bytes(member), state) for member, score in reply]
+    return [_item(*each) for each in sorted(found)[:count]]
+
+
+def _item(score: float, shard: ShardName, name: bytes, state: MemberState) -> HeldItem:
+    member, since = name.decode(errors="backslashreplace"), to_time(score)
+    shown = f"{since:%Y-%m-%d %H:%M:%S}" if since else f"{score!r}"
+    facts = {"member": member, "state": state, "score": score if isfinite(score) else str(score), "since": since}
+    return HeldItem(shard, str(shard), member, state, since, facts, f"{shown}  {state} {member}")
 
 
 def _sets(namespace: str, shard: ShardName) -> tuple[tuple[MemberState, str], ...]:
@@ -113,19 +132,30 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     return translate_error(error, f"inspecting {shard}")
 
 
-def find_member(client: RedisClient, namespace: str, shard: ShardName, member: bytes) -> list[Waiting]:
-    """The sets that hold a member, in one round trip; none if it is done.
+_HELD: Mapping[MemberState, str] = {
+    "dirty": "its member is dirty: it waits for a consumer",
+    "reserved": "its member is reserved by a consumer of the six operations",
+    "held": "a consumer holds its member, and works on it",
+}
 
+
+def find_member(
+    client: RedisClient, namespace: str, shard: ShardName, _record: RecordId, member: str, staged_at: datetime | None
+) -> tuple[str, str]:
+    """The set that holds the member of a record, or ``done``, and what that means; in one round trip.
+
+    A member keeps the time of its first mark: a later time is that of a later record.
     Raises ``ServerUnavailable`` or ``DamagedIck``.
     """
 
     def ask(pipeline: Any, each: tuple[MemberState, str]) -> None:
-        pipeline.zscore(each[1], member)
+        pipeline.zscore(each[1], member.encode())
 
-    found: list[Waiting] = []
+    latest = (staged_at.timestamp() if staged_at else 0.0) + 1e-6
+    states: list[MemberState] = []
     for (state, _), reply in pipelined(client, _sets(namespace, shard), ask, "inspecting Icks", raises=False).items():
         if isinstance(reply, REDIS_ERRORS):
             raise _wrong_type(shard, reply)
-        if reply is not None:
-            found.append(Waiting(shard, member, float(reply), state))
-    return found
+        if reply is not None and float(reply) < latest:
+            states.append(state)
+    return (states[0], _HELD[states[0]]) if states else ("done", "its member was done since")

@@ -17,7 +17,7 @@ from penstock.channels.isolation import OnUnusable, isolated
 from penstock.channels.log.stream_entries import Fields, parse_entries, parse_first, parse_last, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
-from penstock.records import BEGINNING, LastRecord, Offset, ShardName
+from penstock.records import BEGINNING, HeldItem, LastRecord, Offset, Record, ShardName
 
 FIRST_ENTRIES = 8
 """Most entries of a first read, of which any may hold a record or a thousand."""
@@ -146,6 +146,22 @@ def read_newest(client: RedisClient, namespace: str, shard: ShardName, count: in
             break
         before, entries = f"({read[-1][0].decode()}", entries * GROWTH
     return found[max(0, len(found) - count) :]
+
+
+MAX_READ = 16
+"""Shards of which the newest records are read, at most."""
+
+
+def newest(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[HeldItem]:
+    """The newest records of some shards, without their payloads, newest first.  Raises as ``read_newest``."""
+    records = [record for shard in shards[:MAX_READ] for record in read_newest(client, namespace, shard, count)]
+    records.sort(key=lambda record: (record.staged_us, record.id), reverse=True)
+    return [_item(record) for record in records[:count]]
+
+
+def _item(record: Record) -> HeldItem:
+    what = f"{record.action} {record.object}"
+    return HeldItem(ShardName(record.channel, record.shard), record.place, record.key, what, record.staged_at, {}, what)
 
 
 def last_records(

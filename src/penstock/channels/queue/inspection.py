@@ -14,33 +14,31 @@ from penstock.channels.scripts import Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.errors import ForeignLog, ForeignQueue
-from penstock.records import ShardName, to_time
+from penstock.records import HeldItem, RecordId, ShardName, to_time
 
 SAMPLE = 20
 """About so many values of a key are looked at by a check."""
 
 
 @dataclass(frozen=True, slots=True)
-class InspectedShard:
-    """The contents of a shard of a queue: None if they cannot be read; and what is wrong with it, None if nothing is."""
+class QueueStatus:
+    """Contents of one shard of a queue."""
 
-    stats: QueueStats | None
-    damage: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class FoundMessage:
-    """A message that waits, is leased, is delayed or is dead; the id is the record, or that which its writer chose.
-
-    ``since`` is when it was written, or due if later; by the queue's clock.
-    """
-
-    shard: ShardName
-    id: str
-    since: datetime
+    waiting: int = 0  # messages that may be handed over
+    leased: int = 0
+    delayed: int = 0
+    dead: int = 0
+    # age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if there
+    # is none
+    oldest_s: float | None = None
+    damage: str | None = None  # description of a damage, and then the numbers are 0; None if there is none
+    # all its numbers: dwell times, tenants, and the counts of its life; None with a damage
+    stats: QueueStats | None = None
 
 
-def inspect_queues(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, InspectedShard]:
+def inspect_queues(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName], _: float = 0.0
+) -> dict[ShardName, QueueStatus]:
     """The contents of each shard, in one round trip.  Raises ``ServerUnavailable``."""
     calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), ("",)) for shard in shards]
     with redis_errors("inspecting queues"):
@@ -86,39 +84,49 @@ def _checked(reply: Sequence[Any]) -> CheckedShard:
             return CheckedShard()
 
 
-def _inspected(shard: ShardName, reply: Any) -> InspectedShard:
+def _inspected(shard: ShardName, reply: Any) -> QueueStatus:
     if isinstance(reply, REDIS_ERRORS):
         error = translate_error(reply, f"inspecting {shard}")
         if not isinstance(error, (ForeignLog, ForeignQueue)):
             raise error from reply
-        return InspectedShard(None, "a key of the queue holds another type: penstock doctor names it")
+        return QueueStatus(damage="a key of the queue holds another type: penstock doctor names it")
     match reply[0]:
         case b"stats":
             try:
-                return InspectedShard(sum_stats([parse_stats(reply)]), None)
+                stats = sum_stats([parse_stats(reply)])
             except ForeignQueue as error:
-                return InspectedShard(None, str(error))
+                return QueueStatus(damage=str(error))
+            return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, stats=stats)
         case b"lost":
-            return InspectedShard(None, "the state of the queue is gone from Redis; the streamer rebuilds it")
+            return QueueStatus(damage="the state of the queue is gone from Redis; the streamer rebuilds it")
         case _:
-            return InspectedShard(None, f"{as_text(reply[1])} holds another format: this release reads queue.v2")
+            return QueueStatus(damage=f"{as_text(reply[1])} holds another format: this release reads queue.v2")
 
 
-def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[FoundMessage]:
-    """The messages that are not done for the longest time, the oldest first.
+def oldest_messages(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[HeldItem]:
+    """The messages that are not done for the longest time, the oldest first, each with what it waits for; in two round trips.
 
+    Its time is when it was written, or due if later; by the queue's clock.
     Raises ``ServerUnavailable``, ``ForeignLog`` or ``ForeignQueue``.
     """
 
     def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.zrange(f"{queue_keys(namespace, shard).root}q-ages", 0, max(0, count - 1), withscores=True)
 
-    found = [
-        FoundMessage(shard, as_text(id_), _require_time(shard, score / 1000))
+    found = sorted(
+        (_require_time(shard, score / 1000), as_text(id_), shard)
         for shard, reply in pipelined(client, shards, ask, "reading queues").items()
         for id_, score in reply
-    ]
-    return sorted(found, key=lambda message: (message.since, message.id))[:count]
+    )[:count]
+    explained = explain_messages(client, namespace, ((shard, id_) for _, id_, shard in found))
+    return [_item(shard, since, known) for since, id_, shard in found if (known := explained[id_]) is not None]
+
+
+def _item(shard: ShardName, since: datetime, known: Explanation) -> HeldItem:
+    tenant, key = known.facts["tenant"], known.facts["key"]
+    facts = {"id": known.id, "tenant": tenant, "key": key, "state": known.state, "since": since, "why": known.text}
+    text = f"{since:%Y-%m-%d %H:%M:%S}  {known.id} {tenant}  {known.text}"
+    return HeldItem(shard, f"{shard} {known.id}", key, known.state, since, facts, text)
 
 
 MAX_TENANTS = 20_000
@@ -177,15 +185,21 @@ def _require_time(shard: ShardName, seconds: float) -> datetime:
     return found
 
 
-def explain_message(client: RedisClient, namespace: str, found: FoundMessage) -> Explanation | None:
-    """The reason why a message waits; None if it is gone meanwhile.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
-    return explain_messages(client, namespace, [(found.shard, found.id)])[found.id]
+def explain_job(
+    client: RedisClient, namespace: str, shard: ShardName, record: RecordId, *_: object
+) -> tuple[str, str] | None:
+    """The state of a record's message, and why it waits; None if it is gone.  Raises as ``explain_messages``."""
+    found = explain_messages(client, namespace, [(shard, str(record))])[str(record)]
+    return None if found is None or found.state == "finished" else (found.state, f"it {found.text}")
 
 
 def explain_messages(
     client: RedisClient, namespace: str, messages: Iterable[tuple[ShardName, str]]
 ) -> dict[str, Explanation | None]:
-    """As ``explain_message`` for several of a queue, by their ids, in one round trip."""
+    """The reasons why messages of a queue wait, by their ids, in one round trip; None for one that is gone meanwhile.
+
+    Raises ``ServerUnavailable`` or ``ForeignQueue``.
+    """
     ids: dict[ShardName, list[str]] = {}
     for shard, id_ in messages:
         ids.setdefault(shard, []).append(id_)

@@ -7,15 +7,13 @@ have waited longest; for a queue the jobs that are not done for the longest time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from penstock.channels.ick.shard_states import oldest
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import extents
-from penstock.channels.queue.inspection import explain_messages, oldest_messages
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
@@ -77,11 +75,13 @@ def tail(
         shards = _find_shards(servers, channel, shard)
         declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
         known = registered_channels(servers.connection, servers.scope).get(channel) or declared
-        if known is not None and (kind := known.kind) != "log":
+        if known is not None and not (traits := known.traits).keeps_records:
             if of_logs:
-                raise _not_a_log(channel, kind)
-            show_waiting = _show_jobs if kind == "queue" else _show_members
-            show_waiting(servers, shards, NEWEST if count is None else count, json=json)
+                raise InvalidSetting(
+                    f"{channel} is {traits.title}: it keeps {traits.keeps}, not records, so --from, --since, --key and --follow do "
+                    "not apply. See penstock status --watch"
+                )
+            _show_items(servers, known.kind, shards, NEWEST if count is None else count, json=json)
             return
         printer = _Printer(servers, key, json=json)
         starts: dict[ShardName, Offset] = {}
@@ -112,43 +112,12 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
     return found
 
 
-def _not_a_log(channel: str, kind: str) -> InvalidSetting:
-    named, what = ("an Ick", "members") if kind == "ick" else ("a queue", "messages until they are done")
-    return InvalidSetting(
-        f"{channel} is {named}: it keeps {what}, not records, so --from, --since, --key and --follow do not apply. "
-        "See penstock status --watch"
-    )
-
-
-def _show_jobs(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
-    oldest_first = oldest_messages(servers.client, servers.scope.namespace, shards, most)
-    explained = explain_messages(
-        servers.client, servers.scope.namespace, ((each.shard, each.id) for each in oldest_first)
-    )
-    for found in oldest_first:
-        if (known := explained[found.id]) is None:
-            continue
-        whose = {name: known.facts[name] for name in ("tenant", "key")}
-        facts = {"id": found.id, **whose, "state": known.state, "since": found.since, "why": known.text}
-        text = f"{found.since:%Y-%m-%d %H:%M:%S}  {found.id} {whose['tenant']}  {known.text}"
-        _show_one(found.shard, facts, text, json=json)
-
-
-def _show_members(servers: Connections, shards: list[ShardName], most: int, *, json: bool) -> None:
-    for found in oldest(servers.client, servers.scope.namespace, shards, most):
-        # Members are arbitrary bytes.
-        member, since = found.member.decode(errors="backslashreplace"), found.since
-        score = found.score if isfinite(found.score) else str(found.score)
-        facts = {"member": member, "state": found.state, "score": score, "since": since}
-        shown = f"{since:%Y-%m-%d %H:%M:%S}" if since else f"{found.score!r}"
-        _show_one(found.shard, facts, f"{shown}  {found.state} {member}", json=json)
-
-
-def _show_one(shard: ShardName, facts: Mapping[str, Any], text: str, *, json: bool) -> None:
-    if json:
-        show_json({"channel": shard.channel, "shard": shard.shard, **facts})
-    else:
-        show(f"{shard}  {text}")
+def _show_items(servers: Connections, kind: str, shards: list[ShardName], most: int, *, json: bool) -> None:
+    for item in get_kind(kind).items(servers.client, servers.scope.namespace, shards, most):
+        if json:
+            show_json({"channel": item.shard.channel, "shard": item.shard.shard, **item.facts})
+        else:
+            show(f"{item.shard}  {item.text}")
 
 
 @dataclass
@@ -363,7 +332,7 @@ def _format_staged(story: Story) -> str:
 def _format_published(story: Story) -> str:
     if story.stopped is not None:
         return f"the streamer leaves the shard out: {story.stopped}"
-    if story.kind == "queue" and story.state in {"done", "cancelled"}:
+    if story.traits.has_jobs and story.state in {"done", "cancelled"}:
         return "yes"  # Redis is not asked for what it has no more
     if story.published is None:
         return f"not known: {story.redis or 'no such channel is registered'}"

@@ -6,10 +6,10 @@ from typing import Any
 from redis.exceptions import ResponseError as RedisResponseError
 
 from penstock.channels.acl import SAVE, find_users, find_users_file
-from penstock.channels.ick.operations import all_keys
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import extents, read, read_newest
-from penstock.channels.queue.inspection import CheckedShard, check_queues, find_foreign_keys
+from penstock.channels.queue.inspection import CheckedShard, QueueStatus, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, find_refusal, pipelined, redis_errors
 from penstock.clients import repair
@@ -18,8 +18,8 @@ from penstock.display import format_count
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal.lineage import examine_lineage
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
-from penstock.operating.status.snapshot import ChannelStatus, QueueStatus
-from penstock.records import Offset, Scope, Shard, ShardName
+from penstock.operating.status.snapshot import ChannelStatus
+from penstock.records import Offset, Shard, ShardName
 
 OLDEST_REDIS = (6, 2)
 NEARLY_FULL = 0.9
@@ -148,9 +148,11 @@ def lineage(context: CheckContext) -> Results:
 
 def keys(context: CheckContext) -> Results:
     """The keys of all shards are Penstock's and do not expire."""
-    queues = {channel.channel for channel in context.status.channels if channel.kind == "queue"}
+    kinds = {channel.channel: channel.kind for channel in context.status.channels}
     names = [
-        name for shard in context.shards for name in _all_keys(context.scope, shard, is_queue=shard.channel in queues)
+        name
+        for shard in context.shards
+        for name in get_kind(kinds.get(shard.channel)).keys(context.scope.namespace, shard)
     ]
     lives = pipelined(context.client, names, lambda pipeline, name: pipeline.pttl(name), "looking at the keys")
     for name, life in lives.items():
@@ -159,13 +161,6 @@ def keys(context: CheckContext) -> Results:
     for shard in context.shards:
         yield from _check_foreign(context, shard)
     return f"{format_count(len(context.shards), 'shard')}: all keys are Penstock's and do not expire"
-
-
-def _all_keys(scope: Scope, shard: ShardName, *, is_queue: bool) -> tuple[str, ...]:
-    """The keys that a shard can have."""
-    found = ick_shard_keys(scope.namespace, shard)
-    own = queue_keys(scope.namespace, shard).all(MAX_STREAMS) if is_queue else ()
-    return (found.log.stream, found.log.epoch, found.progress, *all_keys(found.ick), *own)
 
 
 def _check_foreign(context: CheckContext, shard: ShardName) -> Iterator[CheckResult]:

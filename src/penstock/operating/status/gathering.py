@@ -3,17 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Any, TypeVar
 
 from psycopg.rows import dict_row
 
+from penstock.channels.channel_kinds import KINDS
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.shard_states import ShardState, inspect_shards
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.log.appending import memory_used
 from penstock.channels.log.streams import Extent, extents
-from penstock.channels.queue.inspection import InspectedShard, inspect_queues
 from penstock.channels.server import connect_redis, find_refusal, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection, connect_postgres
@@ -29,9 +27,7 @@ from penstock.operating.status.snapshot import (
     ChannelStatus,
     ConsumerShard,
     ConsumerStatus,
-    IckStatus,
     OpenTransaction,
-    QueueStatus,
     RegisteredSchedule,
     ShardStatus,
     Status,
@@ -67,10 +63,10 @@ def status(
     elsewhere = redis.ask_extents(_find_elsewhere(tables))
     limited = [s for s in log if s.channel in tables.registered and tables.registered[s.channel].redis_memory]
     memory = redis.ask(memory_used, limited)
-    icks, queues = redis.ask(inspect_shards, of_kind["ick"]), redis.ask(inspect_queues, of_kind["queue"])
-    redis.note_refusal()
-    found = _Shards(tables, declared, log, damage, memory, icks, queues)
     sequencer = tables.sequencer
+    held = {name: redis.ask(kind.inspect, of_kind[name], sequencer["now_s"]) for name, kind in KINDS.items()}
+    redis.note_refusal()
+    found = _Shards(tables, declared, log, damage, memory, held)
     return Status(
         scope.schema,
         epoch=sequencer["epoch"],
@@ -193,13 +189,13 @@ class _Redis:
     damage: dict[ShardName, str] = field(default_factory=dict)
 
     def ask(
-        self, read: Callable[[RedisClient, str, list[ShardName]], Mapping[ShardName, Answer]], shards: list[ShardName]
+        self, read: Callable[..., Mapping[ShardName, Answer]], shards: list[ShardName], *more: Any
     ) -> Mapping[ShardName, Answer]:
         """The answers of the shards."""
         if self.trouble is not None or not shards:
             return {}
         try:
-            return read(self.client, self.scope.namespace, shards)
+            return read(self.client, self.scope.namespace, shards, *more)
         except (ServerUnavailable, AppendRefused) as error:
             self.trouble = str(error)
             return {}
@@ -247,8 +243,7 @@ class _Shards:
     log: Mapping[ShardName, Extent]
     damage: Mapping[ShardName, str]
     memory: Mapping[ShardName, int]
-    icks: Mapping[ShardName, ShardState]
-    queues: Mapping[ShardName, InspectedShard]
+    held: Mapping[str, Mapping[ShardName, Any]]  # contents of other kinds' shards, by the kind
 
     def numbers(self) -> dict[str, set[int]]:
         """The shard numbers of every channel that any source knows."""
@@ -278,7 +273,7 @@ class _Shards:
     def _build_shard(self, name: ShardName, registered: RegisteredChannel | None, *, is_known: bool) -> ShardStatus:
         count, age_s, in_postgres, _ = self.tables.waiting.get(name, (0, 0.0, 0, 0))
         extent, sequenced = self.log.get(name), self.tables.bounds.get(name, (0, 0))[1]
-        ick, queue = self._build_ick(name), self._build_queue(name)
+        ick, queue = (self.held[kind].get(name) for kind in ("ick", "queue"))
         # The one entry of the stream of an Ick, or of a queue, is its position.
         entries, damage = extent if ick is None and queue is None else None, self.damage.get(name)
         if extent is not None and extent.tail > sequenced:
@@ -302,16 +297,9 @@ class _Shards:
             unknown=not is_known,
         )
 
-    def _build_queue(self, name: ShardName) -> QueueStatus | None:
-        if (queue := self.queues.get(name)) is None:
-            return None
-        if (stats := queue.stats) is None:
-            return QueueStatus(0, 0, 0, 0, None, queue.damage)
-        return QueueStatus(stats.waiting, stats.leased, stats.delayed, stats.dead, stats.oldest_s, queue.damage, stats)
-
     def find_lag(self, name: ShardName, read: ConsumerShard) -> ConsumerShard:
         """A checkpoint of a queue with the lag of its jobs: the offset stays before one that is due later, whatever is done after it."""
-        queue, extent = self.queues.get(name), self.log.get(name)
+        queue, extent = self.held["queue"].get(name), self.log.get(name)
         if queue is None or (stats := queue.stats) is None or read.unread:
             return read
         sequenced, in_postgres = self.tables.bounds.get(name, (0, 0))[1], self.tables.waiting.get(name, (0, 0, 0, 0))[3]
@@ -319,32 +307,13 @@ class _Shards:
         lag = min(read.lag, stats.waiting + stats.leased + in_postgres + unpublished)
         return replace(read, lag=lag, lag_s=stats.oldest_s or 0.0 if lag else 0.0)
 
-    def _build_ick(self, name: ShardName) -> IckStatus | None:
-        if (ick := self.icks.get(name)) is None:
-            return None
-        stats = ick.stats
-        oldest = stats.total.lowest if stats else None
-        now_s = self.tables.sequencer["now_s"]
-        return IckStatus(
-            dirty=stats.dirty.size if stats else 0,
-            reserved=stats.reserved.size if stats else 0,
-            held=stats.held.size if stats else 0,
-            oldest_s=None if oldest is None or not isfinite(oldest) else max(0.0, now_s - oldest),
-            records=ick.records,
-            dirtied=ick.dirtied,
-            coalescing_ratio=ick.records / ick.dirtied if ick.dirtied else None,
-            reservation=stats.number if stats else 0,
-            holder=(stats.holder or None) if stats else None,
-            damage=ick.damage,
-        )
-
 
 def _build_consumers(
     found: _Shards, elsewhere: Mapping[ShardName, Extent], pipeline: Pipeline | None
 ) -> tuple[ConsumerStatus, ...]:
     tables, log = found.tables, found.log
     shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
-    logs = {name for name, channel in tables.registered.items() if channel.kind == "log"}
+    logs = {name for name, channel in tables.registered.items() if channel.traits.keeps_records}
     kinds: dict[tuple[str, str], ReaderKind] = {}
     for consumer, channel, *columns, is_reported in tables.progress:
         kinds[consumer, channel] = find_kind(consumer, is_reported=is_reported)

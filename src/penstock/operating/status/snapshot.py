@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.channels.queue.stats import QueueStats
+from penstock.channels.ick.shard_states import IckStatus
+from penstock.channels.queue.inspection import QueueStatus
 from penstock.database.registry import Pause
+from penstock.declaring.kinds import get_traits
 from penstock.operating.consumers import ReaderKind, how_to_go_on
 from penstock.operating.worker_sessions import WorkerSession
 from penstock.reconciling.reconciliation import LastRun
@@ -14,45 +16,6 @@ from penstock.records import Shard, ShardName
 from penstock.streaming.faults import Faults
 
 NO_SUCH_SHARD = "no channel is registered or declared with this shard, so no consumer reads them"
-
-
-@dataclass(frozen=True, slots=True)
-class IckStatus:
-    """Contents of one shard of an Ick."""
-
-    dirty: int  # waiting members (the producer set of Redis::Ick)
-    reserved: int  # members of a plain reservation (its consumer set)
-    held: int  # members of the fenced reservation
-    # age of the oldest of all of these, in seconds by Postgres' clock, which marks use; None if there is none, or if another
-    # producer has marked it at an infinite time
-    oldest_s: float | None
-    records: int
-    dirtied: int  # members that became dirty by them
-    coalescing_ratio: float | None  # records per member that became dirty; None before the first
-    reservation: int  # number of the last fenced reservation
-    holder: str | None  # the holder of it; None if it is not held
-    damage: str | None  # description of a damage; None if there is none
-
-    @property
-    def members(self) -> int:
-        """All members; one that is being processed and has become dirty again counts twice."""
-        return self.dirty + self.reserved + self.held
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
-    """Contents of one shard of a queue."""
-
-    waiting: int  # messages that may be handed over
-    leased: int
-    delayed: int
-    dead: int
-    # age of the oldest that is not done, in seconds by Redis' clock, from its first writing or when it was due; None if there
-    # is none
-    oldest_s: float | None
-    damage: str | None  # description of a damage, and then the numbers are 0; None if there is none
-    # all its numbers: dwell times, tenants, and the counts of its life; None with a damage
-    stats: QueueStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +174,7 @@ class Status:
 
     def has_letters(self, consumer: str) -> bool:
         """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
-        logs = {channel.channel for channel in self.channels if channel.kind == "log"}
+        logs = {channel.channel for channel in self.channels if get_traits(channel.kind).keeps_records}
         return any(
             shard.dead_letters and each.consumer == consumer and (each.channel in logs or "@" in each.channel)
             for each, _, shard in _each_shard(self.consumers)

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from psycopg.rows import dict_row
 
+from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
-from penstock.channels.ick.shard_states import find_member
 from penstock.channels.log.streams import extents
-from penstock.channels.queue.inspection import FoundMessage, explain_message
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
@@ -20,6 +19,7 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, read_pauses
 from penstock.database.statements import name_shards, quote, statements
+from penstock.declaring.kinds import Traits, get_traits
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
@@ -135,6 +135,11 @@ class Story:
         return str(Place(self.shard_name, Offset(self.offset)))
 
     @property
+    def traits(self) -> Traits:
+        """The traits of its channel's kind."""
+        return get_traits(self.kind)
+
+    @property
     def is_only_a_letter(self) -> bool:
         """True if its row is gone, and what is left of it is a dead letter."""
         return self.transaction is None and any(each.is_dead_lettered for each in self.readers)
@@ -151,7 +156,7 @@ class Story:
         """True if it has taken effect everywhere."""
         if any(reader.is_dead_lettered for reader in self.readers):
             return False
-        if self.kind in {"ick", "queue"}:
+        if not self.traits.keeps_records:
             return self.state in {"done", "cancelled"}
         return bool(self.readers) and all(reader.is_done for reader in self.readers)
 
@@ -238,7 +243,7 @@ class StoryReader:
             [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
             rows = self._rows("readers", names)
             trace_id = self._read_trace_id(record)
-            notes = self._rows("job_notes", {"id": record}) if kind == "queue" else ()
+            notes = self._rows("job_notes", {"id": record}) if get_traits(kind).has_jobs else ()
             pauses = read_pauses(self._connection, self._scope)
             unpassed = {
                 row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
@@ -273,17 +278,14 @@ class StoryReader:
 
     def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
         """The story with what Redis has of the record, if it can be there."""
-        if story.kind == "queue" and story.transaction is None:
+        if story.traits.has_jobs and story.transaction is None:
             return replace(story, state="done", why="it is done")
         if story.offset is None or story.kind is None:
             return story
         try:
             [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
-            story = replace(story, published=extent.tail, first=extent.first if story.kind == "log" else None)
-            if story.kind == "ick":
-                story = self._ask_ick(story)
-            elif story.kind == "queue":
-                story = self._ask_queue(story, waiting)
+            story = replace(story, published=extent.tail, first=extent.first if story.traits.keeps_records else None)
+            story = self._find(story, waiting)
         except AppendRefused as error:
             # A replica without its master may refuse reads as well.
             story = replace(story, redis=str(error))
@@ -295,24 +297,8 @@ class StoryReader:
                 refusal = find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
         return replace(story, refusal=refusal)
 
-    def _ask_ick(self, story: Story) -> Story:
-        if not story.is_published or story.key is None:
-            return story
-        found = find_member(self._client, self._scope.namespace, story.shard_name, story.key.encode())
-        staged = story.staged_at.timestamp() if story.staged_at else 0.0
-        # A member keeps the time of its first mark: a later time is that of a later record.
-        waiting = [each for each in found if each.score < staged + 1e-6]
-        if not waiting:
-            return replace(story, state="done", why="its member was done since")
-        state = waiting[0].state
-        why = {
-            "dirty": "its member is dirty: it waits for a consumer",
-            "reserved": "its member is reserved by a consumer of the six operations",
-            "held": "a consumer holds its member, and works on it",
-        }[state]
-        return replace(story, state=state, why=why)
-
-    def _ask_queue(self, story: Story, waiting: list[Any]) -> Story:
+    def _find(self, story: Story, waiting: list[Any]) -> Story:
+        """The story with the state that a record has apart from its offset."""
         is_waiting, is_given, tenant, due_s = waiting
         if is_waiting and not is_given:
             why = (
@@ -321,12 +307,12 @@ class StoryReader:
                 else f"it is due in {max(0.0, due_s):.0f} s, and waits in Postgres"
             )
             return replace(story, state="delayed", why=why)
-        # The time is of no use to the answer.
-        message = FoundMessage(story.shard_name, str(story.id), datetime.now(UTC))
-        found = explain_message(self._client, self._scope.namespace, message)
-        if found is None or found.state == "finished":
+        # A job may be in Redis before the position is.
+        if story.key is None or not (story.is_published or story.traits.has_jobs):
             return story
-        return replace(story, state=found.state, why=f"it {found.text}")
+        where = self._client, self._scope.namespace, story.shard_name
+        found = get_kind(story.kind).find(*where, story.id, story.key, story.staged_at)
+        return story if found is None else replace(story, state=found[0], why=found[1])
 
     def read_situation(self) -> Situation:
         """Facts that hold for all records."""
@@ -399,15 +385,15 @@ def _reader(story: Story, row: Row) -> ReaderProgress:
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"
         place = str(Place(ShardName(story.channel, Shard(retry_shard)), Offset(retry)))
-        later = find_later(story.channel, later_shard, later_offset) if story.kind in {None, "log"} else ""
+        later = find_later(story.channel, later_shard, later_offset) if story.traits.keeps_records else ""
         return replace(make(state, reason, 0), at=failed_at, retry=place, superseded_by=later)
     if checkpoint is None:
         return make("unread", None)
     is_past = story.offset is not None and story.offset <= checkpoint
-    if is_past if story.kind == "log" else is_past or story.is_done:
+    if is_past if story.traits.keeps_records else is_past or story.is_done:
         return make("cancelled", story.why, 0) if story.state == "cancelled" else make("applied", None, 0)
     if halted is not None:
-        return replace(make("halted", halted), has_letters=has_letters and story.kind == "log")
+        return replace(make("halted", halted), has_letters=has_letters and story.traits.keeps_records)
     if barrier is not None:
         return make("barrier", f"a reconciliation has stopped it at offset {barrier} for a moment")
     return make("behind" if waiting is None else "waiting", waiting)
