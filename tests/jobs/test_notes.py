@@ -14,7 +14,7 @@ from fixtures.jobs import JOBS, Bench
 from penstock import Job, Pipeline, stage
 from penstock.consuming.delivery import Conflict, Failed
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.queue.in_flight import JobNotes
+from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.statements import statements
 from penstock.errors import InvalidMessage

@@ -29,7 +29,7 @@ def test_a_hung_handler_cannot_commit_and_another_lane_does_its_job(start_worker
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
     assert hung[0].is_stale
     release.set()
-    eventually(lambda: all(lane.has_ended for lane in worker._hung._slots), "the hung handler has ended")
+    eventually(lambda: all(lane.has_ended for lane in worker._hung._abandoned), "the hung handler has ended")
     assert bench.rows("SELECT job, attempt FROM public.effects") == [(record, 2)]
 
 
@@ -57,7 +57,7 @@ def test_stopping_gives_back_what_was_not_begun_and_lets_the_rest_end(
     worker = start_worker(handler)
     warm = bench.stage(20)
     worker.drain()
-    worker._jobs.job_s = 0.001  # as on a fast machine: it reads ahead
+    worker._outbox.job_s = 0.001  # as on a fast machine: it reads ahead
     [slow] = bench.stage(data="slow")
     bench.stage(30)
     while not begun.is_set():
@@ -86,7 +86,7 @@ def test_jobs_read_ahead_go_back_if_the_slots_are_at_long_ones(start_worker: Any
     worker = start_worker(handler)
     bench.stage(1)
     worker.drain()
-    worker._jobs.job_s = 0.001  # as on a fast machine: it reads ahead
+    worker._outbox.job_s = 0.001  # as on a fast machine: it reads ahead
     bench.stage(data="slow")
     bench.stage(30)
     while not begun.is_set():

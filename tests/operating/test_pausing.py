@@ -119,7 +119,7 @@ def workers(flow: Pipeline, connection: Connection, database_url: str, redis_url
 def has_read(worker: Worker) -> bool:
     """True if the worker of a queue leaves all shards out."""
     assert isinstance(worker, QueueWorker)
-    return bool(worker._halted)
+    return bool(worker._states.halted)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Acknowledges jobs in a thread of its own: those that end while a call is under way go together in the next one."""
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 from time import monotonic, sleep
@@ -11,7 +11,8 @@ import structlog
 from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.shard import ITEMS
 from penstock.clients import QueueReader
-from penstock.consuming.queue.job_deliverer import Ended
+from penstock.consuming.queue.outbox import Ended, Outbox
+from penstock.consuming.queue.worker_slots import Prefetch
 from penstock.errors import PenstockError
 from penstock.parallel import Backoff
 
@@ -22,42 +23,24 @@ MAX_BACKOFF_S = 5.0
 
 
 class Acknowledger:
-    """Reports ended leases to the queue; a queue that does not answer is asked again."""
+    """Reports the leases of an outbox to the queue; a queue that does not answer is asked again."""
 
-    def __init__(
-        self,
-        reader: QueueReader,
-        settled: Callable[[Sequence[Ended]], None],
-        fail: Callable[[BaseException], None],
-        more_s: Callable[[], float],
-    ) -> None:
-        """Starts the thread, in which all are called.
-
-        Args:
-            reader: The leases' reader.
-            settled: Called with acknowledged jobs.
-            fail: Called with an error that ends the worker.
-            more_s: Says for how long others are worth waiting for, to go in the same call.
-        """
-        self._reader, self._settled, self._fail, self._more_s = reader, settled, fail, more_s
-        self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+    def __init__(self, reader: QueueReader, outbox: Outbox, prefetch: Prefetch) -> None:
+        """Starts the thread."""
+        self._reader, self._outbox, self._prefetch = reader, outbox, prefetch
         self._thread = Thread(target=self._run, name="penstock-acknowledger", daemon=True)
         self._thread.start()
 
-    def put(self, ended: Ended) -> None:
-        """Acknowledges a job as soon as possible."""
-        self._ended.put(ended)
-
     def close(self) -> None:
         """Acknowledges the rest, and ends; leases of a queue that does not answer expire."""
-        self._ended.put(None)
+        self._outbox.close()
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._acknowledge_all()
         except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
-            self._fail(error)
+            self._outbox.fail(error)
 
     def _acknowledge_all(self) -> None:
         left: list[Ended] = []
@@ -69,22 +52,22 @@ class Acknowledger:
             if left and (monotonic() >= retry_at or not is_open):
                 ended, left = left + ended, []
             unsettled = self._acknowledge(ended)
-            self._settled([each for each in ended if each not in unsettled])
+            self._outbox.settled([each for each in ended if each not in unsettled])
             if unsettled:
                 left += unsettled
                 retry_at = monotonic() + backoff.next_s()
             elif not left:
                 backoff.reset()
-        self._settled(left)  # those leases end by themselves
+        self._outbox.settled(left)  # those leases end by themselves
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
         """The next ended jobs, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
         with suppress(queue.Empty):
-            batch = [self._ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
-            if (more_s := self._more_s()) > 0.0:
-                sleep(more_s)
-            while len(batch) < ITEMS and not self._ended.empty():
-                batch.append(self._ended.get())
+            batch = [self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
+            if (together_s := self._prefetch.together_s()) > 0.0:
+                sleep(together_s)
+            while len(batch) < ITEMS and not self._outbox.ended.empty():
+                batch.append(self._outbox.ended.get())
             return batch
         return []
 

@@ -7,12 +7,12 @@ taken here; a longer one, and every pause after a failed attempt, the job spends
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Any, Protocol, TypeVar
 
 import psycopg
 import structlog
 
-from penstock.channels.queue.shard import Settlement
 from penstock.clients import Lease
 from penstock.clients.queue.leases import pause_s
 from penstock.consuming.deliverer import MAX_PAUSE_S, MAX_REMEMBERED, Refusals, is_long, retry_conflicts, spread
@@ -30,14 +30,17 @@ from penstock.consuming.delivery import (
     decide,
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
+from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
+from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
+from penstock.consuming.queue.outbox import Ended
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
 from penstock.display import format_count
 from penstock.observer import DeadLettered, ShardHalted
-from penstock.records import RecordId, Scope, Shard, ShardName, forget_parsed
+from penstock.records import Shard, ShardName, forget_parsed
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -54,28 +57,17 @@ class Waiter(Protocol):
         """Calls a function that waits for the network."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """End of the delivery of a job."""
-
-    lease: Lease
-    counts: Counts  # the job under its result; nothing if it was put back for no fault of its own
-    settlement: Settlement | None  # how it is settled; None if the lease is not ours any more
-    halted: str | None = None  # why its shard is halted now; None if it is not
-    comes_back: bool = False  # the queue hands it over again after a pause, because of a failure
-    error: str = ""  # class of the error if the attempt failed; else empty
-
-
 class RetryStates:
     """Failures of jobs for which a server or another transaction was to blame: a job that was put back goes on from there.
 
-    ``cancelled`` are the ids of those that were cancelled after they had begun.
+    ``cancelled`` are the ids of those that were cancelled after they had begun; of shards that are ``halted`` none is begun.
     """
 
     def __init__(self, consumer: str) -> None:
         self._of: dict[str, RetryState] = {}
         self.refusals, self.log = Refusals(), FailureLog(consumer)
         self.cancelled: frozenset[str] = frozenset()
+        self.halted: set[int] = set()
         # shards whose last attempt met a server that could not do it, and what it was
         self.waiting: dict[ShardName, NotApplied] = {}
 
@@ -91,26 +83,38 @@ class RetryStates:
         self._of[lease.message.id] = state
 
 
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """Parts that the deliverers of one worker share."""
+
+    worker: WorkerSpec
+    setup: WorkerSetup
+    server_start_us: int | None  # see ``HandlerTransaction``
+    states: RetryStates
+    notes: JobNotes
+    stopping: Event  # set while no job is to be tried again
+
+
 class JobDeliverer:
     """Delivers jobs, one after the other, in a slot of a worker."""
 
-    def __init__(
-        self,
-        worker: WorkerSpec,
-        scope: Scope,
-        transaction: JobTransaction,
-        waiter: Waiter,
-        states: RetryStates,
-        report_progress: Callable[[RecordId, float, str], None],
-    ) -> None:
-        self._worker, self._transaction, self._waiter = worker, transaction, waiter
-        self._letters = JobDeadLetters(worker, scope)
-        self._policy = Policy(worker.attempts, worker.on_poison)
-        self._states, self._report_progress = states, report_progress
+    def __init__(self, parts: SharedParts, waiter: Waiter) -> None:
+        self._worker, self._waiter = parts.worker, waiter
+        self._transaction = JobTransaction(parts.setup, server_start_us=parts.server_start_us)
+        self._letters = JobDeadLetters(parts.worker, parts.setup.scope)
+        self._policy = Policy(parts.worker.attempts, parts.worker.on_poison)
+        self._states, self._notes = parts.states, parts.notes
 
     def deliver(self, lease: Lease) -> Ended:
-        """Attempts a job until it can be settled."""
-        lease.begin()
+        """Attempts a job until it can be settled; gives it back if its shard was halted since it was read."""
+        if lease.message.shard in self._states.halted:
+            return released(lease)
+        ended = self._deliver(lease)
+        if ended.halted is not None:
+            self._states.halted.add(lease.message.shard)
+        return ended
+
+    def _deliver(self, lease: Lease) -> Ended:
         if (job := self._read(lease)) is None:
             return _ended(lease, Counts(dead=1), "dead", reason="it is no record of a pipeline")
         if job.attempts > self._worker.attempts:
@@ -157,7 +161,7 @@ class JobDeliverer:
             message.deadline_ms,
             staged_us,
             lambda: lease.is_stale,
-            partial(self._report_progress, record),
+            partial(self._notes.note_progress, record),
             lambda: message.id in self._states.cancelled,
         )
 

@@ -4,9 +4,10 @@ Its own thread reads and looks after the slots; the slots work; one thread ackno
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from threading import Event
 from time import monotonic
 from typing import Any
 
@@ -17,16 +18,16 @@ from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
-from penstock.clients import Lease, QueueReader
-from penstock.consuming.delivery import Consumed, Counts
+from penstock.clients import QueueReader
+from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.acknowledger import Acknowledger
-from penstock.consuming.queue.in_flight import InFlight, JobNotes, RunningJob
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
-from penstock.consuming.queue.job_deliverer import Ended, JobDeliverer, RetryStates, Waiter, released, retried
-from penstock.consuming.queue.job_transaction import JobTransaction
-from penstock.consuming.queue.worker_slots import SlotWork, WorkerSlot, WorkerSlots, make_slots
+from penstock.consuming.queue.job_deliverer import RetryStates, SharedParts, released
+from penstock.consuming.queue.job_notes import JobCounts, JobNotes
+from penstock.consuming.queue.outbox import Outbox
+from penstock.consuming.queue.worker_slots import HungSlots, Prefetch, find_working, make_slots
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
@@ -36,14 +37,7 @@ from penstock.database.statements import statements
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import read_identity
-from penstock.errors import (
-    DeclarationError,
-    HandlerExited,
-    HandlerHung,
-    PenstockError,
-    ServerReplaced,
-    ServerUnavailable,
-)
+from penstock.errors import DeclarationError, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.parallel import Backoff, before_abandoned
 from penstock.parsing import find_number
 from penstock.records import Shard, ShardName
@@ -53,52 +47,11 @@ log = structlog.get_logger("penstock.consumer")
 MAX_EXPIRED = 100
 """Limit of the messages of a shard that are dead-lettered at once after they died in Redis."""
 
-CANCELLING_S = 1.0
-"""Seconds that a task may take to end at its time limit before it counts as hanging."""
-
-
-class HungSlots:
-    """Abandoned slots of one worker, whose handlers hang: they take longer than ``limit_s``."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self._slots: list[WorkerSlot] = []
-        self.limit_s = spec.limit + (CANCELLING_S if spec.is_async else 0.0)
-
-    def abandon(self, running: RunningJob) -> None:
-        """Stops waiting for a slot; its handler has no effect."""
-        log.error(
-            "handler hangs", consumer=self._spec.name, record=int(running.lease.message.id), limit_s=self._spec.limit
-        )
-        running.slot.is_abandoned = True
-        running.lease.held.is_stale = True
-        self._slots.append(running.slot)
-
-    def check(self) -> None:
-        """Forgets slots that have ended after all; ``HandlerHung`` if more hang than the worker has slots."""
-        self._slots = [slot for slot in self._slots if not slot.has_ended]
-        if len(self._slots) > self._spec.concurrency:
-            raise HandlerHung(
-                f"consumer {self._spec.name}: {len(self._slots)} handlers have hung for longer than limit "
-                f"({self._spec.limit:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
-                "waits for a timeout"
-            )
-
-
 GRACE_S = 5.0
 """Seconds that jobs in flight may take to end when the worker stops."""
 
-PREFETCH_S = 0.05
-"""Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
-
 STALLED_S = 0.5
 """Seconds after which a job that was read ahead, and still waits for a slot, goes back to the queue."""
-
-TOGETHER_S = 0.02
-"""Seconds for which the end of a short job waits for that of others."""
-
-MAX_ROOM = 100
-"""Limit of the jobs that are read at once."""
 
 DRAIN_BLOCK_MS = 10
 SLICE_BLOCK_MS = 2
@@ -140,9 +93,8 @@ class QueueWorker(Worker):
             shard.limits = limits
         self._letters = JobDeadLetters(consumer, setup.scope)
         self._states, self._notes = RetryStates(consumer.name), JobNotes(channel.name, setup.scope)
-        self._jobs = InFlight(channel.name)
-        self._halted: set[Shard] = set()
-        self._hung = HungSlots(consumer)
+        self._counts = JobCounts(consumer, setup.scope)
+        self._outbox, self._stopping = Outbox(), Event()
         self._noted: dict[ShardName, str] = {}
         self._check_at = self._dead_at = self._resume_at = 0.0
         self._backoff = Backoff()
@@ -153,10 +105,7 @@ class QueueWorker(Worker):
     @override
     def open(self) -> None:
         super().open()
-        uncounted = self._jobs.uncounted()  # since before a server went away
-        self._jobs = InFlight(self._shape.name)
-        self._jobs.count_again(uncounted)
-        self._hung = HungSlots(self._spec)
+        self._outbox, self._stopping = Outbox(), Event()
         self._check_at = self._resume_at = 0.0
         self._reader = QueueReader(
             self._client,
@@ -170,11 +119,11 @@ class QueueWorker(Worker):
         )
         before_abandoned[self] = self._reader.close
         self._leave_out_shards()
-        jobs = self._jobs
-        self._acknowledger = Acknowledger(self._reader, self._settled, jobs.fail, self._more_s)
-        self._slots: WorkerSlots = make_slots(
-            SlotWork(self._spec, self._make_deliverer, self._deliver_in, jobs.fail, lambda: jobs.is_stopping)
-        )
+        parts = SharedParts(self._spec, self._setup, self._server_start_us, self._states, self._notes, self._stopping)
+        self._slots = make_slots(parts, self._outbox)
+        self._hung = HungSlots(self._spec, self._slots, self._outbox)
+        self._prefetch = Prefetch(self._spec.concurrency, self._slots, self._outbox)
+        self._acknowledger = Acknowledger(self._reader, self._outbox, self._prefetch)
         for _ in range(self._spec.concurrency):
             self._slots.start()
 
@@ -186,73 +135,26 @@ class QueueWorker(Worker):
         assert self._transaction is not None
         return self._transaction.read(lambda executor: read_queue_limits(executor, self._scope, self._shape.name))
 
-    def _make_deliverer(self, waiter: Waiter) -> JobDeliverer:
-        transaction = JobTransaction(self._setup, server_start_us=self._server_start_us)
-        progress = self._notes.note_progress
-        return JobDeliverer(self._spec, self._scope, transaction, waiter, self._states, progress)
-
-    def _deliver_in(self, slot: WorkerSlot, lease: Lease) -> None:
-        """Delivers a job in a slot."""
-        if not self._jobs.begin(slot, lease):
-            return
-        if lease.message.shard in self._halted:  # since it was read
-            self._end(released(lease))
-            return
-        try:
-            ended = slot.deliverer.deliver(lease)
-        except ServerReplaced as error:  # the worker's own thread compares its history
-            self._jobs.fail(error)
-            ended = released(lease)
-        except ServerUnavailable as error:
-            self._jobs.note_unavailable(error)
-            ended = released(lease)
-        except HandlerExited as error:
-            if slot.is_cancelled:  # the worker ends, and not the job
-                ended = released(lease)
-            else:  # It counts as an attempt: a job that ends each process must not do so for ever.
-                self._jobs.fail(error)
-                ended = retried(lease, self._spec, "HandlerExited")
-        except BaseException as error:  # noqa: BLE001  raised again by the worker's own thread
-            self._jobs.fail(error)
-            ended = released(lease)
-        if ended.halted is not None:
-            self._halted.add(Shard(lease.message.shard))
-        self._end(ended)
-
-    def _settled(self, ended: Sequence[Ended]) -> None:
-        """Jobs were settled; called by the acknowledger's thread."""
-        self._jobs.settled(ended)
-        total = Counts()
-        for each in ended:
-            total.count(each.counts)
-        assert self._transaction is not None
-        self._transaction.report(total)
-
-    def _end(self, ended: Ended) -> None:
-        if self._jobs.end(ended.lease):
-            self._notes.note_attempt(ended)
-            self._acknowledger.put(ended)
-
     @override
     def _round(self, block_ms: int | None) -> Consumed:
         """Reads jobs for free slots, or waits, ``block_ms`` at the longest; returns the result of those that have ended."""
         self._opened_reader()
-        if self._jobs.error is not None:
-            raise self._jobs.error
-        self._replace_hung()
-        self._give_back_stalled()
+        if self._outbox.error is not None:
+            raise self._outbox.error
+        self._hung.replace()
+        self._give_back(STALLED_S)  # all slots are at long ones; other workers may be free
         self._maintain()
         block_s = min((self._setup.block_ms if block_ms is None else block_ms) / 1000, CHECK_S)
         resting = self._rest_s()
         if resting > 0 or self._stop():
-            self._jobs.wait(min(block_s, resting) if resting > 0 else block_s)
-        elif self._jobs.is_alone:
-            self._jobs.wait(block_s, below=1)
-        elif (room := self._room()) <= 0:
-            self._jobs.wait(block_s, self._enough if self._taken < self._max else 0)
+            self._outbox.wait(min(block_s, resting) if resting > 0 else block_s)
+        elif self._outbox.is_alone:
+            self._outbox.wait(block_s, below=1)
+        elif (room := self._prefetch.room(self._max - self._taken)) <= 0:
+            self._outbox.wait(block_s, self._prefetch.enough if self._taken < self._max else 0)
         else:
             self._read(room, block_s)
-        consumed = self._jobs.collect()
+        consumed = self._collect()
         if not consumed.idle:
             self._backoff.reset()
         for shard in consumed.halted:
@@ -264,19 +166,19 @@ class QueueWorker(Worker):
     @override
     def _slice(self) -> Consumed:
         """Reads, and waits until all those jobs have ended; gives back those not begun when time is up."""
-        self._taken, self._jobs.is_stopping, self._away = 0, False, None
+        self._opened_reader()
+        self._taken, self._away = 0, None
+        self._stopping.clear()
         self._may_have_more, consumed, since = True, Consumed(), 0.0
-        while not self._jobs.is_idle or (self._may_have_more and self._taken < self._max):
+        while not self._outbox.is_idle or (self._may_have_more and self._taken < self._max):
             if self._stop():
                 self._may_have_more = False
-                for lease in self._jobs.stop():
-                    self._end(released(lease))
+                self._stop_jobs()
             consumed.merge(self._round(block_ms=SLICE_BLOCK_MS if self._taken else 0))
-            since = (since or monotonic()) if self._jobs.is_settling else 0.0
+            since = (since or monotonic()) if self._outbox.is_settling else 0.0
             if since and monotonic() - since > ACKNOWLEDGING_S:
                 what = f"settling jobs of {self.consumer.name}"
                 raise ServerUnavailable(f"{what}: Redis does not answer")
-        consumed.merge(self._jobs.collect())
         if consumed.idle and self._away is not None:
             raise self._away
         return consumed
@@ -287,33 +189,6 @@ class QueueWorker(Worker):
         assert self._reader is not None
         return self._reader
 
-    @property
-    def _ahead(self) -> int:
-        """Number of jobs to read ahead: none for slots that are all at a long one."""
-        job_s = self._jobs.job_s
-        if job_s is None or self._jobs.begun_s() > PREFETCH_S:
-            return 0
-        return min(MAX_ROOM, int(PREFETCH_S * self._spec.concurrency / max(job_s, 1e-5)))
-
-    @property
-    def _enough(self) -> int:
-        """Number of jobs from which the slots have enough."""
-        return self._spec.concurrency + self._ahead // 2
-
-    def _room(self) -> int:
-        """Number of jobs to read; 0 if the slots have enough."""
-        size = self._jobs.size
-        if size >= self._enough:
-            return 0
-        return min(MAX_ROOM, self._spec.concurrency + self._ahead - size, int(min(MAX_ROOM, self._max - self._taken)))
-
-    def _more_s(self) -> float:
-        """Seconds within which further jobs end, so that they are settled together: of short ones, if slots have enough for so long.
-
-        If they have not, others may wait in the queue for these to be settled: of tenants and keys that are at a limit.
-        """
-        return TOGETHER_S if self._jobs.size >= self._enough > self._spec.concurrency else 0.0
-
     def _read(self, room: int, block_s: float) -> None:
         try:
             leases = self._opened_reader().read(room, block_s=block_s)
@@ -322,15 +197,14 @@ class QueueWorker(Worker):
             return
         self._taken += len(leases)
         self._may_have_more = bool(leases)
-        self._jobs.take(leases)
-        for lease in leases:
-            self._slots.put(lease)
-        if self._jobs.is_idle:
+        self._outbox.expect(leases)
+        self._slots.inbox.put(leases)
+        if self._outbox.is_idle:
             self._backoff.reset()
 
     def _rest_s(self) -> float:
         """Seconds to read nothing, after a server did not answer."""
-        if (error := self._jobs.take_unavailable()) is not None and monotonic() >= self._resume_at:
+        if (error := self._outbox.take_unavailable()) is not None and monotonic() >= self._resume_at:
             self._rest_after(error)
         return self._resume_at - monotonic()
 
@@ -340,18 +214,25 @@ class QueueWorker(Worker):
         self._resume_at = monotonic() + seconds
         self._warn_waiting(error, seconds)
 
-    def _replace_hung(self) -> None:
-        """Replaces slots whose handlers take longer than they may; other workers get their jobs."""
-        for running in self._jobs.overdue(self._hung.limit_s):
-            self._hung.abandon(running)
-            self._end(retried(running.lease, self._spec, "HandlerHung"))
-            self._slots.start()
-        self._hung.check()
+    def _give_back(self, waited_s: float = 0.0) -> None:
+        """Gives the jobs back that have waited for a slot for at least so long."""
+        for lease in self._slots.inbox.take_back(waited_s):
+            self._outbox.put(released(lease))
 
-    def _give_back_stalled(self) -> None:
-        """Gives jobs back that wait because all slots are at long ones: other workers may be free."""
-        for lease in self._jobs.take_back(STALLED_S):
-            self._acknowledger.put(released(lease))
+    def _stop_jobs(self) -> None:
+        """Gives the jobs back that were not begun; no other is tried again."""
+        self._stopping.set()
+        self._give_back()
+
+    def _collect(self) -> Consumed:
+        """Returns the result of the jobs that were settled since the last call, and notes what is to be written of them."""
+        ended = self._outbox.collect()
+        for job in ended:
+            self._notes.note_attempt(job)
+        consumed = self._counts.count(ended)
+        assert self._transaction is not None
+        self._transaction.report(consumed)
+        return consumed
 
     def _maintain(self) -> None:
         """Writes counts and reads halts, now and then.  Without Postgres it tries again later, and reading goes on."""
@@ -377,7 +258,8 @@ class QueueWorker(Worker):
             return  # they are read at the next interval
 
     def _read_cancelled(self, transaction: HandlerTransaction) -> frozenset[str]:
-        ids = [number for each in self._jobs.running_ids() if (number := find_number(each.encode())) is not None]
+        working = find_working(self._slots.slots)
+        ids = [number for _, lease in working if (number := find_number(lease.message.id.encode())) is not None]
         if not ids:
             return frozenset()
         sql = statements("penstock.consuming", self._scope.schema)["cancelled"]
@@ -389,15 +271,7 @@ class QueueWorker(Worker):
         """Writes counts and notes since the last time; those that cannot be written now are written later."""
         assert self._transaction is not None
         self._notes.write(self._transaction)
-        counts = self._jobs.uncounted()
-        try:
-            for shard in self._shards:
-                plan = self._letters.count(shard, counts[shard, "applied"], counts[shard, "skipped"])
-                with suppress(NotApplied):
-                    if self._transaction.apply([shard], plan):
-                        del counts[shard, "applied"], counts[shard, "skipped"]
-        finally:
-            self._jobs.count_again(counts)
+        self._counts.write(self._transaction, self._shards)
 
     def _note_waiting_jobs(self) -> None:
         """Notes the shards whose jobs are put back because a server cannot do them."""
@@ -431,7 +305,7 @@ class QueueWorker(Worker):
 
     def _note_halted(self, going: set[ShardName]) -> None:
         every = self.consumer.channel.shard_names
-        self._halted = {each.shard for each in every if each not in going}
+        self._states.halted = {each.shard for each in every if each not in going}
         self._leave_out_shards()
 
     def _leave_out_number(self, number: int, error: PenstockError) -> None:
@@ -453,7 +327,7 @@ class QueueWorker(Worker):
 
     def _leave_out_shards(self) -> None:
         """Reads only this worker's shards, and none that is halted or paused."""
-        ours = {each.shard for each in self._shards} - self._halted
+        ours = {each.shard for each in self._shards} - self._states.halted
         if self._reader is not None:
             every = range(len(self._shape.shards))
             self._reader.leave_out([number for number in every if number not in ours])
@@ -466,17 +340,17 @@ class QueueWorker(Worker):
             consumed = self.round(block_ms=DRAIN_BLOCK_MS)
             applied += consumed.applied
             report(consumed)
-            if consumed.idle and self._jobs.is_idle and self._is_drained():
+            if consumed.idle and self._outbox.is_idle and self._is_drained():
                 self._write_counts()
                 self._raise_unusable()
                 return applied
 
     def _is_drained(self) -> bool:
         """True if nothing waits, is leased, or is to come back: after a failure here, or because its worker died."""
-        if self._jobs.is_retrying():
+        if self._counts.is_retrying():
             return False
         for name in self._usable():
-            if name.shard not in self._halted:
+            if name.shard not in self._states.halted:
                 with isolated(name, self._leave_out):
                     shard = self._shape.shards[name.shard]
                     stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
@@ -489,10 +363,10 @@ class QueueWorker(Worker):
         """Gives back jobs not begun, lets those in flight end for ``GRACE_S``, gives back the rest, and closes the connections."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            for lease in self._jobs.stop():
-                self._end(released(lease))
+            self._stop_jobs()
             self._slots.close(self._spec.concurrency, GRACE_S)
             self._acknowledger.close()
+            self._collect()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves
                 self._write_counts()
             with suppress(PenstockError):
