@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from importlib.resources import files
 from itertools import count
 from types import SimpleNamespace
@@ -152,6 +153,33 @@ def test_a_consumers_page_gives_the_advice_of_the_overview(see_as: As, connectio
     assert advice in client.get("/consumers/halts").text
     assert is_about("a", "consumer a is paused")
     assert not is_about("a", "consumer b-a, a_b and aa are paused")
+
+
+WAY = "penstock reset checkpoint halts --to 'things/0 offset 7' --resume --apply"
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown", "advice"),
+    [
+        ("it said secret", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
+        (f"secret failed, then: {WAY}", f"{HIDDEN}: {WAY}", "then type what penstock status says"),
+        (f"secret: {WAY.replace('halts', 'other')}", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
+        (f"{WAY.replace('7', 'secret')}", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
+    ],
+)
+@pytest.mark.usefixtures("scene")
+def test_who_may_not_see_reasons_is_given_the_command_that_one_names(
+    reason: str, shown: str, advice: str, see_as: As, connection: Connection
+) -> None:
+    """Another command would apply again what is in the database already."""
+    update = "UPDATE penstock.checkpoints SET halted = %s WHERE consumer = 'halts' AND shard = 0"
+    connection.execute(update, (reason,))
+    client = see_as("see")
+    for path in ("/", "/consumers/halts"):
+        page = unescape(client.get(path).text)
+        assert advice in page
+        assert "secret" not in page
+    assert {each["halted"] for each in client.get("/consumers/halts.json").json()[0]["shards"]} >= {shown}
 
 
 def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:

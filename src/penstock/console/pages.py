@@ -428,17 +428,31 @@ def _find_class(reason: str) -> str:
 
 
 def _conceal(found: Status) -> Status:
-    """A status without reasons, which may quote records."""
+    """A status without reasons, which may quote records; a command that one names stays, since another would do harm."""
 
-    def conceal_shard(shard: ConsumerShard) -> ConsumerShard:
+    def conceal_shard(consumer: ConsumerStatus, shard: ConsumerShard) -> ConsumerShard:
         return replace(
-            shard, halted=None if shard.halted is None else HIDDEN, waiting=None if shard.waiting is None else HIDDEN
+            shard,
+            halted=None if shard.halted is None else _conceal_halt(consumer, shard.shard, shard.halted),
+            waiting=None if shard.waiting is None else HIDDEN,
         )
 
-    consumers = tuple(replace(each, shards=tuple(map(conceal_shard, each.shards))) for each in found.consumers)
+    consumers = tuple(
+        replace(each, shards=tuple(conceal_shard(each, shard) for shard in each.shards)) for each in found.consumers
+    )
     isolated = replace(found.faults.isolated, first=())
     pauses = tuple(replace(each, reason=HIDDEN) for each in found.pauses)
     return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
+
+
+def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
+    name, place = re.escape(consumer.consumer), re.escape(f"{consumer.channel}/{shard} offset ")
+    command = re.search(
+        rf"penstock reset (checkpoint {name} --to '{place}\d+' --resume --apply"
+        rf"|source {name} [a-z0-9_-]+( --to '{place}\d+' --apply)?)",
+        reason,
+    )
+    return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
 
 
 def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
