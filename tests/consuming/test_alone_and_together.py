@@ -72,7 +72,7 @@ def test_a_shard_is_delivered_together_with_others_as_it_is_alone_or_not_at_all(
     """A shard that something has to be done for first is left to a transaction of its own."""
     write_letters(connection, [("reader", "things", 0, 2, "a", 0)])
     write_journal(connection, FIRST, "aaaaaaaa")
-    plans, locked = (make_plans(reader), {FIRST: make_checkpoint(**(GOING | HELD)[name])})
+    plans, locked = make_plans(reader), {FIRST: make_checkpoint(**(GOING | HELD)[name])}
     for case, offsets in (FOLLOWING | WITH_A_GAP).items():
         records = [*map(make_record, offsets)]
         with rolled_back(connection):

@@ -4,7 +4,7 @@ A worker registers there, so that retention waits for it, and reads the records 
 restored under a consumer that goes on: its journal is asked whether it still has what was applied, and what comes next.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,14 @@ from penstock.errors import Gap
 from penstock.journal.journal_records import read_records
 from penstock.journal.lineage import check_tails
 from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
+
+Read = Callable[[Callable[[Executor], Any]], Any]
+"""Calls a function that reads from the consumer's own database, in a transaction, and returns its result."""
+
+
+def within(executor: Executor) -> Read:
+    """Reads in a transaction that goes on."""
+    return lambda function: function(executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class Journal(Protocol):
         """Returns verdicts about the shards whose records, all read by now, are of an epoch that was not accepted before."""
 
     def backfill(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit, /
+        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit, /
     ) -> Sequence[Record]:
         """Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
 
@@ -121,11 +129,10 @@ class LocalJournal:
 
     report = report_if_due = confirm
 
-    def backfill(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit
-    ) -> Sequence[Record]:
-        """Reads in the transaction of the checkpoints."""
-        return backfill(executor, self._scope, shard, after, before, limit)
+    def backfill(self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
+        """Reads from the own database alone."""
+        records: list[Record] = read(lambda executor: backfill(executor, self._scope, shard, after, before, limit))
+        return records
 
     def note_reached(self, plan: TransactionPlan[Result], _: ShardRecords) -> TransactionPlan[Result]:
         """Nothing to do."""

@@ -17,7 +17,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
 from penstock.consuming.deliverer import Items
 from penstock.consuming.delivery import Comparison, Delivered, HasOffset, Placed, compare, get_offsets
-from penstock.consuming.journals import Journal, Limit
+from penstock.consuming.journals import Journal, Limit, Read, within
 from penstock.consuming.log.journal_follower import EvictedRecords, Follows
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
@@ -43,7 +43,7 @@ class LogItems(Items[Placed], Protocol[Placed]):
         """Reads what has not been read, before the transaction begins."""
 
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None, /
+        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None, /
     ) -> Sequence[Placed]:
         """Returns the first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
 
@@ -200,7 +200,7 @@ class LogPlans(Generic[Placed]):
         """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
-        missing = self._items.find_missing(executor, checkpoint.shard, checkpoint.offset, before)
+        missing = self._items.find_missing(within(executor), checkpoint.shard, checkpoint.offset, before)
         return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
     def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> TransactionPlan[Delivered]:
@@ -310,10 +310,10 @@ class LogRecords:
         return item.place
 
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
+        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
     ) -> Sequence[Record]:
         """Reads as many as the limit allows."""
-        return self._journal.backfill(executor, shard, after, before, limit or Limit(self.batch))
+        return self._journal.backfill(read, shard, after, before, limit or Limit(self.batch))
 
     def join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
         """Joins them in the order of their shards."""
@@ -328,7 +328,7 @@ class LogRecords:
             parse_json(item.headers_json or "null")
         except ValueError:
             with suppress(Gap):
-                [item] = self.find_missing(executor, shard, Offset(item.offset - 1), Offset(item.offset + 1))
+                [item] = self.find_missing(within(executor), shard, Offset(item.offset - 1), Offset(item.offset + 1))
         return item
 
     def divide_parked(

@@ -21,7 +21,7 @@ from penstock.consuming.deliverer import Deliverer
 from penstock.consuming.delivery import Broken, Consumed, Counts, Delivered, Placed, get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Journal, Limit, Verdicts
+from penstock.consuming.journals import Journal, Limit, Verdicts, within
 from penstock.consuming.log.journal_follower import EvictedRecords, JournalFollower
 from penstock.consuming.log.log_plans import LogItems, LogPlans, LogRecords
 from penstock.consuming.transaction import HandlerTransaction
@@ -107,13 +107,9 @@ class LogWorker(Worker, Generic[Placed]):
     def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Placed]:
         """Reads records that the log has evicted; none while the journal is away: a delivery finds out why, and notes it."""
         limit = replace(limit, records=int(min(limit.records, self._max)))
-
-        def read(executor: Executor) -> Sequence[Placed]:
-            with suppress(*self._journal.away):
-                return self._items.find_missing(executor, shard, after, before, limit)
-            return ()
-
-        return self._opened().read(read)
+        with suppress(*self._journal.away):
+            return self._items.find_missing(self._opened().read, shard, after, before, limit)
+        return ()
 
     def _confirm(self, found: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
         """Returns the records that may be applied."""
@@ -292,7 +288,7 @@ class LogWorker(Worker, Generic[Placed]):
         found: dict[ShardName, Sequence[Placed]] = {}
         for shard, before in lost.items():
             try:
-                found[shard] = self._items.find_missing(executor, shard, self._positions[shard], before)
+                found[shard] = self._items.find_missing(within(executor), shard, self._positions[shard], before)
             except self._journal.away as error:
                 self._journal.warn_away(error)
         return found

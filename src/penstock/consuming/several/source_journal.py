@@ -15,7 +15,7 @@ from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivery import get_offsets
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Errors, Limit, ShardRecords, Verdict, Verdicts
+from penstock.consuming.journals import Errors, Limit, Read, ShardRecords, Verdict, Verdicts
 from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.transaction import HandlerTransaction, Locked, Result, TransactionPlan
@@ -157,11 +157,9 @@ class SourceJournal:
                 transaction.observers(ShardHalted(self._consumer.name, shard.channel, shard.shard, "HistoryDiverged"))
                 log.error("shard halted", consumer=self._consumer.name, shard=str(shard), reason=reason)
 
-    def backfill(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, limit: Limit
-    ) -> Sequence[Record]:
+    def backfill(self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
         """Reads behind the checkpoint; nothing if another process has gone on."""
-        position = self._positions.all(executor)[shard]
+        position = read(self._positions.all)[shard]
         return self._link.backfill(position, before, limit) if position.offset == after else ()
 
     def note_reached(self, plan: TransactionPlan[Result], records: ShardRecords) -> TransactionPlan[Result]:

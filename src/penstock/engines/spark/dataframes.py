@@ -22,7 +22,7 @@ from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.delivery import Broken, Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.journals import Journal, Limit, LocalJournal
+from penstock.consuming.journals import Journal, Limit, LocalJournal, Read, within
 from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.log.journal_follower import EvictedRecords
 from penstock.consuming.log.log_worker import LogWorker
@@ -84,10 +84,10 @@ class FramePlaces:
     name_in_log = describe
 
     def find_missing(
-        self, executor: Executor, shard: ShardName, after: Offset, before: Offset, _limit: Limit | None = None
+        self, read: Read, shard: ShardName, after: Offset, before: Offset, _limit: Limit | None = None
     ) -> Sequence[Place]:
         """Has Spark read them, once it is certain that the journal has the first."""
-        self._journal.backfill(executor, shard, after, before, Limit(1))
+        self._journal.backfill(read, shard, after, before, Limit(1))
         last = Offset(min(before - 1, after + RECORDS_A_BATCH))
         return self._reader.from_journal(OffsetRange(shard, Offset(after + 1), last))
 
@@ -99,7 +99,7 @@ class FramePlaces:
         """Reads it from the journal: Spark may be what has failed."""
         after, before = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
-            [record] = self._journal.backfill(executor, shard, after, before, Limit(1))
+            [record] = self._journal.backfill(within(executor), shard, after, before, Limit(1))
         except Gap as error:
             raise NotApplied(Broken(), error) from error
         return record
