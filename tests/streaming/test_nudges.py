@@ -1,12 +1,12 @@
 """Nudges end a pause early; a flood of them costs next to nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from time import monotonic, thread_time
 
 import pytest
 from structlog.testing import capture_logs
 
+from fixtures.clocks import Clock
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection
@@ -84,14 +84,6 @@ def test_a_flood_of_nudges_is_dropped_with_the_connection_that_it_came_on(
     eventually(lambda: listeners(connection) == 0, "the connection is closed")
 
 
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -123,35 +115,18 @@ def is_listening(nudges: Nudges) -> bool:
     return "not listening for nudges" not in [each["event"] for each in logs]
 
 
+@pytest.mark.parametrize("later_s", [0, 0.99, 1.0])
 @pytest.mark.parametrize(
-    ("more", "later_s", "goes_on"), [(0, 0, True), (1, 0, False), (1, 0.99, False), (1, 1.0, True)]
+    ("most", "more"), [((MAX_NUDGES, 0), (1, 0)), ((1, MAX_PAYLOAD_BYTES), (1, 1))], ids=["nudges", "bytes"]
 )
-def test_a_thousand_nudges_a_second_are_no_flood_and_one_more_is(
-    more: int,
-    later_s: float,
-    goes_on: bool,  # noqa: FBT001
-    timed: Nudges,
-    clock: Clock,
-    connection: Connection,
+def test_what_a_second_may_bring_is_no_flood_and_more_is(
+    most: tuple[int, int], more: tuple[int, int], later_s: float, timed: Nudges, clock: Clock, connection: Connection
 ) -> None:
-    notify(connection, MAX_NUDGES)
+    notify(connection, *most)
     assert is_listening(timed)
     clock.now += later_s
-    if more:
-        notify(connection, more)
-    assert is_listening(timed) == goes_on
-
-
-@pytest.mark.parametrize(("size", "goes_on"), [(MAX_PAYLOAD_BYTES, True), (MAX_PAYLOAD_BYTES + 1, False)])
-def test_payloads_of_a_few_kilobytes_are_no_flood(
-    size: int,
-    goes_on: bool,  # noqa: FBT001
-    timed: Nudges,
-    connection: Connection,
-) -> None:
-    notify(connection, 1, size)
-
-    assert is_listening(timed) == goes_on
+    notify(connection, *more)
+    assert timed.wait(60) == (later_s == 1.0)
 
 
 @pytest.mark.parametrize("reason", ["a flood", "a connection that is ended"])

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from fixtures.clocks import Clock
 from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
@@ -25,7 +26,7 @@ from penstock.operating.status.gathering import status
 from penstock.records import DEFAULT_SCOPE, Record, Shard, ShardName
 from penstock.streaming import Share, Streamer, tick
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
-from penstock.streaming.share import parse_share
+from penstock.streaming.share import ShardTakeover, TickTakeover, parse_share
 from penstock.testing import eventually
 
 pytestmark = [pytest.mark.things(shards=4), pytest.mark.channels("things", Queue("jobs", shards=4))]
@@ -100,6 +101,63 @@ def test_the_next_shares_take_over_one_after_the_other() -> None:
     of_the_third = shards[2]
     distances = [Share(number, 4).distances(shards)[of_the_third] for number in (3, 4, 1, 2)]
     assert distances == [0, 1, 2, 3]
+
+
+A, B, C, OWN = (ShardName("a", Shard(number)) for number in range(4))
+DISTANCES = {A: 1, B: 1, C: 2, OWN: 0}
+
+
+def test_a_shard_is_taken_over_once_it_has_stalled_for_long_and_is_given_back_once_it_moves() -> None:
+    """At once it is not: what lacks nothing meanwhile, or moves, begins anew; and so does what was given back."""
+    clock = Clock()
+    takeover = ShardTakeover(Share(3, 3), clock)
+    begun, unknown = clock.now, ShardName("b", Shard(0))
+    for at, lacking, moved, taken in (
+        (0, {A, B, C, OWN, unknown}, set(), set()),
+        (1, {A, C, OWN, unknown}, set(), set()),
+        (2, {A, B, C, OWN, unknown}, {unknown}, set()),
+        (2.9, {A, B, C, OWN}, set(), set()),
+        (3, {A, B, C, OWN}, set(), {A}),
+        (3.9, {A, B, C, OWN}, set(), {A}),
+        (4, {A, B, C, OWN}, set(), {A, C}),
+        (4.5, {A, B, C, OWN}, {B, C, OWN}, {A}),
+        (7.4, {A, B, C, OWN}, set(), {A}),
+        (7.5, set(), {A}, set()),
+        (8, {A, B, C, OWN}, set(), set()),
+        (11, {A, B, C}, set(), {A, B}),
+        (12, {C}, set(), {A, B, C}),
+        (99, {OWN}, set(), {A, B, C}),
+    ):
+        clock.now = begun + at
+        takeover.update(DISTANCES, lacking, moved)
+        assert takeover.taken == taken, at
+
+
+@pytest.mark.parametrize(("number", "later"), [(2, 0), (3, 1)])
+def test_ticks_are_taken_over_once_records_have_waited_for_long_and_are_given_back_at_the_next_of_another(
+    number: int, later: int
+) -> None:
+    """However long nothing came before the first of them.  One's own ticks are none of another."""
+    clock = Clock()
+    takeover = TickTakeover(Share(number, 3), clock)
+    begun = clock.now
+    for at, tick_number, has_new, is_due in (
+        (0, 7, False, False),
+        (50, 7, False, False),
+        (52.9 + later, 7, True, False),
+        (53 + later, 7, True, True),
+        (54 + later, 7, False, False),
+        (55 + later, 8, True, True),
+        (60 + later, 9, True, False),
+        (62.9 + 2 * later, 9, True, False),
+        (63 + 2 * later, 10, True, False),
+        (65.9 + 3 * later, 10, True, False),
+        (66 + 3 * later, 10, True, True),
+    ):
+        clock.now = begun + at
+        assert takeover.is_due(tick_number, has_new=has_new) == is_due, at
+        if at == 54 + later:
+            takeover.ticked(8)
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "-1/2", "1/2/3", "1/1001", "a/b"])

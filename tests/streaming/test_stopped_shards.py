@@ -205,21 +205,26 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     set_constants("streaming.tails", RETRY_EVERY_S=0.0)
     stage(connection)
     streamer.drain()
-    harm(connection, redis_client)
-    stage(connection)
-    for _ in range(3):
-        streamer.round()
-        refresh_now(streamer)
-    assert len(status(connection, redis_client).faults.stopped) == 1
+    with capture_logs() as logs:
+        harm(connection, redis_client)
+        stage(connection)
+        for _ in range(3):
+            streamer.round()
+            refresh_now(streamer)
+        assert len(status(connection, redis_client).faults.stopped) == 1
+        assert [e["event"] for e in logs if "usable" in e["event"]] == [
+            "shard unusable"
+        ]  # however often it was checked
 
-    redis_client.config_set("proto-max-bulk-len", 2**29)
-    connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
-    redis_client.delete(EPOCH_KEY, LOG_KEY, DirtyList(redis_client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
-    for _ in range(3):
-        refresh_now(streamer)
-        streamer.round()
+        redis_client.config_set("proto-max-bulk-len", 2**29)
+        connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
+        redis_client.delete(EPOCH_KEY, LOG_KEY, DirtyList(redis_client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
+        for _ in range(3):
+            refresh_now(streamer)
+            streamer.round()
 
     assert status(connection, redis_client).faults.stopped == ()
+    assert [e["event"] for e in logs if "usable" in e["event"]] == ["shard unusable", "shard usable again"]
     records = logged(things)[things.shard_names[0]]
     assert [r.offset for r in records] == list(range(1, len(records) + 1))
     staged = connection.execute(

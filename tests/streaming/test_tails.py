@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from fixtures.clocks import Clock
 from penstock import Log
 from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection
@@ -23,15 +24,6 @@ STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 SELECT 'things', 0, 'k', 'insert', 'thing', '1' FROM generate_series(1, %s)
 """
-
-
-class Clock:
-    """A clock that stands until it is moved, at any time of a process."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(

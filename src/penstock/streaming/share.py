@@ -7,7 +7,7 @@ works on them.  A wrong guess costs work that is done twice, and nothing else.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -112,8 +112,8 @@ STEP_S = 1.0
 class ShardTakeover:
     """Shards of other shares that this streamer has ``taken``, and publishes."""
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
+    def __init__(self, share: Share, clock: Callable[[], float] = monotonic) -> None:
+        self._share, self._clock = share, clock
         self._since: dict[ShardName, float] = {}
         self.taken: set[ShardName] = set()
 
@@ -121,7 +121,7 @@ class ShardTakeover:
         self, distances: Mapping[ShardName, int], lacking: Collection[ShardName], moved: Collection[ShardName]
     ) -> None:
         """Takes over the shards that have stalled."""
-        now = monotonic()
+        now = self._clock()
         for shard in moved:
             self.give_back(shard)
         stalled = {s for s in lacking if distances.get(s) and s not in moved} - self.taken
@@ -144,22 +144,22 @@ class ShardTakeover:
 class TickTakeover:
     """True if this streamer ticks in place of the one that sequences."""
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
-        self._since = monotonic()
+    def __init__(self, share: Share, clock: Callable[[], float] = monotonic) -> None:
+        self._share, self._clock = share, clock
+        self._since = clock()
         self._tick = -1
         self.is_ticking = False
 
     def is_due(self, tick: int, *, has_new: bool) -> bool:
         """True if a tick is due now."""
         if tick != self._tick:
-            self._tick, self._since = tick, monotonic()
+            self._tick, self._since = tick, self._clock()
             if self.is_ticking:
                 self.is_ticking = False
                 log.info("giving back the ticks", share=str(self._share))
         elif not has_new:
-            self._since = monotonic()
-        if has_new and not self.is_ticking and self._has_waited():
+            self._since = self._clock()
+        if not self.is_ticking and self._has_waited():
             self.is_ticking = True
             log.warning("taking over the ticks", share=str(self._share))
         return self.is_ticking and has_new
@@ -169,7 +169,7 @@ class TickTakeover:
         self._tick = tick
 
     def _has_waited(self) -> bool:
-        return monotonic() - self._since >= _patience(self._share.number - 1)
+        return self._clock() - self._since >= _patience(self._share.number - 1)
 
 
 def _patience(distance: int) -> float:
