@@ -12,10 +12,12 @@ from structlog.testing import capture_logs
 from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, drop_limits, running
 from fixtures.intervals import refresh_now
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log, Pipeline, Queue
+from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import read
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
+from penstock.errors import DamagedIck, DamagedJournal, ForeignLog, ForeignQueue
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
@@ -231,6 +233,67 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
         "SELECT id FROM penstock.staged_records WHERE channel = 'things' AND shard = 0 ORDER BY id"
     ).fetchall()
     assert sorted(r.id for r in records) == [record for (record,) in staged]
+
+
+def damage_queue(_: Connection, client: redis.Redis) -> None:
+    client.delete("penstock:{jobs/0}:q-messages")
+    client.set("penstock:{jobs/0}:q-messages", "somebody's")
+
+
+def delete_middle(connection: Connection, _: redis.Redis) -> None:
+    connection.execute(
+        "DELETE FROM penstock.journal WHERE channel = 'things' AND shard = 0 AND first_offset = "
+        "(SELECT min(first_offset) FROM penstock.journal WHERE channel = 'things' AND shard = 0)"
+    )
+
+
+@pytest.mark.channels("things", Ick("index", shards=2), Queue("jobs"))
+@pytest.mark.parametrize(
+    ("shard", "harm", "error"),
+    [
+        ("things/0", set_type, ForeignLog),
+        ("things/0", set_epoch, ForeignLog),
+        ("index/0", damage_ick, DamagedIck),
+        ("jobs/0", damage_queue, ForeignQueue),
+        ("things/0", delete_middle, DamagedJournal),
+        ("things/0", None, ForeignLog),
+    ],
+)
+def test_a_shard_is_checked_as_a_whole_though_nothing_waits_for_it(
+    streamer: Streamer,
+    connection: Connection,
+    redis_client: redis.Redis,
+    things: Log,
+    logged: ReadLog,
+    set_constants: SetConstants,
+    shard: str,
+    harm: Harm | None,
+    error: Callable[[str], ShardError],
+) -> None:
+    """And gets again what was deleted with its keys."""
+    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    for _ in range(2):
+        stage(connection)
+        insert(connection, 0, channel="jobs")
+        streamer.drain()
+    channel, _, number = shard.partition("/")
+    unusable = streamer.opened().publisher.unusable
+    unusable.add(ShardName(channel, Shard(int(number))), error("x"))
+    if harm is not None:
+        harm(connection, redis_client)
+        refresh_now(streamer)
+        streamer.round()
+        assert [*map(str, unusable.errors)] == [shard]
+    if harm is delete_middle:
+        return
+    for key in redis_client.keys(f"*{{{shard}}}*"):
+        redis_client.delete(key)
+    refresh_now(streamer)
+    for _ in range(2):
+        streamer.round()
+
+    assert not unusable.errors
+    assert [len(records) for records in logged(things).values()] == [4, 4]
 
 
 @pytest.mark.parametrize("harm", [delete_published_journal, delete_hole, delete_record], ids=lambda h: h.__name__)
