@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,18 +66,7 @@ def published(streamer: Streamer, connection: Connection, things: Log) -> Log:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_reader_names_the_entry(forged: str, published: Log, stream: str, redis_client: redis.Redis) -> None:
-    shard = published.shard_names[0]
-    FORGED[forged](redis_client, stream)
-
-    with pytest.raises(ForeignLog, match=r"things/0: entry \d+-\d "):
-        read(redis_client, "penstock", shard, Offset(0), 100_000)
-    with pytest.raises(ForeignLog, match=r"things/0: entry \d+-\d "):
-        read_newest(redis_client, "penstock", shard, 5)
-
-
-@pytest.mark.parametrize("forged", FORGED)
-def test_a_follower_returns_what_comes_before_the_entry_and_the_other_shards(
+def test_readers_name_the_entry_and_a_follower_returns_what_comes_before_it_and_the_other_shards(
     forged: str, published: Log, stream: str, redis_client: redis.Redis
 ) -> None:
     shards = published.shard_names
@@ -94,6 +84,9 @@ def test_a_follower_returns_what_comes_before_the_entry_and_the_other_shards(
     assert list(unusable) == [shards[0]]
     with pytest.raises(ForeignLog):
         Follower(redis_client, "penstock", count=1000).wait(ends, None)
+    for call in (partial(read, after=Offset(0), count=100_000), partial(read_newest, count=5)):
+        with pytest.raises(ForeignLog, match=r"things/0: entry \d+-\d "):
+            call(redis_client, "penstock", shards[0])
 
 
 def test_a_follower_reads_the_other_shards_beside_a_key_of_another_type(

@@ -203,11 +203,13 @@ def test_jobs_of_others_are_settled_while_one_shard_cannot_be(world: World, work
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_the_streamer_feeds_all_other_shards_and_queues(what: str, world: World) -> None:
+def test_doctor_names_the_shard_and_the_streamer_feeds_all_other_shards_and_queues(what: str, world: World) -> None:
     world.stage()
     world.stage(1, "receipts")
     world.publish()
     FOREIGN[what](world)
+    [bad] = [each for each in diagnose(world.connection, world.client, world.pipeline) if each.check == "queues"]
+    assert (bad.grade, f"jobs/{BAD}" in bad.message, bool(bad.fix)) == ("error", True, True)
     for channel in ("jobs", "receipts"):
         world.connection.execute(PUT_BACK, (channel,))
 
@@ -221,18 +223,6 @@ def test_the_streamer_feeds_all_other_shards_and_queues(what: str, world: World)
         return set(left) <= {("jobs", BAD)}
 
     eventually(all_others_are_fed, "all others are fed")
-
-
-@pytest.mark.parametrize("what", FOREIGN)
-def test_the_shard_is_named_by_doctor(what: str, world: World) -> None:
-    world.stage()
-    world.publish()
-    FOREIGN[what](world)
-    found = diagnose(world.connection, world.client, world.pipeline)
-    bad = [each for each in found if each.check == "queues"]
-    assert [each.grade for each in bad] == ["error"]
-    assert f"jobs/{BAD}" in bad[0].message
-    assert bad[0].fix
 
 
 def _waiting(world: World) -> list[tuple[str, str, str]]:

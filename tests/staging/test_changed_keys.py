@@ -1,6 +1,6 @@
 """An update that changes the key of a row is a delete under the old key and an insert under the new one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -92,10 +92,9 @@ class Contact(Base):
     id = column_property(persons.c.id, addresses.c.id)
 
 
-@pytest.fixture(scope="module")
-def template(postgres: EmbeddedPostgres, _template_with_application: str) -> Iterator[str]:
-    with template_with(Base.metadata.create_all, postgres, _template_with_application, "changed_keys") as name:
-        yield name
+@pytest.fixture(scope="session")
+def template(postgres: EmbeddedPostgres, _template_with_application: str) -> str:
+    return template_with(Base.metadata.create_all, postgres, _template_with_application, "changed_keys")
 
 
 def change(sessions: Sessions, **values: Any) -> None:

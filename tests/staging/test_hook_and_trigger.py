@@ -1,6 +1,6 @@
 """A rule of the session and one of a trigger stage the same: keys, actions and payloads, of rows of every kind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -70,10 +70,9 @@ def create_items(engine: Engine) -> None:
         )
 
 
-@pytest.fixture(scope="module")
-def template(postgres: EmbeddedPostgres, _template: str) -> Iterator[str]:
-    with template_with(create_items, postgres, _template, "items") as name:
-        yield name
+@pytest.fixture(scope="session")
+def template(postgres: EmbeddedPostgres, _template: str) -> str:
+    return template_with(create_items, postgres, _template, "items")
 
 
 @pytest.mark.parametrize("kind", KEYS)

@@ -1,7 +1,7 @@
 """A record tells of the row as it commits, whatever the object in the session remembers of it."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -178,10 +178,9 @@ class Membership(Base):
     credit: Mapped[int] = mapped_column(default=0)
 
 
-@pytest.fixture(scope="module")
-def template(postgres: EmbeddedPostgres, _template_with_application: str) -> Iterator[str]:
-    with template_with(Base.metadata.create_all, postgres, _template_with_application, "rows") as name:
-        yield name
+@pytest.fixture(scope="session")
+def template(postgres: EmbeddedPostgres, _template_with_application: str) -> str:
+    return template_with(Base.metadata.create_all, postgres, _template_with_application, "rows")
 
 
 def meeting(first: Iterable[str], second: Sequence[str], third: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -657,7 +657,7 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
     assert worker.work() == [*range(len(headers))]
 
 
-@pytest.mark.parametrize("passing", [1, 3])
+@pytest.mark.parametrize("passing", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "point", ["publisher.before_append", "publisher.after_append", *QUEUE_CRASH_POINTS, "retention.before_commit"]
 )

@@ -75,12 +75,14 @@ def about(logs: list[Any], event: str) -> list[str]:
     return [entry["shard"] for entry in logs if entry["event"] == event]
 
 
+HARMS = {damage_ick: "index/0", damage_ick_position: "index/0", damage_log: "things/0", damage_epoch: "things/0"}
+WHEN = ("before the start", "under way", "after records")
+
+
 @pytest.mark.parametrize(
-    ("harm", "shard"),
-    [(damage_ick, "index/0"), (damage_ick_position, "index/0"), (damage_log, "things/0"), (damage_epoch, "things/0")],
+    ("harm", "shard", "when", "many"),
+    [(h, HARMS[h], when, (20, 3000)[(i + j) % 2]) for i, h in enumerate(HARMS) for j, when in enumerate(WHEN)],
 )
-@pytest.mark.parametrize("many", [20, 3000])
-@pytest.mark.parametrize("when", ["before the start", "under way", "after records"])
 def test_one_unusable_shard_is_named_and_the_others_flow(
     streamer: Streamer,
     connection: Connection,
